@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
-from actors.coordination import CoordinatorStore
 from examples.exactly_once.faults import (
     COORDINATOR,
     KINDS,
@@ -25,59 +24,13 @@ from examples.exactly_once.faults import (
     plan_faults,
 )
 from examples.exactly_once.faulty_storage import LOST_ANSWER, OUT_OF_REACH, REFUSED_DELETIONS, FaultyFileSystem
-from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
-from protocol.attempts import FailureKind, FailureReason
+from examples.exactly_once.pipeline import TICK_S, NumberCoordinator, NumberSubtask
+from headgate import GatewayLimits
+from headgate.testing import Task, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.errors import GatewayFull
-from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, StorageError
 
 NUMBERS = 10
-
-
-class Gateway:
-    """Records what is sent; refuses when it is full."""
-
-    def __init__(self, subtask: int, attempt: int = 0) -> None:
-        self.attempt = ExecutionAttempt("numbers", subtask, attempt, 100 * attempt + subtask)
-        self.events: list[Any] = []
-        self.full = False
-
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> None:
-        if self.full:
-            raise GatewayFull("full")
-        self.events.append(event)
-
-    @property
-    def numbers(self) -> list[int]:
-        return [event[1] for event in self.events if event[0] == "number"]
-
-
-class CoordinatorWorld:
-    """A context that keeps the scheduled calls, and the reason for which the job was failed."""
-
-    operator_id = "numbers"
-    parallelism = 2
-    mode = RestoreMode.STREAMING
-    log = structlog.get_logger()
-    checkpoints_in_doubt: frozenset[int] = frozenset()
-
-    def __init__(self) -> None:
-        self.store = CoordinatorStore()
-        self.later: list[Callable[[], Awaitable[None]]] = []
-        self.failures: list[BaseException] = []
-
-    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
-        self.later.append(handler)
-
-    def fail_job(self, cause: BaseException) -> None:
-        self.failures.append(cause)
-
-    async def tick(self) -> None:
-        handlers, self.later = self.later, []
-        for handler in handlers:
-            await handler()
 
 
 class SubtaskWorld:
@@ -105,106 +58,83 @@ class SubtaskWorld:
         return [event for event in self.events if event[0] in ("number", "wrong")]
 
 
-async def a_coordinator(sink: Path, **changed: Any) -> tuple[NumberCoordinator, CoordinatorWorld, list[str]]:
-    wrong: list[str] = []
-    coordinator = NumberCoordinator(NUMBERS, str(sink), changed.get("on_wrong", wrong.append))
-    return coordinator, await a_start_of(coordinator), wrong
-
-
-async def a_start_of(coordinator: NumberCoordinator) -> CoordinatorWorld:
-    world: Any = CoordinatorWorld()
-    await coordinator.start(world)
-    assert isinstance(world, CoordinatorWorld)
-    return world
-
-
-async def ready(coordinator: NumberCoordinator, subtask: int, attempt: int = 0) -> Gateway:
-    gateway: Any = Gateway(subtask, attempt)
-    await coordinator.subtask_ready(subtask, gateway)
-    assert isinstance(gateway, Gateway)
-    return gateway
-
-
-A_STATE = b'{"0": [9, 9], "1": [0, 0]}\n'
-FAILED = FailureReason(FailureKind.FAILED, "it crashed")
-
-
 # --- the coordinator ----------------------------------------------------------------------------------------------
+
+
+def coordinated(coordinator: NumberCoordinator, **options: Any) -> AbstractAsyncContextManager[Any]:
+    return running_operator(coordinator, parallelism=2, mode="streaming", **options)
+
+
+def numbers_of(task: Task) -> list[int]:
+    """The numbers that the coordinator has sent to this attempt."""
+    return [event[1] for event in task.events if event[0] == "number"]
 
 
 async def test_one_subtask_goes_back_to_the_cut_and_the_coordinator_with_it(tmp_path: Path) -> None:
     """H13, H18: what was sent to it after the cut is sent again, what it sent will come again; the other continues."""
-    coordinator, world, wrong = await a_coordinator(tmp_path)
-    gateways = [await ready(coordinator, subtask) for subtask in range(2)]
-    await world.tick()
-    await coordinator.handle_event_from_operator(0, 0, ["number", 1])
-    await coordinator.checkpoint_coordinator(5)
-    await world.tick()
-    await coordinator.notify_checkpoint_complete(5)
-    await coordinator.handle_event_from_operator(0, 0, ["number", 2])
-    await world.tick()
+    wrong: list[str] = []
+    async with coordinated(NumberCoordinator(NUMBERS, str(tmp_path), wrong.append)) as world:
+        first, second = await world.launch_all()
+        await world.advance(TICK_S)
+        first.send(["number", 1])
+        await world.checkpoint()
+        await world.advance(TICK_S)
+        first.send(["number", 2])
+        await world.advance(TICK_S)
+        assert numbers_of(first) == [1, 2, 3]
 
-    await coordinator.subtask_failed(0, 0, FAILED)
-    await coordinator.subtask_reset(0, 5)
-    again = await ready(coordinator, 0, attempt=1)
-    await coordinator.handle_event_from_operator(0, 1, ["number", 2])
-    await world.tick()
-
-    assert gateways[0].numbers == [1, 2, 3]
-    assert again.numbers == [2]
-    assert gateways[1].numbers == [1, 2, 3, 4]
+        await world.kill(first)
+        again = await world.retry(first)
+        again.send(["number", 2])
+        await world.advance(TICK_S)
+        assert (numbers_of(again), numbers_of(second)) == ([2], [1, 2, 3, 4])
     assert wrong == []
 
 
 async def test_a_cut_is_kept_until_a_newer_one_is_complete_whatever_is_given_up_meanwhile(tmp_path: Path) -> None:
-    """H18, H45: 5 is complete, 6 was given up; before any of them a reset leads to the beginning."""
-    coordinator, world, _ = await a_coordinator(tmp_path)
-    await ready(coordinator, 0)
-    positions = []
-    for checkpoint_id in (5, 6, 7):
-        await world.tick()
-        await coordinator.checkpoint_coordinator(checkpoint_id)
-        if checkpoint_id == 5:
-            await coordinator.notify_checkpoint_complete(5)
-        if checkpoint_id == 6:
-            await coordinator.notify_checkpoint_aborted(6)
-    for back_to in (5, -1):
-        await coordinator.subtask_failed(0, 0, FAILED)
-        await coordinator.subtask_reset(0, back_to)
-        gateway = await ready(coordinator, 0, attempt=1)
-        await world.tick()
-        positions.append(gateway.numbers)
-
-    assert positions == [[2], [1]]
+    """H18, H45: one is complete, the next was given up; before any of them a reset leads to the beginning."""
+    async with coordinated(NumberCoordinator(NUMBERS, str(tmp_path), pytest.fail)) as world:
+        task, other = await world.launch_all()
+        await world.advance(TICK_S)
+        await world.kill(task)
+        task = await world.retry(task)
+        await world.advance(TICK_S)
+        assert numbers_of(task) == [1]
+        await world.checkpoint()
+        await world.advance(TICK_S)
+        other.unresponsive = True
+        given_up = world.begin_checkpoint()
+        await world.settle()
+        await world.kill(task)  # before the other one has closed
+        assert not given_up.open
+        task = await world.retry(task)
+        await world.advance(TICK_S)
+        assert numbers_of(task) == [2]
 
 
 async def test_a_new_coordinator_goes_on_from_the_bytes_of_the_old_one(tmp_path: Path) -> None:
     """H52: restored before start."""
-    first, world, _ = await a_coordinator(tmp_path)
-    await ready(first, 1)
-    await world.tick()
-    await first.handle_event_from_operator(1, 0, ["number", 1])
-    state = await first.checkpoint_coordinator(8)
-    wrong: list[str] = []
-    second = NumberCoordinator(NUMBERS, str(tmp_path), wrong.append)
-
-    await second.reset_to_checkpoint(8, state)
-    world = await a_start_of(second)
-    gateway = await ready(second, 1)
-    await world.tick()
-    await second.handle_event_from_operator(1, 0, ["number", 2])
-
-    assert (gateway.numbers, wrong) == ([2], [])
+    async with coordinated(NumberCoordinator(NUMBERS, str(tmp_path), pytest.fail)) as world:
+        _, task = await world.launch_all()
+        await world.advance(TICK_S)
+        task.send(["number", 1])
+        await world.checkpoint()
+        checkpoint = world.checkpoints[-1]
+    async with coordinated(NumberCoordinator(NUMBERS, str(tmp_path), pytest.fail), restored=checkpoint) as world:
+        _, task = await world.launch_all()
+        task.send(["number", 2])
+        await world.advance(TICK_S)
+        assert numbers_of(task) == [2]
 
 
 async def test_a_number_that_is_not_the_next_one_is_told(tmp_path: Path) -> None:
     """H30: a duplicated and a lost event, and one that a subtask reports."""
-    coordinator, _, wrong = await a_coordinator(tmp_path)
-    await ready(coordinator, 0)
-
-    for event in (["number", 1], ["number", 1], ["number", 3], ["wrong", "took 5 from the coordinator after 3"]):
-        await coordinator.handle_event_from_operator(0, 0, event)
-
+    wrong: list[str] = []
+    async with coordinated(NumberCoordinator(NUMBERS, str(tmp_path), wrong.append)) as world:
+        task, _ = await world.launch_all()
+        for event in (["number", 1], ["number", 1], ["number", 3], ["wrong", "took 5 from the coordinator after 3"]):
+            task.send(event)
+        await world.settle()
     assert wrong == [
         "the coordinator took 1 from subtask 0 after 1",
         "the coordinator took 3 from subtask 0 after 1",
@@ -214,15 +144,15 @@ async def test_a_number_that_is_not_the_next_one_is_told(tmp_path: Path) -> None
 
 async def test_a_full_gateway_gets_its_number_later_and_holds_up_nobody(tmp_path: Path) -> None:
     """H27."""
-    coordinator, world, _ = await a_coordinator(tmp_path)
-    slow, quick = [await ready(coordinator, subtask) for subtask in range(2)]
-    slow.full = True
-    await world.tick()
-    slow.full = False
-    for _ in range(NUMBERS + 3):
-        await world.tick()
-
-    assert slow.numbers == quick.numbers == list(range(1, NUMBERS + 1))
+    coordinator = NumberCoordinator(NUMBERS, str(tmp_path), pytest.fail)
+    async with coordinated(coordinator, gateway=GatewayLimits(events_max=3)) as world:
+        slow, quick = await world.launch_all()
+        slow.unresponsive = True
+        await world.advance(NUMBERS * TICK_S)
+        assert (len(numbers_of(slow)), numbers_of(quick)) == (0, list(range(1, NUMBERS + 1)))
+        slow.unresponsive = False
+        await world.advance(2 * NUMBERS * TICK_S)
+        assert numbers_of(slow) == numbers_of(quick)
 
 
 # --- the subtask --------------------------------------------------------------------------------------------------
@@ -308,74 +238,60 @@ def a_fault(kind: str, at: float, *, in_checkpoint: bool = False, by_exception: 
     return Fault(kind, at, 0.0, 0, in_checkpoint, by_exception)
 
 
-async def a_faulty(sink: Path, *faults: Fault) -> tuple[FaultyCoordinator, CoordinatorWorld, list[str]]:
+def a_faulty(sink: Path, fault: Fault) -> tuple[FaultyCoordinator, list[str]]:
     struck: list[str] = []
-    coordinator = FaultyCoordinator(NUMBERS, str(sink), faults, on_wrong=pytest.fail, on_fault=struck.append)
-    return coordinator, await a_start_of(coordinator), struck
+    return FaultyCoordinator(NUMBERS, str(sink), [fault], on_wrong=pytest.fail, on_fault=struck.append), struck
 
 
 async def test_a_fault_is_due_when_its_part_of_the_numbers_has_passed(tmp_path: Path) -> None:
-    """H7: and the coordinator continues after it."""
-    coordinator, world, struck = await a_faulty(tmp_path, a_fault(COORDINATOR, 0.1))
-    for subtask in range(2):
-        await ready(coordinator, subtask)
-    await world.tick()
-    await world.tick()
-    assert (coordinator.progress, struck) == (0.1, [])
-
-    with pytest.raises(CoordinatorFault):
-        await world.tick()
-
-    assert struck == [COORDINATOR]
-    assert len(world.later) == 1
+    """H7."""
+    coordinator, struck = a_faulty(tmp_path, a_fault(COORDINATOR, 0.1))
+    async with coordinated(coordinator) as world:
+        await world.launch_all()
+        await world.advance(TICK_S)
+        assert (coordinator.progress, struck, world.failures) == (0.05, [], [])
+        await world.advance(2 * TICK_S)
+        assert struck == [COORDINATOR]
+        assert [type(error) for error in world.failures] == [CoordinatorFault]
 
 
 async def test_some_wait_for_the_cut_of_a_checkpoint(tmp_path: Path) -> None:
     """H8, H45: it comes after the cut, by ``fail_job``."""
-    fault = a_fault(COORDINATOR, 0.0, in_checkpoint=True, by_exception=False)
-    coordinator, world, struck = await a_faulty(tmp_path, fault)
-    await world.tick()
-    await world.tick()
-    assert struck == []
-
-    await coordinator.checkpoint_coordinator(1)
-    assert struck == []
-    await world.tick()
-
-    assert struck == [COORDINATOR]
-    assert isinstance(world.failures[0], CoordinatorFault)
+    coordinator, struck = a_faulty(tmp_path, a_fault(COORDINATOR, 0.0, in_checkpoint=True, by_exception=False))
+    async with coordinated(coordinator) as world:
+        await world.launch_all()
+        await world.advance(2 * TICK_S)
+        assert struck == []
+        world.begin_checkpoint()
+        await world.advance(TICK_S)
+        assert struck == [COORDINATOR]
+        assert [type(error) for error in world.failures] == [CoordinatorFault]
 
 
-@pytest.mark.parametrize(
-    ("kind", "way"), [(TASK, FailureKind.FAILED), (UNRESPONSIVE, FailureKind.CONFIRMATION_TIMEOUT)]
-)
-async def test_an_attempt_that_fails_for_something_else_leaves_its_fault_to_the_next(
-    tmp_path: Path, kind: str, way: FailureKind
-) -> None:
-    coordinator, world, struck = await a_faulty(tmp_path, a_fault(kind, 0.0))
-    await world.tick()  # not ready yet
-    first = await ready(coordinator, 0)
-    await world.tick()
-    await coordinator.subtask_failed(0, 0, FailureReason(FailureKind.GLOBAL_FAILURE, "all of them"))
-    await coordinator.reset_to_checkpoint(-1, None)
-    second = await ready(coordinator, 0, attempt=1)
-    await world.tick()
-    assert struck == []
-
-    await coordinator.subtask_failed(0, 1, FailureReason(way, "at last"))
-
-    assert struck == [kind]
-    for gateway in (first, second):
-        assert ["fault", kind, 0.0] in gateway.events
+@pytest.mark.parametrize("kind", [TASK, UNRESPONSIVE])
+async def test_an_attempt_that_fails_for_something_else_leaves_its_fault_to_the_next(tmp_path: Path, kind: str) -> None:
+    coordinator, struck = a_faulty(tmp_path, a_fault(kind, 0.0))
+    async with coordinated(coordinator) as world:
+        await world.advance(TICK_S)  # not ready yet
+        first, _ = await world.launch_all()
+        await world.advance(TICK_S)
+        coordinator.context.fail_job(RuntimeError("all of them"))
+        await world.settle()
+        second, _ = await world.launch_all()
+        await world.advance(TICK_S)
+        assert struck == []
+        await world.kill(second)
+        assert struck == [kind]
+        for task in (first, second):
+            assert ["fault", kind, 0.0] in task.events
 
 
 async def test_one_that_has_almost_ended_is_spared_for_the_last_one(tmp_path: Path) -> None:
     """Otherwise it would end before it could fail."""
-    coordinator, world, _ = await a_faulty(tmp_path, a_fault(TASK, 0.4))
-    await coordinator.reset_to_checkpoint(3, A_STATE)
-    gateways = [await ready(coordinator, subtask) for subtask in range(2)]
-
-    await world.tick()
-
-    assert ["fault", TASK, 0.0] in gateways[1].events
-    assert gateways[0].numbers == [10]
+    coordinator, _ = a_faulty(tmp_path, a_fault(TASK, 0.4))
+    state = b'{"0": [9, 9], "1": [0, 0]}\n'
+    async with coordinated(coordinator, restored=CompletedCheckpoint(3, 2, state)) as world:
+        first, second = await world.launch_all()
+        await world.advance(TICK_S)
+        assert ["fault", TASK, 0.0] in second.events
+        assert numbers_of(first) == [10]

@@ -18,10 +18,7 @@ from typing import Any
 import pytest
 
 from examples import exactly_once_pipeline
-from examples.exactly_once.faults import (
-    KINDS,
-    WHAT,
-)
+from examples.exactly_once.faults import KINDS, WHAT
 from examples.exactly_once.trial import Outcome, Trial
 from examples.quiet_spark import SparkDidNotStart
 from tests.examples.conftest import ROOT

@@ -14,15 +14,7 @@ import pytest
 
 from examples.exactly_once import trial
 from examples.exactly_once.driver import DriverOptions
-from examples.exactly_once.faults import (
-    COORDINATOR,
-    DRIVER,
-    KINDS,
-    STORAGE,
-    TASK,
-    UNRESPONSIVE,
-    plan_faults,
-)
+from examples.exactly_once.faults import COORDINATOR, DRIVER, KINDS, STORAGE, TASK, UNRESPONSIVE, plan_faults
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.exactly_once.proof import Proof, judge, prove, table
 from examples.exactly_once.trial import Trial, TrialOptions

@@ -86,10 +86,7 @@ async def _serve(settings: dict[str, Any], log: _Log) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     keys = KeyRing(bytes.fromhex(settings["secret"]))
     config = ServerConfig(**settings["server"], tls=encryption(settings["tls"], keys).context)
-    async with (
-        running_driver_half(keys, config) as half,
-        asyncio.TaskGroup() as group,
-    ):
+    async with running_driver_half(keys, config) as half, asyncio.TaskGroup() as group:
         acts: dict[str, Callable[..., Any]] = {
             "reading": lambda: _reading(half, log),
             "introduce": half.spark.introduce,

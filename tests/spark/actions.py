@@ -5,15 +5,53 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import RDD
 from pyspark.sql import SparkSession
 
+from actors.coordination import OperatorCoordinator
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.sidecar import Sidecar
+from tests.spark.operators import Listening
+
 
 def one_task_each(spark: SparkSession, partitions: int) -> RDD[int]:
     return spark.sparkContext.parallelize(range(partitions), partitions)
+
+
+class Job:
+    """One operator in a sidecar."""
+
+    def __init__(self, spark: SparkSession, sidecar: Sidecar, handle: OperatorHandle, parallelism: int) -> None:
+        self.sidecar = sidecar
+        self.handle = handle
+        self._spark = spark
+        self._parallelism = parallelism
+
+    def tasks(self, operator: Any = Listening, *arguments: Any, partitions: int = 0) -> RDD[Any]:
+        """The operator's tasks over one number each; ``partitions`` if they are not as many as its subtasks."""
+        return one_task_each(self._spark, partitions or self._parallelism).mapPartitions(
+            self.handle.subtask(operator, *arguments)
+        )
+
+
+@contextmanager
+def coordinated(
+    spark: SparkSession,
+    coordinator: OperatorCoordinator,
+    parallelism: int = 1,
+    *,
+    config: SidecarConfig | None = None,
+    **options: Any,
+) -> Iterator[Job]:
+    """Coordinate the operator ``op`` in a sidecar until the block is left."""
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=parallelism, **options)
+        yield Job(spark, sidecar, handle, parallelism)
 
 
 def what_the_user_reads(action: Callable[[], Any]) -> str:

@@ -110,9 +110,7 @@ class StandaloneCluster:
         """Returns when every worker is registered."""
         self._folder = Path(tempfile.mkdtemp(prefix="headgate-cluster-"))
         self._master = SparkProcess(
-            [MASTER, "--host", self.master_host, "--port", "0", "--webui-port", "0"],
-            self._environment(),
-            self._folder,
+            [MASTER, "--host", self.master_host, "--port", "0", "--webui-port", "0"], self._environment(), self._folder
         )
         self.master_url = self._master.wait_for(r"Starting Spark master at (spark://\S+)").group(1)
         self._master.wait_for("New state: ALIVE")

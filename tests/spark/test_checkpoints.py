@@ -23,7 +23,6 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
 from tests.spark.counting import Counting, CountingCoordinator
@@ -90,17 +89,6 @@ def test_checkpoints_are_taken_at_their_interval_and_once_more_at_the_end(spark:
     ended = coordinator.story.index(("run_ended", True))
     assert [callback[0] for callback in coordinator.story[ended + 1 :][-3:]] == ["checkpoint", "complete", "close"]
     assert statistics["checkpoints_completed"] == len(done)
-
-
-def test_a_batch_operator_has_no_last_checkpoint(spark: SparkSession) -> None:
-    """Spark owns the output, so nothing is left to commit when the run has ended."""
-    coordinator = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        with running(lambda: sidecar.run(action_of(spark, handle, 1, Counting))):
-            coordinator.wait_for(ready(1))
-            coordinator.stop_all()
-    assert coordinator.named("checkpoint") == []
 
 
 def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark: SparkSession, tmp_path: Path) -> None:
@@ -193,20 +181,6 @@ def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession,
             coordinator.wait_for(lambda story: ("event", 1, 0, "computed") in story)
             coordinator.stop_all()
     assert coordinator.named("aborted") == [("aborted", 1)]
-
-
-def test_too_many_failures_in_a_row_fail_the_job(spark: SparkSession) -> None:
-    """H45: consecutive failures are counted, and one more than the limit is a global failure."""
-    coordinator = CountingCoordinator()
-    config = CheckpointConfig(interval_s=0.02, tolerated_failures=2)
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=config)
-        with running(action_of(spark, handle, 1, Declining)) as outcome:
-            pass
-    assert isinstance(outcome[0], Exception)
-    assert isinstance(handle.failure, CheckpointFailed)
-    assert "3 checkpoints in a row failed" in str(handle.failure)
-    assert len(coordinator.named("aborted")) == 3
 
 
 # --- what is restored, and where ----------------------------------------------------------------------------------
@@ -376,45 +350,9 @@ def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession)
     assert sorted(callback[1] for callback in failed) == [0, 1]
 
 
-@pytest.mark.long
-def test_a_job_that_keeps_failing_is_given_up(spark: SparkSession) -> None:
-    """H15: after n restarts the last cause is raised."""
-    starts: list[int] = []
-    coordinator = CountingCoordinator()
-
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
-
-        def action() -> None:
-            starts.append(len(starts))
-            coordinator.story.clear()
-            rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(RaisingAtOnce))
-            rdd.collect()
-
-        with pytest.raises(RestartsExhausted, match="after 2 restarts") as raised:
-            sidecar.run(action, restart=FixedDelay(restarts_max=2, delay_s=0))
-    assert starts == [0, 1, 2]
-    assert "never any luck" in str(raised.value.__cause__)
-
-
 class RaisingAtOnce(Counting):
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         raise ValueError("never any luck")
-
-
-def test_a_bug_in_the_users_driver_code_is_not_retried(spark: SparkSession) -> None:
-    """A restart repairs failed runs, but not errors in the action itself."""
-    starts: list[int] = []
-
-    def action() -> None:
-        starts.append(1)
-        raise KeyError("my own mistake")
-
-    with Sidecar(spark) as sidecar:
-        sidecar.coordinate("op", CountingCoordinator(), parallelism=1, mode=STREAMING)
-        with pytest.raises(KeyError, match="my own mistake"):
-            sidecar.run(action)
-    assert starts == [1]
 
 
 async def test_on_the_callers_loop_the_action_runs_in_a_thread(spark: SparkSession) -> None:

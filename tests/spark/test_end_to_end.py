@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from protocol.attempts import FailureReason
 from protocol.gateway.types import GatewayLimits
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.sidecar import Sidecar
-from tests.spark.conftest import SparkOn
+from tests.spark.actions import coordinated
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
@@ -21,10 +19,9 @@ pytestmark = pytest.mark.spark
 
 
 def run(spark: SparkSession, script: Script, parallelism: int = 2, **config: Any) -> list[Any]:
-    with Sidecar(spark, SidecarConfig(**config)) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=parallelism)
+    with coordinated(spark, script, parallelism, config=SidecarConfig(**config)) as job:
         rdd = spark.sparkContext.parallelize(range(parallelism), parallelism)
-        return sorted(rdd.mapPartitions(handle.subtask(Listening)).collect())
+        return sorted(rdd.mapPartitions(job.handle.subtask(Listening)).collect())
 
 
 def test_events_reach_their_subtask_and_its_echoes_come_back(spark: SparkSession) -> None:
@@ -97,85 +94,3 @@ def test_only_the_unresponsive_attempt_is_killed(spark: SparkSession) -> None:
     assert [callback[0] for callback in lifecycle] == ["ready", "failed", "reset", "ready"]
     assert lifecycle[1][3] == "CONFIRMATION_TIMEOUT"
     assert [callback[0] for callback in script.of_subtask(1)] == ["ready"]
-
-
-def test_a_second_action_is_a_new_run_and_resets_the_coordinator_first(spark: SparkSession) -> None:
-    """H55: count, then collect, on the same RDD."""
-    script = Script({}, ["hello", "stop"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
-
-        assert rdd.count() == 2
-        results = sorted(rdd.collect())
-
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-    runs = [callback for callback in script.story if callback[0] in ("run_ended", "reset_to_checkpoint")]
-    assert runs == [("run_ended", True), ("reset_to_checkpoint", -1, None), ("run_ended", True)]
-    second = script.story.index(("reset_to_checkpoint", -1, None))
-    assert [c[0] for c in script.story[:second] if c[0] == "ready"] == ["ready"] * 2
-    attempts = [callback[2] for callback in script.named("ready") if callback[1] == 0]
-    assert attempts == sorted(set(attempts))  # H2
-
-
-@pytest.mark.long
-def test_a_lost_executor_fails_its_attempts_and_they_are_retried(spark_on: SparkOn) -> None:
-    """H12: an executor's JVM dies with its Python workers; its attempts are failed and their subtasks reset."""
-    spark = spark_on("local-cluster[2,1,1024]")
-    script = Script({(0, 0): ["die with executor"]}, ["hello", "stop"])
-
-    results = run_with(spark, script, KillsExecutor)
-
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-    assert [callback[0] for callback in script.of_subtask(0)] == ["ready", "failed", "reset", "ready"]
-    kind = script.of_subtask(0)[1][3]
-    assert kind in ("EXECUTOR_LOST", "CONNECTION_LOST"), script.reasons
-
-
-class KillsExecutor(Listening):
-    """Kills the JVM that started its worker, on request."""
-
-    def handle_event(self, event: Any) -> None:
-        if event == "die with executor":
-            import os
-            import signal
-            from pathlib import Path
-
-            daemon = os.getppid()
-            jvm = int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1])
-            os.kill(jvm, signal.SIGKILL)
-        else:
-            super().handle_event(event)
-
-
-def run_with(spark: SparkSession, script: Script, operator: type[Listening], parallelism: int = 2) -> list[Any]:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=parallelism)
-        rdd = spark.sparkContext.parallelize(range(parallelism), parallelism)
-        return sorted(rdd.mapPartitions(handle.subtask(operator)).collect())
-
-
-def test_a_coordinator_that_raises_fails_the_job_with_its_cause(spark: SparkSession) -> None:
-    """H7: the user's action fails, the first cause is kept, and the next run starts with one reset (H15)."""
-
-    class Raises(Script):
-        async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-            await super().subtask_failed(subtask, attempt, reason)
-
-        async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-            await super().handle_event_from_operator(subtask, attempt, event)
-            if event == ["echo", "bad"]:
-                raise LookupError("no such thing")
-
-    script = Raises({(0, 0): ["bad"]}, ["hello"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
-        with pytest.raises(Exception, match="no such thing"):
-            rdd.collect()
-        assert isinstance(handle.failure, LookupError)
-        script._script = {}
-        script._otherwise = ["hello", "stop"]
-        assert len(rdd.collect()) == 2
-    assert script.named("reset_to_checkpoint") == [("reset_to_checkpoint", -1, None)]
-    assert not script.named("reset")

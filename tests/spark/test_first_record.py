@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
@@ -42,11 +41,6 @@ class Careless(RuleBook):
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         await gateway.send_event("rule")
-
-
-class NoRules(RuleBook):
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        raise ValueError("the rules are lost")
 
 
 class Obeys(SubtaskOperator):
@@ -97,11 +91,3 @@ def test_an_operator_that_does_not_wait_ends_well(spark: SparkSession) -> None:
         rules = sidecar.coordinate("rules", Careless(), parallelism=2)
         known = spark.sparkContext.parallelize(range(100), 2).mapPartitions(rules.subtask(Hasty)).collect()
     assert len(known) == 102
-
-
-def test_a_subtask_ready_that_raises_fails_the_job_and_no_task_begins(spark: SparkSession) -> None:  # H7
-    with Sidecar(spark) as sidecar:
-        rules = sidecar.coordinate("rules", NoRules(), parallelism=2)
-        with pytest.raises(Py4JJavaError):
-            spark.sparkContext.parallelize(range(100), 2).mapPartitions(rules.subtask(Obeys)).collect()
-        assert str(rules.failure) == "the rules are lost"

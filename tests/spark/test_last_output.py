@@ -62,6 +62,7 @@ class Job:
     """A streaming operator whose last output cannot be committed."""
 
     def __init__(self, spark: SparkSession, tmp_path: Path, fault: str) -> None:
+        self._spark = spark
         self._rdd = spark.sparkContext.parallelize([7], 1)
         storage = tmp_path / "checkpoints"
         storage.mkdir()
@@ -72,19 +73,22 @@ class Job:
     def run(self, handle: Any) -> list[Any]:
         return self._rdd.mapPartitions(handle.subtask(Copying)).collect()
 
+    def whole(self, error: BaseException | None = None) -> list[Any]:
+        """Run it in a sidecar of its own, whose block ``error`` leaves."""
+        with Sidecar(self._spark, self.config) as sidecar:
+            result = self.run(sidecar.coordinate("op", self.coordinator, **self.options))
+            if error is not None:
+                raise error
+        return result
+
 
 @FAULTS
 def test_leaving_raises_if_the_last_output_is_not_committed(
     spark: SparkSession, tmp_path: Path, fault: str, why: str
 ) -> None:  # H71
     job = Job(spark, tmp_path, fault)
-
-    def whole() -> list[Any]:
-        with Sidecar(spark, job.config) as sidecar:
-            return job.run(sidecar.coordinate("op", job.coordinator, **job.options))
-
     with pytest.raises(OutputNotCommitted, match=why):
-        whole()
+        job.whole()
 
 
 @FAULTS
@@ -105,15 +109,8 @@ async def test_leaving_an_async_sidecar_raises_too(spark: SparkSession, tmp_path
 def test_an_exception_that_leaves_the_block_gets_a_note(
     spark: SparkSession, tmp_path: Path, fault: str, why: str
 ) -> None:  # H71
-    job = Job(spark, tmp_path, fault)
-
-    def whole() -> None:
-        with Sidecar(spark, job.config) as sidecar:
-            job.run(sidecar.coordinate("op", job.coordinator, **job.options))
-            raise KeyError("mine")
-
     with pytest.raises(KeyError, match="mine") as raised:
-        whole()
+        Job(spark, tmp_path, fault).whole(KeyError("mine"))
     (note,) = raised.value.__notes__
     assert note.startswith("OutputNotCommitted: ")
     assert why in note
@@ -149,6 +146,4 @@ def test_leaving_an_attached_sidecar_raises_and_does_not_end_it(
 
 
 def test_leaving_after_a_commit_that_went_well_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:  # H71
-    job = Job(spark, tmp_path, "none")
-    with Sidecar(spark, job.config) as sidecar:
-        assert job.run(sidecar.coordinate("op", job.coordinator, **job.options)) == [7]
+    assert Job(spark, tmp_path, "none").whole() == [7]

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -23,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from protocol.facts import (
     ApplicationEnded,
-    ExecutorLost,
     FactsDropped,
     JobEnded,
     JobStarted,
@@ -33,7 +30,7 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped, open_relay
+from spark_bridge.bridge.relay import Relay, RelayStopped, open_relay
 from spark_bridge.bridge.relay import janino as janino_relay
 from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
@@ -130,38 +127,6 @@ async def test_both_relays_report_the_same_facts_of_a_job(spark_on: SparkOn, mas
     by_jvm, by_py4j = await hear_one_job_twice(spark_on(master))
     assert by_jvm.facts == by_py4j.facts
     assert {type(fact) for fact in by_jvm.facts} >= {JobStarted, StageSubmitted, TaskStarted, TaskEnded}
-
-
-@pytest.mark.long
-async def test_a_lost_executor_is_reported_and_its_tasks_end_with_it(spark_on: SparkOn, tmp_path: Path) -> None:
-    # spark-facts 9: the running task ends with the executor; finished map tasks may be resubmitted (H17).
-    spark = spark_on(LOCAL_CLUSTER)
-    fuse = tmp_path / "fuse"
-    fuse.touch()
-    async with a_relay(spark) as (_, log):
-        pairs = spark.sparkContext.parallelize(range(4), 4).map(lambda row: (row % 2, row))
-        dying = pairs.groupByKey(2).mapPartitions(lambda rows: burn(str(fuse), rows))
-        job = in_a_thread(dying.count)
-        lost = await log.wait_for(ExecutorLost)
-        assert await job == 2
-        await log.wait_for(JobEnded)
-        there = {task.task_attempt_id for task in log.of(TaskStarted) if task.executor_id == lost.executor_id}
-        gone = (TaskOutcome.EXECUTOR_LOST, TaskOutcome.RESUBMITTED)
-        ended = {fact.task_attempt_id: fact.outcome for fact in log.of(TaskEnded) if fact.outcome in gone}
-        assert TaskOutcome.EXECUTOR_LOST in ended.values()
-        assert set(ended) <= there
-
-
-def burn(fuse: str, rows: Iterable[Any]) -> Iterable[Any]:
-    """Removing the fuse kills the executor: the parent of the daemon that forked this worker."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(fuse)
-        daemon = os.getppid()
-        with open(f"/proc/{daemon}/stat", encoding="ascii", errors="replace") as stat:
-            executor = int(stat.read().rsplit(")", 1)[1].split()[1])
-        os.kill(executor, signal.SIGKILL)
-        threading.Event().wait(300)
-    return rows
 
 
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])
@@ -261,12 +226,6 @@ async def test_the_context_may_stop_before_the_relay(spark_on: SparkOn, kind: st
             await relay.kill_task(1, "too late")
     with pytest.raises(RelayStopped, match="has stopped"):
         open_relay(spark, log.receive)
-
-
-async def test_a_connect_session_is_refused_with_the_fix() -> None:  # spark-facts 5
-    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(RelayError, match=r"SparkSession\.builder\.master"):
-        open_relay(connect, FactsLog().receive)
 
 
 async def test_a_kind_that_does_not_exist_is_refused(spark: SparkSession) -> None:

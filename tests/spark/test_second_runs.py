@@ -121,38 +121,6 @@ def test_a_restart_of_an_instance_that_cannot_forget_is_refused_once(spark: Spar
     assert "the queue broke" in str(raised.value.__cause__)
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (Holding, "without arguments"),
-        (object, "not an OperatorCoordinator"),
-        (dict, "not an OperatorCoordinator"),
-        (partial(dict, a=1), "not an OperatorCoordinator"),
-    ],
-)
-def test_a_factory_that_makes_no_coordinator_is_refused(spark: SparkSession, given: Any, text: str) -> None:
-    with Sidecar(spark) as sidecar, pytest.raises(Exception, match=text):
-        sidecar.coordinate("queue", given, parallelism=2)
-
-
-def test_an_async_factory_is_refused(spark: SparkSession) -> None:
-    async def factory() -> Queue:
-        return Queue()
-
-    given: Any = factory
-    with Sidecar(spark) as sidecar, pytest.raises(TypeError, match="must not be async"):
-        sidecar.coordinate("queue", given, parallelism=2)
-
-
-def test_a_factory_that_gives_the_same_coordinator_again_is_refused(spark: SparkSession) -> None:  # H68
-    queue = Queue()
-    with Sidecar(spark) as sidecar:
-        rdd = taking(spark, sidecar, lambda: queue)
-        assert sorted(rdd.collect()) == ITEMS
-        with pytest.raises(Py4JJavaError, match="the same coordinator again"):
-            rdd.collect()
-
-
 # --- splits that are found as they are read -------------------------------------------------------------------------
 
 

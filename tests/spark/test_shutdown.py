@@ -22,7 +22,7 @@ from spark_bridge.driver import spark_driver
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError, SidecarNotRunning
-from tests.spark.actions import Action, one_task_each, what_the_user_reads
+from tests.spark.actions import Action, coordinated, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
@@ -76,13 +76,6 @@ async def test_a_sidecar_cannot_be_entered_with_and_async_with_together(spark: S
             sidecar.coordinate("op", Recorder(), parallelism=1)
 
 
-def test_two_sidecars_on_one_context_work_side_by_side(spark: SparkSession) -> None:
-    with Sidecar(spark) as first, Sidecar(spark) as second:
-        for sidecar in (first, second):
-            handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
-            assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
-
-
 def test_the_methods_of_a_sidecar_that_is_not_entered_say_so(spark: SparkSession) -> None:
     sidecar = Sidecar(spark)
     with sidecar:
@@ -99,17 +92,9 @@ def test_the_methods_of_a_sidecar_that_is_not_entered_say_so(spark: SparkSession
     assert handle.statistics()["attempts"] == 0  # statistics may be read afterwards
 
 
-async def test_the_methods_of_a_closed_runtime_say_so(spark: SparkSession) -> None:
-    async with Sidecar(spark) as runtime:
-        pass
-    with pytest.raises(SidecarNotRunning):
-        await runtime.coordinate("op", Recorder(), parallelism=1)
-
-
 def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: SparkSession) -> None:
-    with Sidecar(spark, SidecarConfig(connect_timeout_s=0.5)) as sidecar:
-        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
+    with coordinated(spark, Recorder(), config=SidecarConfig(connect_timeout_s=0.5)) as job:
+        rdd = job.tasks()
     text = what_the_user_reads(rdd.collect)
     assert "cannot reach the sidecar" in text
     assert "Check that the sidecar is still running" in text
@@ -122,9 +107,8 @@ def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: 
 def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spark: SparkSession, relay: Any) -> None:
     # H57: and the coordinator is told before it is closed
     coordinator = Script({}, ["hello"])
-    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, coordinator, 2, config=SidecarConfig(relay=relay)) as job:
+        action = Action(job.tasks().collect)
         coordinator.wait_for(lambda story: len([c for c in story if c[0] == "event"]) == 2)
     assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
     assert CLOSED in what_the_user_reads(action.result)
@@ -156,33 +140,21 @@ async def test_a_cancelled_sidecar_ends_its_job_too(spark: SparkSession) -> None
 
 def test_an_operator_that_is_released_while_its_job_runs_fails_the_job(spark: SparkSession) -> None:
     coordinator = Script({}, ["hello"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, coordinator) as job:
+        action = Action(job.tasks().collect)
         coordinator.wait_for(is_ready)
-        sidecar.release("op")
+        job.sidecar.release("op")
         assert coordinator.story[-1] == ("close",)
         text = what_the_user_reads(action.result)
         assert "no coordinator for operator 'op'" in text
         again = Script({}, ["stop"])
-        handle = sidecar.coordinate("op", again, parallelism=1)
-        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
-
-
-def test_what_the_body_raises_is_what_comes_out(spark: SparkSession) -> None:
-    def body() -> None:
-        with Sidecar(spark) as sidecar:
-            sidecar.coordinate("op", Recorder(), parallelism=1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        body()
+        job.handle = job.sidecar.coordinate("op", again, parallelism=1)
+        assert job.tasks().count() == 1
 
 
 def collect_with_a_sidecar(spark: SparkSession, coordinator: Script) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect()
+    with coordinated(spark, coordinator) as job:
+        job.tasks().collect()
 
 
 def test_a_failed_job_comes_out_unchanged(spark: SparkSession) -> None:
@@ -210,9 +182,8 @@ def test_spark_may_stop_under_the_sidecar(spark_on: SparkOn, relay: Any) -> None
 def test_spark_may_stop_under_a_running_job(spark_on: SparkOn) -> None:
     spark = spark_on(LOCAL)
     coordinator = Script({}, ["hello"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, coordinator) as job:
+        action = Action(job.tasks().collect)
         coordinator.wait_for(is_ready)
         spark.stop()
         coordinator.wait_for(lambda story: ("run_ended", False) in story)

@@ -14,10 +14,8 @@ from pyspark.sql import SparkSession
 from protocol.gateway.types import GatewayLimits
 from protocol.restart import FixedDelay
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import RestartsExhausted
-from tests.spark.actions import one_task_each
-from tests.spark.operators import Listening
+from tests.spark.actions import coordinated
 from tests.spark.script import Script
 
 pytestmark = [
@@ -75,11 +73,13 @@ def check_text(text: str) -> None:
 def test_a_task_that_is_killed_again_and_again_fails_the_job_with_its_cause(spark: SparkSession) -> None:
     """H69: Spark does not count kills, so Headgate does; the limit is that of the master."""
     script = Pressing(FOR_EVER)
-    with structlog.testing.capture_logs() as lines, Sidecar(spark, SidecarConfig(gateway=IMPATIENT)) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
+    with (
+        structlog.testing.capture_logs() as lines,
+        coordinated(spark, script, config=SidecarConfig(gateway=IMPATIENT)) as job,
+    ):
+        rdd = job.tasks()
         with pytest.raises(RestartsExhausted) as failure:
-            sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0, delay_s=0))
+            job.sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0, delay_s=0))
 
     check_text(str(failure.value.__cause__))
     check_text(str(failure.value))
@@ -99,10 +99,8 @@ def test_a_task_that_is_killed_again_and_again_fails_the_job_with_its_cause(spar
 def test_a_run_that_fails_for_its_kills_is_restarted_with_a_new_count(spark: SparkSession) -> None:
     """H69, H15: for ``Sidecar.run`` it is a failed run like any other."""
     script = Pressing(FOR_EVER, cured=True)
-    with Sidecar(spark, SidecarConfig(gateway=IMPATIENT)) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
-        results = sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=1, delay_s=0))
+    with coordinated(spark, script, config=SidecarConfig(gateway=IMPATIENT)) as job:
+        results = job.sidecar.run(job.tasks().collect, restart=FixedDelay(restarts_max=1, delay_s=0))
 
     assert [(subtask, attempt) for subtask, attempt, _ in results] == [(0, FAILURES_MAX)]
     assert len(script.named("reset_to_checkpoint")) == 1
@@ -113,9 +111,8 @@ def test_an_operator_with_a_longer_limit_computes_undisturbed(spark: SparkSessio
     """H69: the limit is set per operator; below it a native computation costs nothing but the wait."""
     script = Pressing(FOR_SECONDS)
     patient = GatewayLimits(confirm_timeout_s=300.0)
-    with Sidecar(spark, SidecarConfig(gateway=IMPATIENT)) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=1, gateway=patient)
-        results = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect()
+    with coordinated(spark, script, config=SidecarConfig(gateway=IMPATIENT), gateway=patient) as job:
+        results = job.tasks().collect()
 
     assert [(subtask, attempt) for subtask, attempt, _ in results] == [(0, 0)]
     assert not script.named("failed", "reset")

@@ -19,6 +19,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
+from tests.spark.actions import coordinated
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
 from tests.spark.script import Script
@@ -87,19 +88,17 @@ def test_foreach_partition_takes_a_subtask(spark: SparkSession, of: str) -> None
         async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
             seen.append(event)
 
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", SourceCoordinator(lambda state: Listens(SPLITS)), parallelism=2)
+    with coordinated(spark, SourceCoordinator(lambda state: Listens(SPLITS)), 2) as job:
         frame = spark.range(2, numPartitions=2)
-        (frame.rdd if of == "rdd" else frame).foreachPartition(handle.subtask(Reporting))
+        (frame.rdd if of == "rdd" else frame).foreachPartition(job.handle.subtask(Reporting))
     assert sorted(seen) == SPLITS
 
 
 def test_a_barrier_stage_takes_a_subtask(spark: SparkSession) -> None:
     script = Script({}, ["hello", "stop"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
+    with coordinated(spark, script, 2) as job:
         rdd = spark.sparkContext.parallelize(range(2), 2).barrier()
-        results = sorted(rdd.mapPartitions(handle.subtask(Listening)).collect())
+        results = sorted(rdd.mapPartitions(job.handle.subtask(Listening)).collect())
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
 
 
@@ -121,9 +120,8 @@ def test_one_failed_task_of_a_barrier_stage_is_a_global_failover(spark: SparkSes
     A shuffle follows, because Spark retries a barrier stage only if none of it is committed yet.
     """
     script = FirstLifeFails()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(handle.subtask(Listening))
+    with coordinated(spark, script, 2) as job:
+        rdd = spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(job.handle.subtask(Listening))
         results = sorted(rdd.keyBy(lambda row: row[0]).partitionBy(2).values().collect())
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
     story = script.named("ready", "failed", "reset", "reset_to_checkpoint")
@@ -136,9 +134,8 @@ def test_one_failed_task_of_a_barrier_stage_is_a_global_failover(spark: SparkSes
 def test_a_request_gets_its_answer(spark: SparkSession) -> None:
     """H33."""
     recorder = Recorder()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", recorder, parallelism=1)
-        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(Asking))
+    with coordinated(spark, recorder) as job:
+        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(job.handle.subtask(Asking))
         assert rdd.collect() == [[["question", 7], "answered"]]
 
 
@@ -148,22 +145,6 @@ class Asking(SubtaskOperator):
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         yield self.context.request(["question", 7])
-
-
-def test_an_abandoned_iterator_ends_cleanly(spark: SparkSession) -> None:
-    """take(1) reads one row and abandons the task; the next action still runs normally."""
-    with Sidecar(spark) as sidecar:
-        squares = sidecar.coordinate("squares", source(), parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
-        assert len(rdd.take(1)) == 1
-        assert sorted(rdd.collect()) == [n * n for n in SPLITS]
-
-
-def test_more_subtasks_than_slots_run_in_waves(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        squares = sidecar.coordinate("squares", source(), parallelism=7)
-        rdd = spark.sparkContext.parallelize(range(7), 7).mapPartitions(squares.subtask(Squares))
-        assert sorted(rdd.collect()) == [n * n for n in SPLITS]
 
 
 def test_two_operators_in_one_stage_have_a_coordinator_each(spark: SparkSession) -> None:
@@ -198,29 +179,6 @@ def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
         relay_kind, rows = runner.run(squares_of())
     assert relay_kind == "jvm"
     assert sorted(rows) == [n * n for n in SPLITS]
-
-
-def test_one_checkpoint_covers_both_directions(spark: SparkSession) -> None:
-    """H40: traffic both ways, a manual checkpoint, then traffic again; nothing lost, nothing duplicated."""
-    script = Script({}, ["before"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
-        results: list[Any] = []
-        action = threading.Thread(target=lambda: results.extend(sorted(rdd.collect())))
-        action.start()
-        script.wait_for(lambda story: len([c for c in story if c[0] == "event"]) == 2)
-        assert sidecar.checkpoint("op") == 1
-        assert sidecar.checkpoint("op") == 2
-        script.say(["after", "stop"])
-        action.join(300)
-    assert [received for _, _, received in results] == [["before", "after"], ["before", "after"]]
-    assert script.named("checkpoint", "complete", "aborted") == [
-        ("checkpoint", 1),
-        ("complete", 1),
-        ("checkpoint", 2),
-        ("complete", 2),
-    ]
 
 
 class Counting(SubtaskOperator):
@@ -259,14 +217,13 @@ def test_a_retry_restores_according_to_its_mode(
 ) -> None:
     """H18: if Spark owns the output a retry restarts from scratch, else from the last completed checkpoint."""
     script = Script({(0, 0): ["one", "two"]}, [])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=1, mode=mode)
-        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(Counting))
+    with coordinated(spark, script, mode=mode) as job:
+        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(job.handle.subtask(Counting))
         results: list[int] = []
         action = threading.Thread(target=lambda: results.extend(rdd.collect()))
         action.start()
         script.wait_for(lambda story: any(callback[0] == "event" for callback in story))
-        assert sidecar.checkpoint("op") == 1
+        assert job.sidecar.checkpoint("op") == 1
         script.say(["three", "raise"])
         script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
         script.say(["stop"])

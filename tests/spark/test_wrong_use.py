@@ -7,9 +7,7 @@ After each of these tests the driver is as it was before: no thread, socket or l
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,15 +26,13 @@ from actors.coordination import (
     StaticSplitEnumerator,
     SubtaskGateway,
 )
-from protocol.attempts import FailureReason
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import CoordinatorStartError, SidecarError
 from spark_bridge.server.server import ServerStartError
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
-from spark_bridge.task_entry import NotInsideTask
-from tests.spark.actions import Action, one_task_each, what_the_user_reads
+from tests.spark.actions import coordinated, one_task_each, what_the_user_reads
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
@@ -58,7 +54,7 @@ class RaisesIn(Script):
     """Raises in one of its methods, only once, so that a later run can succeed."""
 
     def __init__(self, method: str) -> None:
-        super().__init__({(0, 0): ["raise"]} if method in ("subtask_failed", "subtask_reset") else {}, ["hello"])
+        super().__init__({}, ["hello"])
         self.method = method
 
     def _raise_in(self, method: str) -> None:
@@ -74,33 +70,13 @@ class RaisesIn(Script):
         await super().subtask_ready(subtask, gateway)
         self._raise_in("subtask_ready")
 
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        self._raise_in("handle_event_from_operator")
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._raise_in("subtask_failed")
-
-    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        self._raise_in("subtask_reset")
-
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         await super().reset_to_checkpoint(checkpoint_id, state)
         self._raise_in("reset_to_checkpoint")
 
-    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        self._raise_in("checkpoint_coordinator")
-        return await super().checkpoint_coordinator(checkpoint_id)
-
-    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._raise_in("notify_checkpoint_complete")
-
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         await super().run_ended(run_id, succeeded, reason)
         self._raise_in("run_ended")
-
-    async def close(self) -> None:
-        await super().close()
-        self._raise_in("close")
 
 
 def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_reported(spark: SparkSession) -> None:
@@ -117,74 +93,33 @@ def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_reported(spa
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
 
 
-@pytest.mark.parametrize(
-    "method", ["subtask_ready", "handle_event_from_operator", "subtask_failed", "subtask_reset", "reset_to_checkpoint"]
-)
+@pytest.mark.parametrize("method", ["subtask_ready", "reset_to_checkpoint"])
 def test_a_coordinator_that_raises_fails_the_action_with_the_cause(spark: SparkSession, method: str) -> None:
     # H7: and the next action of the same operator starts from a reset
     coordinator = RaisesIn(method)
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2)
-        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
+    with coordinated(spark, coordinator, 2) as job:
+        rdd = job.tasks()
         if method == "reset_to_checkpoint":  # which the second run needs first
             coordinator._otherwise = ["stop"]
             assert rdd.count() == 2
         text = what_the_user_reads(rdd.collect)
         assert f"{method}: LookupError: no luck in {method}" in text
         assert "'op'" in text
-        assert isinstance(handle.failure, LookupError)
+        assert isinstance(job.handle.failure, LookupError)
         coordinator._script, coordinator._otherwise = {}, ["hello", "stop"]
         assert rdd.count() == 2
     assert coordinator.named("run_ended")[-1] == ("run_ended", True)
 
 
-@pytest.mark.parametrize("method", ["checkpoint_coordinator", "notify_checkpoint_complete"])
-def test_a_coordinator_that_raises_in_a_checkpoint_fails_the_action(spark: SparkSession, method: str) -> None:
-    # H45: the checkpoint is aborted as well
-    coordinator = RaisesIn(method)
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
-        coordinator.wait_for(lambda story: len([c for c in story if c[0] == "ready"]) == 2)
-        if method == "checkpoint_coordinator":
-            assert "no luck in checkpoint_coordinator" in what_the_user_reads(lambda: sidecar.checkpoint("op"))
-        else:
-            assert sidecar.checkpoint("op") == 1  # it was written before any subtask was notified
-        assert f"no luck in {method}" in what_the_user_reads(action.result)
-        assert isinstance(handle.failure, LookupError)
-
-
 def test_a_coordinator_that_raises_after_a_run_does_not_affect_its_result(spark: SparkSession) -> None:
     coordinator = RaisesIn("run_ended")
     coordinator._otherwise = ["stop"]
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2)
-        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
+    with coordinated(spark, coordinator, 2) as job:
+        rdd = job.tasks()
         assert rdd.count() == 2
         coordinator.wait_for(lambda story: ("run_ended", True) in story)
         assert rdd.count() == 2
-        assert isinstance(handle.failure, LookupError)
-
-
-def test_a_coordinator_that_raises_in_close_is_only_logged(spark: SparkSession) -> None:
-    # H6
-    coordinator = RaisesIn("close")
-    with Sidecar(spark) as sidecar:
-        sidecar.coordinate("op", coordinator, parallelism=1)
-    assert coordinator.story == [("start",), ("close",)]
-
-
-def test_an_event_that_cannot_be_encoded_fails_the_action_and_names_the_type(spark: SparkSession) -> None:
-    # H21
-    class SendsAnObject(Recorder):
-        async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-            await gateway.send_event({"when": object()})
-
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", SendsAnObject(), parallelism=1)
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
-    assert "subtask_ready: EventEncodeError" in text
-    assert "object" in text
+        assert isinstance(job.handle.failure, LookupError)
 
 
 # --- an operator that raises ----------------------------------------------------------------------------------------
@@ -209,8 +144,6 @@ class Fragile(SubtaskOperator):
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         list(records)
         self._raise_in("process")
-        if self.where == "send_event":
-            self.context.send_event(object())
         while not self.received:
             self.context.wait_for_event()
         yield 1
@@ -229,30 +162,22 @@ class Fragile(SubtaskOperator):
 )
 def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: SparkSession, where: str) -> None:
     coordinator = Script({}, ["go on"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, where)).collect)
+    with coordinated(spark, coordinator) as job:
+        text = what_the_user_reads(job.tasks(Fragile, where).collect)
         assert f"ArithmeticError: no sum in {where}" in text
-        assert handle.failure is None  # the coordinator is not at fault
+        assert job.handle.failure is None  # the coordinator is not at fault
         coordinator.wait_for(lambda story: ("run_ended", False) in story)
         assert [callback[3] for callback in coordinator.named("failed")] == ["FAILED"] * 3
-        fine = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "nowhere"))
+        fine = job.tasks(Fragile, "nowhere")
         assert fine.collect() == [1]
-
-
-def test_an_operator_that_sends_what_cannot_be_encoded_gets_an_error(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, []), parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "send_event"))
-        assert "EventEncodeError" in what_the_user_reads(rdd.collect)
 
 
 def test_an_operator_that_cannot_be_pickled_is_reported_before_any_task_runs(spark: SparkSession) -> None:
     recorder = Recorder()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", recorder, parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, threading.Lock()))
-        assert "cannot pickle '_thread.lock' object" in what_the_user_reads(rdd.collect)
+    with coordinated(spark, recorder) as job:
+        assert "cannot pickle '_thread.lock' object" in what_the_user_reads(
+            job.tasks(Fragile, threading.Lock()).collect
+        )
     assert recorder.story == [("start",), ("close",)]
 
 
@@ -283,37 +208,9 @@ class MisspeltOperator(SubtaskOperator):
 def test_an_object_that_is_not_an_operator_is_refused_in_the_driver(
     spark: SparkSession, operator: Any, text: str
 ) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+    with coordinated(spark, Recorder()) as job:
         with pytest.raises(TypeError, match=text):
-            handle.subtask(operator)
-
-
-def test_a_function_that_makes_no_operator_is_reported_in_the_task(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
-        seven: Any = lambda: 7  # noqa: E731
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(seven)).collect)
-    assert "made a int; a subtask needs a SubtaskOperator" in text
-
-
-def test_what_a_function_makes_is_checked_in_the_task(spark: SparkSession) -> None:
-    # H59
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
-
-        def make() -> SubtaskOperator:
-            return AsyncOperator()
-
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(make)).collect)
-    assert "AsyncOperator.process() is an async generator" in text
-
-
-def test_a_subtask_that_is_called_by_hand_says_what_it_is_for(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
-        with pytest.raises(NotInsideTask, match="pass it to mapPartitions"):
-            handle.subtask(Listening)(iter([1]))
+            job.handle.subtask(operator)
 
 
 class NamesOnly(SplitReader):
@@ -328,10 +225,8 @@ class NamesOnly(SplitReader):
 
 def test_a_split_reader_needs_no_call_of_its_base_class(spark: SparkSession) -> None:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", source, parallelism=2)
-        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(NamesOnly, "row"))
-        assert sorted(rdd.collect()) == ["row-0", "row-1", "row-2"]
+    with coordinated(spark, source, 2) as job:
+        assert sorted(job.tasks(NamesOnly, "row").collect()) == ["row-0", "row-1", "row-2"]
 
 
 class ForgetsTheContext(NamesOnly):
@@ -341,10 +236,8 @@ class ForgetsTheContext(NamesOnly):
 
 def test_a_split_reader_without_its_context_says_which_call_is_missing(spark: SparkSession) -> None:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", source, parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(ForgetsTheContext, "row"))
-        text = what_the_user_reads(rdd.collect)
+    with coordinated(spark, source) as job:
+        text = what_the_user_reads(job.tasks(ForgetsTheContext, "row").collect)
     assert "ForgetsTheContext.open() has not kept its context: call super().open(context, state)" in text
 
 
@@ -361,41 +254,12 @@ def test_a_subtask_that_is_given_to_a_method_for_records_names_the_right_ones(
     spark: SparkSession, method: str, record: Any, text: str
 ) -> None:
     recorder = Recorder()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", recorder, parallelism=1)
+    with coordinated(spark, recorder) as job:
         rdd = spark.sparkContext.parallelize([record], 1)
-        told = what_the_user_reads(getattr(rdd, method)(handle.subtask(Listening)).collect)
+        told = what_the_user_reads(getattr(rdd, method)(job.handle.subtask(Listening)).collect)
     assert text in told
     assert "pass it to mapPartitions" in told
     assert recorder.story == [("start",), ("close",)]
-
-
-class Asks(SubtaskOperator):
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        list(records)
-        yield self.context.request("the price")
-
-
-class HasNoPrices(OperatorCoordinator):
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        return self._look_up({}, request)
-
-    def _look_up(self, prices: dict[str, int], name: str) -> int:
-        return prices[name]
-
-
-def test_a_failed_request_shows_the_task_where_the_coordinator_raised(spark: SparkSession) -> None:
-    # H33
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", HasNoPrices(), parallelism=1)
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Asks)).collect)
-    assert "The coordinator's traceback, on the driver:" in text
-    assert "in _look_up" in text
-    assert "return prices[name]" in text
-    assert "RequestFailed: KeyError: 'the price'" in text
 
 
 class HandlesNoEvents(SubtaskOperator):
@@ -407,12 +271,13 @@ class HandlesNoEvents(SubtaskOperator):
 
 def test_events_that_no_operator_handles_are_counted_and_logged_once(spark: SparkSession) -> None:
     # H59
-    with capture_logs() as logs, Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["hello"]), parallelism=2)
+    with capture_logs() as logs, coordinated(spark, Script({}, ["hello"]), 2) as job:
         for _ in range(2):
-            assert one_task_each(spark, 2).mapPartitions(handle.subtask(HandlesNoEvents)).count() == 2
-            sidecar.run(lambda: None)  # waits until the run is over
-        assert handle.statistics()["events_unhandled_by_operator"] == handle.statistics()["events_confirmed"] > 0
+            assert job.tasks(HandlesNoEvents).count() == 2
+            job.sidecar.run(lambda: None)  # waits until the run is over
+        assert (
+            job.handle.statistics()["events_unhandled_by_operator"] == job.handle.statistics()["events_confirmed"] > 0
+        )
     (line,) = [line for line in logs if line["event"] == "events to subtasks not handled"]
     assert line["hint"] == "override handle_event in HandlesNoEvents, or do not send events to it"
 
@@ -421,13 +286,12 @@ def test_events_that_no_operator_handles_are_counted_and_logged_once(spark: Spar
 
 
 def test_a_name_in_use_is_refused_and_the_first_operator_continues(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+    with coordinated(spark, Script({}, ["stop"])) as job:
         second = Recorder()
         with pytest.raises(SidecarError, match="'op' is already coordinated: choose another name"):
-            sidecar.coordinate("op", second, parallelism=1)
+            job.sidecar.coordinate("op", second, parallelism=1)
         assert second.story == []
-        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+        assert job.tasks().count() == 1
 
 
 class SynchronousCoordinator(OperatorCoordinator):
@@ -490,65 +354,44 @@ def test_names_that_are_not_coordinated_are_refused(spark: SparkSession) -> None
 
 def test_more_partitions_than_subtasks_are_refused_with_the_number_that_is_needed(spark: SparkSession) -> None:
     coordinator = Script({}, ["stop"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2)
-        text = what_the_user_reads(one_task_each(spark, 3).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, coordinator, 2) as job:
+        text = what_the_user_reads(job.tasks(partitions=3).collect)
         assert "SUBTASK_OUT_OF_RANGE" in text
         assert "an RDD with 3 partitions needs parallelism=3" in text
         coordinator.wait_for(lambda story: ("run_ended", False) in story)
-        assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
+        assert job.tasks().count() == 2
 
 
 def test_fewer_partitions_than_subtasks_are_refused_with_every_way_out(spark: SparkSession) -> None:
     coordinator = Script({}, ["stop"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=5)
-        text = what_the_user_reads(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, coordinator, 5) as job:
+        text = what_the_user_reads(job.tasks(partitions=2).collect)
         assert "has parallelism=5, but the RDD of stage" in text
         assert "parallelism=2, call repartition(5) before its subtasks, or pass allow_fewer=True" in text
-        assert one_task_each(spark, 5).mapPartitions(handle.subtask(Listening)).count() == 5
+        assert job.tasks().count() == 5
 
 
 def test_fewer_partitions_than_subtasks_are_taken_where_they_are_allowed(spark: SparkSession) -> None:
     coordinator = Script({}, ["stop"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=5, allow_fewer=True)
-        assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
+    with coordinated(spark, coordinator, 5, allow_fewer=True) as job:
+        assert job.tasks(partitions=2).count() == 2
         coordinator.wait_for(lambda story: ("run_ended", True) in story)
     assert {callback[1] for callback in coordinator.named("ready")} == {0, 1}
 
 
 @pytest.mark.parametrize("relay", ["jvm", "py4j"])
 def test_an_action_over_a_part_of_enough_partitions_is_not_refused(spark: SparkSession, relay: Any) -> None:
-    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=3)
-        assert len(one_task_each(spark, 3).mapPartitions(handle.subtask(Listening)).take(1)) == 1
-        text = what_the_user_reads(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, Script({}, ["stop"]), 3, config=SidecarConfig(relay=relay)) as job:
+        assert len(job.tasks().take(1)) == 1
+        text = what_the_user_reads(job.tasks(partitions=2).collect)
         assert "allow_fewer=True" in text
-
-
-def test_a_second_action_at_the_same_time_is_refused_and_the_first_is_unharmed(spark: SparkSession) -> None:
-    # H55
-    coordinator = Script({}, ["hello"])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
-        first = Action(rdd.collect)
-        coordinator.wait_for(lambda story: any(callback[0] == "ready" for callback in story))
-        text = what_the_user_reads(rdd.count)
-        assert "CONCURRENT_RUN" in text
-        assert "run the two actions one after the other, or coordinate two operators" in text
-        coordinator.say(["stop"])
-        assert [received for _, _, received in first.result()] == [["hello"]]
-    assert [callback[0] for callback in coordinator.named("ready", "failed", "reset")] == ["ready"]
 
 
 def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -> None:
     # H55
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2)
-        first = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
-        both = first.map(lambda row: (row[0], 1)).groupByKey(2).mapPartitions(handle.subtask(Listening))
+    with coordinated(spark, Script({}, ["stop"]), 2) as job:
+        first = job.tasks()
+        both = first.map(lambda row: (row[0], 1)).groupByKey(2).mapPartitions(job.handle.subtask(Listening))
         text = what_the_user_reads(both.collect)
     assert "CONCURRENT_RUN" in text
     assert "is in two stages" in text
@@ -557,19 +400,15 @@ def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -
 
 def test_a_coalesce_behind_the_subtasks_is_refused_as_too_few_partitions(spark: SparkSession) -> None:
     # H58
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2)
-        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).coalesce(1)
-        text = what_the_user_reads(rdd.collect)
+    with coordinated(spark, Script({}, ["stop"]), 2) as job:
+        text = what_the_user_reads(job.tasks().coalesce(1).collect)
     assert "parallelism=2, but the RDD of stage" in text
     assert "After its subtasks, use repartition() in place of coalesce(), which puts several subtasks" in text
 
 
 def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2, allow_fewer=True)
-        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).coalesce(1)
-        text = what_the_user_reads(rdd.collect)
+    with coordinated(spark, Script({}, ["stop"]), 2, allow_fewer=True) as job:
+        text = what_the_user_reads(job.tasks().coalesce(1).collect)
     assert "coalesce() or union() has put two subtasks into one task" in text
     assert "use repartition() in place of coalesce()" in text
 
@@ -588,54 +427,15 @@ def test_a_port_in_use_is_reported_with_its_number(spark: SparkSession) -> None:
         assert sidecar.address == ("127.0.0.1", port)
 
 
-def test_a_bind_host_of_another_machine_is_reported(spark: SparkSession) -> None:
-    with pytest.raises(ServerStartError, match=r"cannot listen on 192\.0\.2\.1:0: .* an address of this machine"):
-        Sidecar(spark, SidecarConfig(bind_host="192.0.2.1")).__enter__()
-
-
-def test_the_wildcard_is_never_advertised(spark: SparkSession) -> None:
-    # H63
-    with pytest.raises(ServerStartError, match=r"'0\.0\.0\.0', which nothing can connect to: set advertised_host"):
-        Sidecar(spark, SidecarConfig(bind_host="0.0.0.0")).__enter__()
-
-
 def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as once_taken:
         nowhere = once_taken.getsockname()[1]
     recorder = Recorder()
-    with Sidecar(spark, SidecarConfig(advertised_port=nowhere, connect_timeout_s=0.5)) as sidecar:
-        handle = sidecar.coordinate("op", recorder, parallelism=1)
-        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+    with coordinated(spark, recorder, config=SidecarConfig(advertised_port=nowhere, connect_timeout_s=0.5)) as job:
+        text = what_the_user_reads(job.tasks().collect)
     assert f"cannot reach the sidecar at 127.0.0.1:{nowhere}" in text
     assert "set advertised_host and advertised_port" in text
     assert recorder.story == [("start",), ("close",)]
-
-
-def test_unauthenticated_peers_are_refused_while_a_job_runs(spark: SparkSession) -> None:
-    # H61, H62: garbage, a frame that claims four gigabytes, and nothing at all
-    coordinator = Script({}, ["hello"])
-    with Sidecar(spark, SidecarConfig(authenticate_timeout_s=1.0)) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1)
-        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
-        coordinator.wait_for(lambda story: any(callback[0] == "event" for callback in story))
-        for words in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 0xFFFFFFFF) * 1000, os.urandom(4096), b""):
-            with socket.create_connection(sidecar.address, timeout=30) as stranger:
-                stranger.sendall(words)
-                assert read_to_the_end(stranger) < 200  # the reply reveals little
-        coordinator.say(["and", "stop"])
-        assert [received for _, _, received in action.result()] == [["hello", "and"]]
-    assert [callback[0] for callback in coordinator.named("ready", "failed", "reset")] == ["ready"]
-
-
-def read_to_the_end(stranger: socket.socket) -> int:
-    """How many bytes the peer sends before it closes the connection."""
-    total = 0
-    try:
-        while data := stranger.recv(65536):
-            total += len(data)
-    except ConnectionResetError:
-        pass
-    return total
 
 
 def test_a_connect_session_is_refused_on_entering() -> None:  # spark-facts 5

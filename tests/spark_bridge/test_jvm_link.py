@@ -19,12 +19,10 @@ from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.bridge.relay.records import CommandAnswered
-from spark_bridge.server.server import ServerConfig
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_relay_records import record, text
 
 PING = 4
-UNAUTHENTICATED_MAX = ServerConfig().unauthenticated_max
 KEYS = KeyRing(b"s" * 32)
 KEY = KEYS.key(Purpose.RELAY, b"this driver's id")
 
@@ -199,17 +197,6 @@ async def test_a_peer_without_the_secret_is_refused_and_delivers_nothing() -> No
         assert sidecar.log.facts == []
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x04" + b"n" * 48 + b"p" * 32])
-async def test_an_unauthenticated_peer_does_not_affect_others(garbage: bytes) -> None:  # H62
-    async with a_sidecar() as sidecar:
-        jvm = await sidecar.jvm()
-        stranger = await sidecar.stranger()
-        stranger.writer.write(garbage)
-        assert await stranger.hung_up()
-        jvm.tell_job_end(1, 1)
-        await sidecar.log.wait_for(JobEnded)
-
-
 async def test_the_jvm_of_another_driver_is_refused() -> None:  # H76
     async with a_sidecar() as sidecar:
         jvm = await sidecar.jvm()
@@ -226,20 +213,6 @@ async def test_a_key_for_another_purpose_does_not_open_the_relay(purpose: Purpos
         with pytest.raises(ConnectionError):
             await sidecar.jvm(KEYS.key(purpose, KEY.identity))
         assert not sidecar.server.linked
-
-
-async def test_connections_that_say_nothing_are_bounded() -> None:  # H62
-    async with a_sidecar() as sidecar:
-        strangers = [await sidecar.stranger() for _ in range(UNAUTHENTICATED_MAX + 1)]
-        assert await strangers[0].hung_up()
-
-
-async def test_silent_unauthenticated_peers_do_not_keep_the_jvm_out() -> None:  # H62
-    async with a_sidecar() as sidecar:
-        for _ in range(UNAUTHENTICATED_MAX):
-            await sidecar.stranger()
-        (await sidecar.jvm()).tell_job_end(1, 1)
-        await sidecar.log.wait_for(JobEnded)
 
 
 @pytest.mark.parametrize("bad_frame", [b"\xff" * 4, b"\x00" * 4, b"\x00\x00\x00\x03abc"])

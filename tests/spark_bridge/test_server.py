@@ -178,164 +178,155 @@ async def a_running_server(
         await server.close()
 
 
+@pytest.fixture
+async def running() -> AsyncIterator[RunningServer]:
+    async with a_running_server() as running:
+        yield running
+
+
+async def written_by(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, send: Callable[[], None]
+) -> list[list[Message]]:
+    """Return the messages of each write that ``send`` causes, now and at the end of the turn; "now" ends with []."""
+    written: list[list[Message]] = []
+
+    def write(data: bytes) -> None:
+        written.append([decode_message(body) for body in FrameDecoder().feed(data)])
+
+    monkeypatch.setattr(connection._transport, "write", write)
+    send()
+    written.append([])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return written
+
+
 # --- honest peers -------------------------------------------------------------------------------------------
 
 
-async def test_messages_go_both_ways_in_order() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        events = [EventMessage(7, seq, b"\xc0") for seq in range(1, 1001)]
-        await peer.send(*events)
-        await running.handler.until(lambda: len(running.handler.messages) == 1000)
-        assert running.handler.messages == events
-        for event in events:
-            running.handler.connections[0].send(event)
-        assert [await peer.receive() for _ in events] == events
+async def test_messages_go_both_ways_in_order(running: RunningServer) -> None:
+    peer = await running.a_task()
+    events = [EventMessage(7, seq, b"\xc0") for seq in range(1, 1001)]
+    await peer.send(*events)
+    await running.handler.until(lambda: len(running.handler.messages) == 1000)
+    assert running.handler.messages == events
+    for event in events:
+        running.handler.connections[0].send(event)
+    assert [await peer.receive() for _ in events] == events
 
 
-async def test_frames_that_come_together_are_handed_over_together() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        await peer.send(*[Confirm(7, seq) for seq in range(100)])
-        await running.handler.until(lambda: len(running.handler.messages) == 100)
-        assert len(running.handler.batches) < 10
+async def test_frames_that_come_together_are_handed_over_together(running: RunningServer) -> None:
+    peer = await running.a_task()
+    await peer.send(*[Confirm(7, seq) for seq in range(100)])
+    await running.handler.until(lambda: len(running.handler.messages) == 100)
+    assert len(running.handler.batches) < 10
 
 
-async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        connection = running.handler.connections[0]
-        written: list[bytes] = []
-        monkeypatch.setattr(connection._transport, "write", written.append)
-        for seq in range(10):
-            connection.send(Confirm(7, seq))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(written) == 1
-        peer._take(written[0])
-        assert peer.received == [Confirm(7, seq) for seq in range(10)]
+@pytest.mark.parametrize("count", [10, 2 * FRAMES_TOGETHER + 1])
+async def test_what_is_sent_in_one_turn_leaves_at_its_end_or_earlier_if_it_is_very_much(
+    count: int, running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.a_task()
+    (connection,) = running.handler.connections
+    messages = [Confirm(7, seq) for seq in range(count)]
 
+    def send() -> None:
+        for message in messages:
+            connection.send(message)
 
-async def test_of_very_many_messages_some_leave_before_the_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        connection = running.handler.connections[0]
-        written: list[bytes] = []
-        monkeypatch.setattr(connection._transport, "write", written.append)
-        count = 2 * FRAMES_TOGETHER + 1
-        for seq in range(count):
-            connection.send(Confirm(7, seq))
-        assert len(written) == 2
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(written) == 3
-        for frames in written:
-            peer._take(frames)
-        assert peer.received == [Confirm(7, seq) for seq in range(count)]
+    *early, now, last = await written_by(connection, monkeypatch, send)
+    assert [len(early), now] == [count // FRAMES_TOGETHER, []]
+    assert [message for frames in (*early, last) for message in frames] == messages
 
 
 async def test_an_immediate_message_leaves_together_with_the_queue(
-    monkeypatch: pytest.MonkeyPatch,
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        connection = running.handler.connections[0]
-        written: list[bytes] = []
-        monkeypatch.setattr(connection._transport, "write", written.append)
-        connection.send(Confirm(7, 1))
-        connection.send(Confirm(7, 2), at_once=True)
-        assert len(written) == 1  # before the loop has run again
-        connection.send(Confirm(7, 3), at_once=True)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(written) == 2
-        for frames in written:
-            peer._take(frames)
-        assert peer.received == [Confirm(7, 1), Confirm(7, 2), Confirm(7, 3)]
+    await running.a_task()
+    (connection,) = running.handler.connections
+    first, second, third = (Confirm(7, seq) for seq in (1, 2, 3))
+
+    def send() -> None:
+        connection.send(first)
+        connection.send(second, at_once=True)
+        connection.send(third, at_once=True)
+
+    assert await written_by(connection, monkeypatch, send) == [[first, second], [third], []]
 
 
-async def test_a_peer_that_sends_byte_by_byte_is_understood() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_stranger()
-        await peer.authenticate(portion=1)
-        for byte in encode_message(Opened(7, 1)):
-            peer.writer.write(bytes([byte]))
-            await peer.writer.drain()
-        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
+async def test_a_peer_that_sends_byte_by_byte_is_understood(running: RunningServer) -> None:
+    peer = await running.a_stranger()
+    await peer.authenticate(portion=1)
+    for byte in encode_message(Opened(7, 1)):
+        peer.writer.write(bytes([byte]))
+        await peer.writer.drain()
+    await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
-async def test_frames_right_after_the_handshake_are_received() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_stranger()
-        handshake = ClientHandshake(KEY, NONCE)
-        peer.writer.write(handshake.initial_bytes())
-        peer.writer.write(
-            handshake.receive(await peer.reader.readexactly(CHALLENGE_BYTES)) + encode_message(Opened(7, 1))
-        )
-        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
+async def test_frames_right_after_the_handshake_are_received(running: RunningServer) -> None:
+    peer = await running.a_stranger()
+    handshake = ClientHandshake(KEY, NONCE)
+    peer.writer.write(handshake.initial_bytes())
+    peer.writer.write(handshake.receive(await peer.reader.readexactly(CHALLENGE_BYTES)) + encode_message(Opened(7, 1)))
+    await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
-async def test_each_connection_has_a_unique_id() -> None:
-    async with a_running_server() as running:
-        await running.a_task()
-        await running.a_task()
-        first, second = running.handler.connections
-        assert first.connection_id != second.connection_id
-        assert first.peer.startswith("127.0.0.1:")
+async def test_each_connection_has_a_unique_id(running: RunningServer) -> None:
+    await running.a_task()
+    await running.a_task()
+    first, second = running.handler.connections
+    assert first.connection_id != second.connection_id
+    assert first.peer.startswith("127.0.0.1:")
 
 
-async def test_the_handler_is_notified_once_of_a_disconnection() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        await peer.close()
-        await running.handler.until(lambda: bool(running.handler.reasons))
-        connection = running.handler.connections[0]
-        connection.send(Confirm(7, 1))  # dropped
-        connection.close()
-        connection.abort()
-        assert running.handler.reasons == ["the peer closed the connection"]
+async def test_the_handler_is_notified_once_of_a_disconnection(running: RunningServer) -> None:
+    peer = await running.a_task()
+    await peer.close()
+    await running.handler.until(lambda: bool(running.handler.reasons))
+    connection = running.handler.connections[0]
+    connection.send(Confirm(7, 1))  # dropped
+    connection.close()
+    connection.abort()
+    assert running.handler.reasons == ["the peer closed the connection"]
 
 
-async def test_a_reset_connection_is_reported_as_one() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        sock = peer.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        peer.writer.transport.abort()
-        await running.handler.until(lambda: bool(running.handler.reasons))
-        assert "the connection broke" in running.handler.reasons[0]
+async def test_a_reset_connection_is_reported_as_one(running: RunningServer) -> None:
+    peer = await running.a_task()
+    sock = peer.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.writer.transport.abort()
+    await running.handler.until(lambda: bool(running.handler.reasons))
+    assert "the connection broke" in running.handler.reasons[0]
 
 
 # --- closing ------------------------------------------------------------------------------------------------
 
 
-async def test_close_lets_everything_that_was_sent_leave_first() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        connection = running.handler.connections[0]
-        payload = bytes(1_000_000)
-        for seq in range(1, 6):
-            connection.send(EventMessage(7, seq, payload))
-        connection.send(AttemptEnded(7, "enough"))
-        connection.close()
-        connection.send(Confirm(7, 99))  # after close: dropped
-        assert [await peer.receive() for _ in range(6)][5] == AttemptEnded(7, "enough")
-        assert await peer.until_closed() == b""
+async def test_close_lets_everything_that_was_sent_leave_first(running: RunningServer) -> None:
+    peer = await running.a_task()
+    connection = running.handler.connections[0]
+    payload = bytes(1_000_000)
+    for seq in range(1, 6):
+        connection.send(EventMessage(7, seq, payload))
+    connection.send(AttemptEnded(7, "enough"))
+    connection.close()
+    connection.send(Confirm(7, 99))  # after close: dropped
+    assert [await peer.receive() for _ in range(6)][5] == AttemptEnded(7, "enough")
+    assert await peer.until_closed() == b""
 
 
-async def test_the_last_message_arrives_although_the_peer_is_still_sending() -> None:
+async def test_the_last_message_arrives_although_the_peer_is_still_sending(running: RunningServer) -> None:
     # Closing a socket with unread bytes would reset it, and the last message could be lost.
     def dismiss(connection: Connection, messages: list[UpMessage]) -> None:
         connection.send(AttemptEnded(7, "stop"))
         connection.close()
 
-    async with a_running_server() as running:
-        running.handler.on_messages = dismiss
-        peer = await running.a_task()
-        for seq in range(1, 200):
-            await peer.send(EventMessage(7, seq, bytes(1000)))
-        assert await peer.receive() == AttemptEnded(7, "stop")
-        assert len(running.handler.batches) == 1
+    running.handler.on_messages = dismiss
+    peer = await running.a_task()
+    for seq in range(1, 200):
+        await peer.send(EventMessage(7, seq, bytes(1000)))
+    assert await peer.receive() == AttemptEnded(7, "stop")
+    assert len(running.handler.batches) == 1
 
 
 async def test_a_peer_that_does_not_read_its_last_bytes_is_dropped_in_time() -> None:  # H48
@@ -346,61 +337,58 @@ async def test_a_peer_that_does_not_read_its_last_bytes_is_dropped_in_time() -> 
         assert running.handler.reasons == ["closed here"]
 
 
-async def test_a_peer_that_resets_while_we_close_is_simply_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_resets_while_we_close_is_simply_gone(
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def shut_down() -> None:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    async with a_running_server() as running:
-        await running.a_task()
-        connection = running.handler.connections[0]
-        monkeypatch.setattr(connection._transport, "write_eof", shut_down)
-        connection.close()
-        await running.handler.until(lambda: running.handler.reasons == ["closed here"])
-        assert running.server.statistics.closing == 0
+    await running.a_task()
+    connection = running.handler.connections[0]
+    monkeypatch.setattr(connection._transport, "write_eof", shut_down)
+    connection.close()
+    await running.handler.until(lambda: running.handler.reasons == ["closed here"])
+    assert running.server.statistics.closing == 0
 
 
-async def test_a_peer_that_only_stops_sending_gets_what_was_sent_to_it() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        payload = bytes(1_000_000)
-        for seq in range(1, 6):
-            running.handler.connections[0].send(EventMessage(7, seq, payload))
-        peer.writer.write_eof()
-        assert [await peer.receive() for _ in range(5)][4] == EventMessage(7, 5, payload)
-        await running.handler.until(lambda: running.handler.reasons == ["the peer closed the connection"])
+async def test_a_peer_that_only_stops_sending_gets_what_was_sent_to_it(running: RunningServer) -> None:
+    peer = await running.a_task()
+    payload = bytes(1_000_000)
+    for seq in range(1, 6):
+        running.handler.connections[0].send(EventMessage(7, seq, payload))
+    peer.writer.write_eof()
+    assert [await peer.receive() for _ in range(5)][4] == EventMessage(7, 5, payload)
+    await running.handler.until(lambda: running.handler.reasons == ["the peer closed the connection"])
 
 
-async def test_close_without_flush_is_immediate() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        running.handler.connections[0].send(Confirm(7, 1))
-        running.handler.connections[0].close(flush=False, reason="no more")
-        await running.handler.until(lambda: running.handler.reasons == ["no more"])
-        assert await peer.until_closed() == b""
+async def test_close_without_flush_is_immediate(running: RunningServer) -> None:
+    peer = await running.a_task()
+    running.handler.connections[0].send(Confirm(7, 1))
+    running.handler.connections[0].close(flush=False, reason="no more")
+    await running.handler.until(lambda: running.handler.reasons == ["no more"])
+    assert await peer.until_closed() == b""
 
 
-async def test_closing_the_server_ends_every_connection_and_notifies_the_handler() -> None:
-    async with a_running_server() as running:
-        task, stranger = await running.a_task(), await running.a_stranger()
-        address = running.server.address
-        closing = asyncio.gather(running.server.close(), running.server.close())
-        assert await task.until_closed() == b""
-        assert await stranger.until_closed() == b""
-        await task.close()
-        await closing
-        assert running.handler.reasons == ["the server is closing"]
-        with pytest.raises(OSError):  # noqa: PT011 - refused, whatever the platform calls it
-            await asyncio.open_connection(*address)
-        await running.server.close()
+async def test_closing_the_server_ends_every_connection_and_notifies_the_handler(running: RunningServer) -> None:
+    task, stranger = await running.a_task(), await running.a_stranger()
+    address = running.server.address
+    closing = asyncio.gather(running.server.close(), running.server.close())
+    assert await task.until_closed() == b""
+    assert await stranger.until_closed() == b""
+    await task.close()
+    await closing
+    assert running.handler.reasons == ["the server is closing"]
+    with pytest.raises(OSError):  # noqa: PT011 - refused, whatever the platform calls it
+        await asyncio.open_connection(*address)
+    await running.server.close()
 
 
-async def test_a_cancelled_close_drops_the_connections_immediately() -> None:
-    async with a_running_server() as running:
-        await running.a_task()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await running.server.close()
-        await running.handler.until(lambda: running.handler.reasons == ["the server is closing"])
+async def test_a_cancelled_close_drops_the_connections_immediately(running: RunningServer) -> None:
+    await running.a_task()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await running.server.close()
+    await running.handler.until(lambda: running.handler.reasons == ["the server is closing"])
 
 
 async def test_a_server_that_was_never_started_can_be_closed() -> None:
@@ -416,57 +404,55 @@ async def test_a_server_that_was_never_started_can_be_closed() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x04" + bytes(80), b"\x16\x03\x01" + bytes(200)]
 )
-async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbage: bytes) -> None:  # H62
-    async with a_running_server() as running:
-        honest = await running.a_task()
-        with capture_logs() as lines:
-            stranger = await running.a_stranger()
-            stranger.writer.write(garbage)
-            answer = await stranger.until_closed()
-        assert len(answer) <= CHALLENGE_BYTES  # at most a challenge, never a proof
-        assert [line["event"] for line in lines] == ["connection refused"]
-        assert lines[0]["why"]
-        assert len(running.handler.connections) == 1
-        await honest.send(Opened(7, 1))
-        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
-        assert await running.is_well()
+async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(
+    running: RunningServer, garbage: bytes
+) -> None:  # H62
+    honest = await running.a_task()
+    with capture_logs() as lines:
+        stranger = await running.a_stranger()
+        stranger.writer.write(garbage)
+        answer = await stranger.until_closed()
+    assert len(answer) <= CHALLENGE_BYTES  # at most a challenge, never a proof
+    assert [line["event"] for line in lines] == ["connection refused"]
+    assert lines[0]["why"]
+    assert len(running.handler.connections) == 1
+    await honest.send(Opened(7, 1))
+    await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
+    assert await running.is_well()
 
 
 @pytest.mark.parametrize("length", range(HELLO_BYTES + 32))
-async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(length: int) -> None:  # H62
-    async with a_running_server() as running:
+async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(running: RunningServer, length: int) -> None:  # H62
+    stranger = await running.a_stranger()
+    handshake = ClientHandshake(KEY, NONCE)
+    stranger.writer.write(handshake.initial_bytes()[:length])
+    if length > HELLO_BYTES:
+        proof = handshake.receive(await stranger.reader.readexactly(CHALLENGE_BYTES))
+        stranger.writer.write(proof[: length - HELLO_BYTES])
+    stranger.writer.write_eof()
+    assert len(await stranger.until_closed()) in (0, CHALLENGE_BYTES)
+    assert running.handler.connections == []
+    assert await running.is_well()
+
+
+async def test_a_peer_with_another_secret_learns_nothing(running: RunningServer) -> None:  # H61
+    with capture_logs() as lines:
         stranger = await running.a_stranger()
-        handshake = ClientHandshake(KEY, NONCE)
-        stranger.writer.write(handshake.initial_bytes()[:length])
-        if length > HELLO_BYTES:
-            proof = handshake.receive(await stranger.reader.readexactly(CHALLENGE_BYTES))
-            stranger.writer.write(proof[: length - HELLO_BYTES])
-        stranger.writer.write_eof()
-        assert len(await stranger.until_closed()) in (0, CHALLENGE_BYTES)
-        assert running.handler.connections == []
-        assert await running.is_well()
+        with pytest.raises((ConnectionError, HandshakeFailed)):
+            await stranger.authenticate(key=Key(KEY.identity, b"x" * 32))
+    assert "secret" in lines[0]["why"]
+    assert repr(KEY.secret) not in str(lines)
+    assert running.handler.connections == []
+    assert await running.is_well()
 
 
-async def test_a_peer_with_another_secret_learns_nothing() -> None:  # H61
-    async with a_running_server() as running:
-        with capture_logs() as lines:
-            stranger = await running.a_stranger()
-            with pytest.raises((ConnectionError, HandshakeFailed)):
-                await stranger.authenticate(key=Key(KEY.identity, b"x" * 32))
-        assert "secret" in lines[0]["why"]
-        assert repr(KEY.secret) not in str(lines)
-        assert running.handler.connections == []
-        assert await running.is_well()
-
-
-async def test_both_ends_name_both_versions() -> None:  # H60
-    async with a_running_server() as running:
-        with capture_logs() as lines:
-            peer = await running.a_stranger()
-            with pytest.raises(VersionMismatch, match="version 9 here, 4 at the peer"):
-                await peer.authenticate(version=9)
-        assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
-        assert await running.is_well()
+async def test_both_ends_name_both_versions(running: RunningServer) -> None:  # H60
+    with capture_logs() as lines:
+        peer = await running.a_stranger()
+        with pytest.raises(VersionMismatch, match="version 9 here, 4 at the peer"):
+            await peer.authenticate(version=9)
+    assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
+    assert await running.is_well()
 
 
 async def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:  # H62
@@ -525,19 +511,18 @@ async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_s
         assert [line["event"] for line in lines] == ["connection refused"] * 20
 
 
-async def test_a_crowd_is_accepted_a_few_at_a_time() -> None:  # H62
+async def test_a_crowd_is_accepted_a_few_at_a_time(running: RunningServer) -> None:  # H62
     # A thousand were, in one turn of the loop: honest peers were pushed out before their data was read. A process with
     # the usual 1024 files had none left, which stopped the listening for a second and filled the log.
-    async with a_running_server() as running:
-        crowd = [socket.create_connection(running.server.address) for _ in range(200)]
-        steps, before = [], 0
-        while before < len(crowd):
-            await asyncio.sleep(0)
-            steps.append(running.server.statistics.accepted_total - before)
-            before = running.server.statistics.accepted_total
-        assert max(steps) <= 16
-        for sock in crowd:
-            sock.close()
+    crowd = [socket.create_connection(running.server.address) for _ in range(200)]
+    steps, before = [], 0
+    while before < len(crowd):
+        await asyncio.sleep(0)
+        steps.append(running.server.statistics.accepted_total - before)
+        before = running.server.statistics.accepted_total
+    assert max(steps) <= 16
+    for sock in crowd:
+        sock.close()
 
 
 async def test_authenticated_but_silent_connections_are_bounded_too() -> None:  # H62
@@ -571,32 +556,31 @@ async def test_one_connection_too_many_is_refused() -> None:  # H62
     ],
     ids=["huge", "empty", "no-msgpack", "unknown-tag", "downward"],
 )
-async def test_a_bad_frame_closes_that_connection_with_one_line(data: bytes, why: str) -> None:  # H62
-    async with a_running_server() as running:
-        honest, bad = await running.a_task(), await running.a_task()
-        with capture_logs() as lines:
-            bad.writer.write(data)
-            await bad.until_closed()
-            await running.handler.until(lambda: bool(running.handler.reasons))
-        assert why in running.handler.reasons[0]
-        assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "connection refused")]
-        await honest.send(Opened(7, 1))
-        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
+async def test_a_bad_frame_closes_that_connection_with_one_line(running: RunningServer, data: bytes, why: str) -> None:
+    # H62
+    honest, bad = await running.a_task(), await running.a_task()
+    with capture_logs() as lines:
+        bad.writer.write(data)
+        await bad.until_closed()
+        await running.handler.until(lambda: bool(running.handler.reasons))
+    assert why in running.handler.reasons[0]
+    assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "connection refused")]
+    await honest.send(Opened(7, 1))
+    await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
-async def test_a_handler_that_fails_loses_that_connection_only() -> None:
+async def test_a_handler_that_fails_loses_that_connection_only(running: RunningServer) -> None:
     def fail(connection: Connection, messages: list[UpMessage]) -> None:
         if Opened(7, 1) in messages:
             raise KeyError("a defect")
 
-    async with a_running_server() as running:
-        running.handler.on_messages = fail
-        peer = await running.a_task()
-        with capture_logs() as lines:
-            await peer.send(Opened(7, 1))
-            await peer.until_closed()
-        assert lines[0]["log_level"] == "error"
-        assert await running.is_well()
+    running.handler.on_messages = fail
+    peer = await running.a_task()
+    with capture_logs() as lines:
+        await peer.send(Opened(7, 1))
+        await peer.until_closed()
+    assert lines[0]["log_level"] == "error"
+    assert await running.is_well()
 
 
 # --- back-pressure ------------------------------------------------------------------------------------------
@@ -619,18 +603,17 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H
         assert len(lines) == 1
 
 
-async def test_writing_continues_when_the_peer_reads_again() -> None:
-    async with a_running_server() as running:
-        peer = await running.a_task()
-        connection = running.handler.connections[0]
-        events = [EventMessage(7, seq, bytes(1_000_000)) for seq in range(1, 21)]
-        for event in events:
-            connection.send(event)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert connection.is_write_paused
-        assert [await peer.receive() for _ in events] == events
-        assert not connection.is_write_paused
+async def test_writing_continues_when_the_peer_reads_again(running: RunningServer) -> None:
+    peer = await running.a_task()
+    connection = running.handler.connections[0]
+    events = [EventMessage(7, seq, bytes(1_000_000)) for seq in range(1, 21)]
+    for event in events:
+        connection.send(event)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert connection.is_write_paused
+    assert [await peer.receive() for _ in events] == events
+    assert not connection.is_write_paused
 
 
 async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> None:
@@ -731,11 +714,10 @@ async def test_connections_stay_within_the_files_that_the_process_may_open() -> 
         assert "raise ulimit -n" in lines[-1]["why"]
 
 
-async def test_the_port_that_was_found_is_advertised() -> None:  # H63
-    async with a_running_server() as running:
-        host, port = running.server.address
-        assert host == "127.0.0.1"
-        assert port > 0
+async def test_the_port_that_was_found_is_advertised(running: RunningServer) -> None:  # H63
+    host, port = running.server.address
+    assert host == "127.0.0.1"
+    assert port > 0
 
 
 BOUNDS = ["authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "connections_max"]

@@ -19,10 +19,20 @@ from spark_bridge.subtask.bootstrap import VENDORED
 BARE_PYTHON = [sys.executable, "-S", "-c"]
 
 
-def in_bare_python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*BARE_PYTHON, program], capture_output=True, text=True, timeout=60, check=False, cwd="/", env={}
+def in_bare_python(*paths: Path, program: str, status: int = 0) -> tuple[str, str]:
+    """Run a program that finds modules here, too; return what it writes to standard output and standard error."""
+    whole = f"import sys; sys.path[1:1] = {[str(path) for path in paths]!r}\n{program}"
+    done = subprocess.run(
+        [*BARE_PYTHON, whole], capture_output=True, text=True, timeout=60, check=False, cwd="/", env={}
     )
+    assert done.returncode == status, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def unpacked(archive: Path, folder: Path, *, without: str) -> Path:
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(folder, [name for name in content.namelist() if not name.startswith(without)])
+    return folder
 
 
 def test_the_packages_are_shipped_without_tests() -> None:
@@ -46,9 +56,8 @@ IMPORTS_A_TASK = "import spark_bridge.subtask, protocol.wire.messages as module;
 
 def test_what_a_task_imports_need_not_be_compiled(tmp_path: Path) -> None:
     archive = write_archive(tmp_path)
-    done = in_bare_python(f"import sys; sys.path.insert(1, {str(archive)!r}); {IMPORTS_A_TASK}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{archive}/protocol/wire/messages.pyc"
+    origin, _ = in_bare_python(archive, program=IMPORTS_A_TASK)
+    assert origin == f"{archive}/protocol/wire/messages.pyc"
 
 
 def test_another_python_takes_the_sources(tmp_path: Path) -> None:
@@ -57,22 +66,19 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
         for name in ours.namelist():
             content = ours.read(name)
             other.writestr(name, b"\0\0" + content[2:] if name.endswith(".pyc") else content)
-    done = in_bare_python(f"import sys; sys.path.insert(1, {str(theirs)!r}); {IMPORTS_A_TASK}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{theirs}/protocol/wire/messages.py"
+    origin, _ = in_bare_python(theirs, program=IMPORTS_A_TASK)
+    assert origin == f"{theirs}/protocol/wire/messages.py"
 
 
 def test_a_python_without_msgpack_uses_the_shipped_one(tmp_path: Path) -> None:  # spark-facts 21, 27
-    archive = write_archive(tmp_path)
-    done = in_bare_python(
-        f"import sys; sys.path.insert(1, {str(archive)!r})\n"
-        "import spark_bridge.subtask, msgpack\n"
+    said, _ = in_bare_python(
+        write_archive(tmp_path),
+        program="import spark_bridge.subtask, msgpack\n"
         "from protocol.wire.codec import decode_event, encode_event\n"
-        "print(decode_event(encode_event({'a': [1, None]})), msgpack.__file__)\n"
+        "print(decode_event(encode_event({'a': [1, None]})), msgpack.__file__)\n",
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("{'a': [1, None]}")
-    assert VENDORED in done.stdout
+    assert said.startswith("{'a': [1, None]}")
+    assert VENDORED in said
 
 
 def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
@@ -83,27 +89,22 @@ def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
         for name in content.namelist():
             if name.startswith(f"{VENDORED}/msgpack/"):
                 (installed / "msgpack" / Path(name).name).write_bytes(content.read(name))
-    done = in_bare_python(
-        f"import sys; sys.path[1:1] = [{str(archive)!r}, {str(installed)!r}]\n"
-        "import spark_bridge.subtask, msgpack\n"
-        "print(msgpack.__file__)\n"
+    said, _ = in_bare_python(
+        archive, installed, program="import spark_bridge.subtask, msgpack\nprint(msgpack.__file__)"
     )
-    assert done.returncode == 0, done.stderr
-    assert str(installed) in done.stdout
+    assert str(installed) in said
 
 
 def test_a_python_without_fsspec_writes_files_with_the_shipped_one(tmp_path: Path) -> None:
-    archive = write_archive(tmp_path)
-    done = in_bare_python(
-        f"import sys; sys.path.insert(1, {str(archive)!r})\n"
-        "from spark_bridge.sink.writer import SinkWriter\n"
+    said, _ = in_bare_python(
+        write_archive(tmp_path),
+        program="from spark_bridge.sink.writer import SinkWriter\n"
         f"writer = SinkWriter({str(tmp_path / 'out')!r}, name='out', subtask=0, attempt=0)\n"
         "writer.write('a row')\n"
-        "import fsspec; print(writer.seal(1)[0].rows, fsspec.__file__)\n"
+        "import fsspec; print(writer.seal(1)[0].rows, fsspec.__file__)\n",
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 ")
-    assert VENDORED in done.stdout
+    assert said.startswith("1 ")
+    assert VENDORED in said
 
 
 def test_the_archive_is_compressed_and_contains_no_tests_of_dependencies(tmp_path: Path) -> None:
@@ -116,30 +117,24 @@ def test_the_archive_is_compressed_and_contains_no_tests_of_dependencies(tmp_pat
 
 def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
     """And what the archive provided before, msgpack, is still importable afterwards."""
-    with zipfile.ZipFile(write_archive(tmp_path)) as content:
-        names = [name for name in content.namelist() if not name.startswith(f"{VENDORED}/fsspec/")]
-        content.extractall(tmp_path / "bare", names)
-    done = in_bare_python(
-        f"import sys; sys.path.insert(1, {str(tmp_path / 'bare')!r})\n"
-        "import spark_bridge.subtask\n"
+    said, _ = in_bare_python(
+        unpacked(write_archive(tmp_path), tmp_path / "bare", without=f"{VENDORED}/fsspec/"),
+        program="import spark_bridge.subtask\n"
         "from spark_bridge.subtask.bootstrap import VENDORED\n"
         "try:\n    import spark_bridge.sink.writer\n"
         "except ModuleNotFoundError as error:\n"
-        "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n"
+        "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n",
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("fsspec ")
-    assert "PYSPARK_PYTHON" in done.stdout
-    assert done.stdout.strip().endswith("True")
+    assert said.startswith("fsspec ")
+    assert "PYSPARK_PYTHON" in said
+    assert said.endswith("True")
 
 
 def test_without_any_msgpack_the_error_names_the_python_and_the_fix(tmp_path: Path) -> None:  # spark-facts 21
-    with zipfile.ZipFile(write_archive(tmp_path)) as content:
-        content.extractall(tmp_path / "bare", [name for name in content.namelist() if not name.startswith(VENDORED)])
-    done = in_bare_python(f"import sys; sys.path.insert(1, {str(tmp_path / 'bare')!r})\nimport spark_bridge.subtask\n")
-    assert done.returncode != 0
-    assert "PYSPARK_PYTHON" in done.stderr
-    assert sys.executable in done.stderr
+    bare = unpacked(write_archive(tmp_path), tmp_path / "bare", without=VENDORED)
+    _, error = in_bare_python(bare, program="import spark_bridge.subtask", status=1)
+    assert "PYSPARK_PYTHON" in error
+    assert sys.executable in error
 
 
 class _Context:
@@ -152,16 +147,10 @@ class _Context:
         self.added.append(path)
 
 
-def test_a_context_gets_the_archive_once_and_the_file_stays() -> None:
-    context: Any = _Context()
-    ship_packages(cast(SparkContext, context))
-    ship_packages(cast(SparkContext, context))
-    (path,) = context.added
-    assert zipfile.is_zipfile(path)
-
-
-def test_each_context_gets_its_own() -> None:
+def test_each_context_gets_the_archive_once_and_the_file_stays() -> None:
     contexts: list[Any] = [_Context(), _Context()]
-    for context in contexts:
+    for context in contexts * 2:
         ship_packages(cast(SparkContext, context))
-    assert [len(context.added) for context in contexts] == [1, 1]
+    for context in contexts:
+        (path,) = context.added
+        assert zipfile.is_zipfile(path)

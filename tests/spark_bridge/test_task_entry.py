@@ -72,23 +72,30 @@ def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H
         assert task.outputs() == [3, 5, 7]
 
 
+class Async(SubtaskOperator):
+    async def process(self, records: Iterator[Any]) -> Any:
+        yield 1
+
+
 @pytest.mark.usefixtures("inside_a_task")
-def test_an_object_that_is_not_an_operator_is_refused_with_the_fix() -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (dict, "made a dict; a subtask needs a SubtaskOperator"),
+        (lambda: Async(), r"Async.process() is an async generator"),  # noqa: PLW0108 - a class is checked before
+    ],
+)
+def test_what_a_function_makes_is_checked_in_the_task_and_refused_with_the_fix(make: Any, said: str) -> None:  # H59
     with Peer() as peer:
-        entry = SubtaskTask(dict, peer.endpoint())  # type: ignore[arg-type]
+        entry = SubtaskTask(make, peer.endpoint())
         task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry(iter([])))
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered())
-        assert "made a dict; a subtask needs a SubtaskOperator" in connection.finish().failure
+        assert said in peer.register().finish().failure
         assert isinstance(task.error(), TypeError)
 
 
 @pytest.mark.usefixtures("inside_a_task")
 @pytest.mark.parametrize("arguments", [(7,), ("words",), (("a", 1),), ({"a": 1},), (0, iter([1])), (iter([1]), 3)])
-def test_a_call_without_a_partition_names_the_methods_that_pass_one(
-    arguments: tuple[Any, ...],
-) -> None:
+def test_a_call_without_a_partition_names_the_methods_that_pass_one(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match=r"called it with \w+.*: pass it to mapPartitions, .* instead of map"):
         SubtaskTask(Times, an_endpoint(), (2,))(*arguments)
 

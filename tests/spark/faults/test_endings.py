@@ -12,15 +12,13 @@ import pytest
 from pyspark import SparkContext
 
 from protocol.facts import ApplicationEnded
-from spark_bridge.driver.sidecar import Sidecar
-from tests.spark.actions import Action, one_task_each, what_the_user_reads
+from tests.spark.actions import Action, coordinated, what_the_user_reads
 from tests.spark.cluster import StandaloneCluster, command_line, descendants
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.heard import listening_to
 from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk
 from tests.spark.faults.waiting import wait_until
 from tests.spark.leftovers import nothing_left
-from tests.spark.operators import Listening
 from tests.spark.program import Program, wait_until_nobody_is_left
 from tests.spark.script import Script
 
@@ -111,9 +109,8 @@ def test_spark_is_stopped_while_its_job_runs(standalone: StandaloneCluster, spar
     spark = spark_on(standalone.master_url, spark_executor_memory="512m")
     script = Script(FIRST_ATTEMPTS_WAIT, [])
     application_id = spark.sparkContext.applicationId
-    with nothing_left(), listening_to(spark) as heard, Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with nothing_left(), listening_to(spark) as heard, coordinated(spark, script, 2) as job:
+        action = Action(job.tasks().collect)
         script.wait_for(both_talk)
         pids = processes_of(standalone, application_id)
         spark.stop()

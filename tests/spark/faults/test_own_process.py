@@ -295,8 +295,5 @@ def test_a_wrong_secret_is_reported(spark: SparkSession, program: NewProgram, tm
 def test_an_operator_that_the_factory_does_not_coordinate_is_reported(spark: SparkSession, program: NewProgram) -> None:
     here = program()
     here.start()
-    with (
-        attach(spark, here) as sidecar,
-        pytest.raises(SidecarError, match=r"'words' is not coordinated.*'op'"),
-    ):
+    with attach(spark, here) as sidecar, pytest.raises(SidecarError, match=r"'words' is not coordinated.*'op'"):
         sidecar.operator("words")

@@ -14,15 +14,13 @@ from pyspark.sql import SparkSession
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.facts import TaskEnded, TaskOutcome
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader
-from tests.spark.actions import Action, one_task_each
+from tests.spark.actions import Action, coordinated
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.directing import Director, Life
 from tests.spark.faults.heard import Heard, listening_to
 from tests.spark.faults.waiting import wait_for_executors
-from tests.spark.operators import Listening
 from tests.spark.recorder import Callback
 
 pytestmark = pytest.mark.spark
@@ -52,9 +50,8 @@ def spark(standalone: StandaloneCluster, spark_on: SparkOn) -> SparkSession:
 def a_subtask_and_its_copy(spark: SparkSession) -> Iterator[tuple[Director, Heard, Action]]:
     """Both attempts of subtask 1 run, each on its own host, and have talked with their coordinator; none has failed."""
     director = Director("hello")
-    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", director, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with listening_to(spark) as heard, coordinated(spark, director, 2) as job:
+        action = Action(job.tasks().collect)
         director.wait_until_ready([OTHER, ORIGINAL])
         director.hear(ORIGINAL, "are you 0?")
         director.tell(OTHER, "stop")
@@ -154,9 +151,8 @@ def test_both_attempts_fail(spark: SparkSession) -> None:
 def test_there_is_no_copy_in_streaming_mode(spark: SparkSession) -> None:
     """H13: both would start from one state, so the later one takes over; the older is superseded and reset."""
     director = Director("hello")
-    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", director, parallelism=2, mode=RestoreMode.STREAMING)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+    with listening_to(spark) as heard, coordinated(spark, director, 2, mode=RestoreMode.STREAMING) as job:
+        action = Action(job.tasks().collect)
         director.wait_until_ready([OTHER, ORIGINAL])
         director.hear(ORIGINAL, "are you 0?")
         director.greet([1], "hello", "stop")
@@ -218,9 +214,8 @@ def test_a_copy_reads_the_splits_of_its_original(spark: SparkSession) -> None:
         return enumerators[-1]
 
     source = SourceCoordinator(build)
-    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", source, parallelism=2)
-        rows = one_task_each(spark, 2).mapPartitions(handle.subtask(FirstGetsStuck)).collect()
+    with listening_to(spark) as heard, coordinated(spark, source, 2) as job:
+        rows = job.tasks(FirstGetsStuck).collect()
         killed = heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.KILLED)
 
     assert sorted(split for _, _, split in rows) == SPLITS

@@ -497,9 +497,7 @@ async def test_what_is_published_is_on_the_disk_before_the_next_cut(
     assert others == [".headgate-out", "out", ".headgate-out"]
 
 
-async def test_the_staging_directory_is_deleted_only_when_it_is_empty(
-    tmp_path: Path,
-) -> None:
+async def test_the_staging_directory_is_deleted_only_when_it_is_empty(tmp_path: Path) -> None:
     url = str(tmp_path / "out")
     committer = await a_committer(url)
     await committer.close()

@@ -12,15 +12,7 @@ import pytest
 from spark_bridge.sink.errors import SinkBroken, SinkMisused
 from spark_bridge.sink.files import PartName
 from spark_bridge.sink.writer import SinkWriter
-from tests.spark_bridge.sink.kit import (
-    TaskContext,
-    as_context,
-    failing,
-    files_under,
-    new_url,
-    staged,
-    visible,
-)
+from tests.spark_bridge.sink.kit import TaskContext, as_context, failing, files_under, new_url, staged, visible
 
 
 @pytest.fixture(params=["path", "file", "memory", "breaking"])

@@ -34,11 +34,7 @@ def test_it_lists_every_checkpoint(root: Path, capsys: pytest.CaptureFixture[str
     assert head.split() == ["OPERATOR", "ID", "TIME", "(UTC)", "BYTES", "PARALLELISM", "SUBTASKS", "HELD", "STATE"]
     assert [
         (line.startswith("letters of München"), line.endswith("2            1         1     ok")) for line in lines
-    ] == [
-        (True, True),
-        (False, True),
-        (False, True),
-    ]
+    ] == [(True, True), (False, True), (False, True)]
 
 
 def test_it_lists_one_operator_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,14 +14,7 @@ import pytest
 
 from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main
-from spark_bridge.storage import (
-    CheckpointStorage,
-    Storage,
-    StorageError,
-    StorageFenced,
-    StorageSession,
-    WriteOptions,
-)
+from spark_bridge.storage import CheckpointStorage, Storage, StorageError, StorageFenced, StorageSession, WriteOptions
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name
 from spark_bridge.storage.validity import NOTHING, Validity, no_longer_kept
 from tests.mutants.mutant import Edit
