@@ -213,14 +213,16 @@ class World:
         self.tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
         return answer
 
-    def ask_client_request(self, request: Any) -> Answer:
+    async def ask_client_request(self, request: Any) -> Answer:
         answer = Answer()
         self.tracker.tell(ClientRequest(request, cast("Reply[Any]", answer)))
+        await self.settle()
         return answer
 
-    def await_settled(self) -> Answer:
+    async def await_settled(self) -> Answer:
         answer = Answer()
         self.tracker.tell(AwaitSettled(cast("Reply[Settled]", answer)))
+        await self.settle()
         return answer
 
     def label(self, during: str, after: str) -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, cast
 
 import anyio
@@ -17,8 +17,6 @@ from actors.coordination.call_watch import CallWatch, current_watch
 from actors.coordination.messages import StartOperator
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.user_calls import call_user
-from protocol.attempts import FailureKind
-from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import (
     Answer,
     RecordingCoordinator,
@@ -26,6 +24,7 @@ from tests.actors.coordination.operator_world import (
     running_operator,
     running_tasks,
 )
+from tests.actors.coordination.test_coordinator_calls import provoke
 
 Reports = list[MutableMapping[str, Any]]
 
@@ -73,82 +72,33 @@ class Gates:
 MEET = f"{__file__}:{Meeting.__call__.__code__.co_firstlineno + 1} in Meeting.__call__ (inside "
 
 
-async def until_ready(world: World) -> Task:
-    (task,) = await world.running(0)
-    return task
-
-
-async def begin_event(world: World, task: Task) -> None:
-    task.send("an event")
-
-
-async def begin_request(world: World, task: Task) -> None:
-    task.ask("a request")
-
-
-async def begin_checkpoint(world: World, task: Task) -> None:
-    world.begin_checkpoint()
-
-
-async def begin_failure(world: World, task: Task) -> None:
-    world.fail(task, FailureKind.FAILED, reset=False)
-
-
-async def begin_reset_of_one(world: World, task: Task) -> None:
-    world.fail(task)
-
-
-async def begin_reset(world: World, task: Task) -> None:
-    world.reset()
-
-
-async def begin_end(world: World, task: Task) -> None:
-    world.finish(task)
-    world.end_run()
-
-
-async def begin_client_request(world: World, task: Task) -> None:
-    world.ask_client_request("a request")
-
-
-async def begin_abort(world: World, task: Task) -> None:
-    task.declines = "not now"
-    world.begin_checkpoint()
-
-
-async def nothing(world: World, task: Task) -> None:
-    pass
-
-
-METHODS: dict[str, tuple[Callable[[World, Task], Awaitable[None]], dict[str, Any]]] = {
-    "subtask_ready": (nothing, {"subtask": 0, "attempt": 0}),
-    "handle_event_from_operator": (begin_event, {"subtask": 0, "attempt": 0}),
-    "handle_request": (begin_request, {"subtask": 0, "attempt": 0}),
-    "handle_client_request": (begin_client_request, {}),
-    "checkpoint_coordinator": (begin_checkpoint, {"checkpoint_id": 1}),
-    "notify_checkpoint_complete": (begin_checkpoint, {"checkpoint_id": 1}),
-    "notify_checkpoint_aborted": (begin_abort, {"checkpoint_id": 1}),
-    "subtask_failed": (begin_failure, {"subtask": 0, "attempt": 0}),
-    "subtask_reset": (begin_reset_of_one, {"subtask": 0, "checkpoint_id": -1}),
-    "reset_to_checkpoint": (begin_reset, {"checkpoint_id": -1}),
-    "run_ended": (begin_end, {"run_id": 1, "succeeded": True}),
+METHODS: dict[str, dict[str, Any]] = {
+    "subtask_ready": {"subtask": 0, "attempt": 0},
+    "handle_event_from_operator": {"subtask": 0, "attempt": 0},
+    "handle_request": {"subtask": 0, "attempt": 0},
+    "handle_client_request": {},
+    "checkpoint_coordinator": {"checkpoint_id": 1},
+    "notify_checkpoint_complete": {"checkpoint_id": 1},
+    "notify_checkpoint_aborted": {"checkpoint_id": 1},
+    "subtask_failed": {"subtask": 0, "attempt": 0},
+    "subtask_reset": {"subtask": 0, "checkpoint_id": -1},
+    "reset_to_checkpoint": {"checkpoint_id": -1},
+    "run_ended": {"run_id": 1, "succeeded": True},
 }
+"""The methods, each with the arguments that its report names."""
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_method_that_stays_awaited_is_reported_by_name_at_growing_intervals(method: str) -> None:  # H70
-    begin, arguments = METHODS[method]
     meet = Meeting()
     coordinator = RecordingCoordinator(**{method: meet})
     with capture_logs() as logged:
         async with running_operator(coordinator, snapshot_timeout_s=1000.0, checkpoint_timeout_s=1000.0) as world:
-            task = await until_ready(world)
-            await begin(world, task)
-            await world.settle()
+            await provoke(world, method)
             await world.advance(9.9)
             assert reports(logged) == []
             await world.advance(0.2)
-            assert reports(logged) == [{"method": method, "awaited_s": 10.0, **arguments}]
+            assert reports(logged) == [{"method": method, "awaited_s": 10.0, **METHODS[method]}]
             await world.advance(70.0)
             assert [report["awaited_s"] for report in reports(logged)] == [10.0, 20.0, 40.0, 80.0]
             (place,) = {line["waiting_at"] for line in logged if "waiting_at" in line}
@@ -183,8 +133,7 @@ async def test_many_calls_that_each_return_are_never_reported() -> None:  # H70
     gates = Gates()
     coordinator = RecordingCoordinator(handle_event_from_operator=gates)
     with capture_logs() as logged:
-        async with running_operator(coordinator) as world:
-            task = await until_ready(world)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             for number in range(10):
                 task.send(number)
                 await world.advance(6.0)
@@ -198,8 +147,7 @@ async def test_a_call_after_one_that_took_long_is_reported_in_time() -> None:  #
     gates = Gates()
     coordinator = RecordingCoordinator(handle_event_from_operator=gates)
     with capture_logs() as logged:
-        async with running_operator(coordinator) as world:
-            task = await until_ready(world)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             for awaited_s in (45.0, 15.0):
                 task.send("an event")
                 await world.advance(awaited_s)
@@ -221,7 +169,7 @@ async def test_a_call_beside_one_that_still_hangs_is_reported_in_time() -> None:
             world.reset()
             await world.settle()
             await world.advance(45.0)  # the next report about the first one's close is due after 80 s
-            await until_ready(world)
+            await world.running(0)
             await world.advance(10.0)
             await meet.end(world)
     assert [(report["method"], report["awaited_s"]) for report in reports(logged)] == [
@@ -271,7 +219,7 @@ async def test_the_start_of_a_coordinator_that_was_recreated_is_what_is_blamed()
     with capture_logs() as logged:
         async with running_operator(RecreateOnReset(make)) as world:
             world.reset()
-            task = await until_ready(world)
+            (task,) = await world.running(0)
             await world.advance(10.0)
             assert {report["method"] for report in reports(logged)} == {"start", "subtask_ready"}
             assert task.notes[-1].call == "start()"

@@ -104,8 +104,7 @@ async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> Non
 
 async def test_an_operator_without_a_run_is_settled_at_once() -> None:
     async with running_operator() as world:
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.values == [Settled(-1, "")]
 
 
@@ -121,8 +120,7 @@ async def test_a_run_is_settled_when_its_final_checkpoint_is_and_the_coordinator
     async with running_operator(RecordingCoordinator(notify_checkpoint_complete=commit)) as world:
         world.on_store = write
         (task,) = await world.running(0)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.open, "the run is on"
         await end_well(world, task)
         await world.settle()
@@ -140,8 +138,7 @@ async def test_a_run_that_failed_is_settled_when_the_coordinator_has_heard_of_it
         task.busy = True
         await world.checkpoint()
         world.end_run(succeeded=False)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.values == [Settled(-1, "")]
         assert [call[0] for call in world.coordinator.calls[-3:]] == [
             "notify_checkpoint_aborted",
@@ -158,8 +155,7 @@ async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
     async with running_tasks(1) as (world, (task,)):
         world.on_store = fail_once
         await end_well(world, task)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.values == [Settled(2, "")]
 
 
@@ -171,8 +167,7 @@ async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed(
         await world.checkpoint()
         world.on_store = fail
         await end_well(world, task)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.values == [Settled(1, "checkpoint 3: storage: OSError: no space left")]
         (failure,) = world.failures
         assert "no space left" in str(failure)
@@ -180,8 +175,7 @@ async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed(
         world.reset("a new run")
         await world.running(0)
         world.end_run(succeeded=False)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.values == [Settled(1, "")], "a run that failed owes nothing, and the one before it is gone"
 
 
@@ -200,8 +194,7 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
         await world.settle()  # all took part, and it is being stored
         world.finish(task)
         world.end_run()
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.open
         written.set()
         await world.settle()
@@ -214,8 +207,7 @@ async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H
     async with running_tasks(1, checkpoint_timeout_s=30.0) as (world, (task,)):
         world.no_ids = OSError("the storage is gone")
         await end_well(world, task)
-        answer = world.await_settled()
-        await world.settle()
+        answer = await world.await_settled()
         assert answer.open
         world.no_ids = None
         await world.advance(30.1)

@@ -124,8 +124,7 @@ async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
         await world.checkpoint()
         world.fail(task)
         world.end_run(False)
-        settled = world.await_settled()
-        await world.settle()
+        settled = await world.await_settled()
         assert settled.values
         await world.stop()
     assert world.coordinator.calls[-1] == ("close",)

@@ -14,16 +14,14 @@ async def test_a_coordinator_answers_with_what_its_handler_returns() -> None:  #
         return request
 
     async with running_operator(RecordingCoordinator(handle_client_request=echo)) as world:
-        answer = world.ask_client_request("testing payload")
-        await world.settle()
+        answer = await world.ask_client_request("testing payload")
         assert answer.values == ["testing payload"]
         assert world.statistics.client_requests == 1
 
 
 async def test_a_coordinator_without_a_handler_says_so() -> None:  # S61
     async with running_operator() as world:
-        answer = world.ask_client_request("testing payload")
-        await world.settle()
+        answer = await world.ask_client_request("testing payload")
         (error,) = answer.errors
         assert "RecordingCoordinator cannot handle requests of the driver" in str(error)
 
@@ -36,8 +34,7 @@ async def test_a_request_that_fails_is_the_askers_trouble_alone() -> None:  # R9
 
     coordinator = RecordingCoordinator(handle_client_request=refuse)
     async with running_operator(coordinator) as world:
-        answer = world.ask_client_request("rows of t")
-        await world.settle()
+        answer = await world.ask_client_request("rows of t")
         assert answer.errors == [cause]
         assert not world.reports
         (task,) = await world.running(0)
@@ -53,7 +50,6 @@ async def test_a_request_is_handled_while_a_checkpoint_runs() -> None:  # R98
     async with running_tasks(1, RecordingCoordinator(handle_client_request=echo)) as (world, (task,)):
         task.busy = True
         checkpoint = await world.checkpoint()
-        answer = world.ask_client_request("now")
-        await world.settle()
+        answer = await world.ask_client_request("now")
         assert answer.values == ["now"]
         assert checkpoint.open

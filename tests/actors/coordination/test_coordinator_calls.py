@@ -118,6 +118,10 @@ async def provoke(world: World, method: str) -> None:
     (task,) = await world.running(0)
     if method == "handle_event_from_operator":
         task.send("x")
+    elif method == "handle_request":
+        task.ask("x")
+    elif method == "handle_client_request":
+        await world.ask_client_request("x")
     elif method in ("subtask_failed", "subtask_reset"):
         world.fail(task)
     elif method == "reset_to_checkpoint":

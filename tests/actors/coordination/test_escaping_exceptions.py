@@ -143,8 +143,7 @@ async def test_an_exit_raised_by_handle_client_request_fails_the_job_and_the_req
     # H65
     coordinator = RecordingCoordinator(handle_client_request=raising(error))
     async with running_tasks(1, coordinator) as (world, _):
-        answer = world.ask_client_request("how many?")
-        await world.settle()
+        answer = await world.ask_client_request("how many?")
         (told,) = answer.errors
         assert isinstance(told, Exception)
         assert error in (told, told.__cause__)

@@ -17,8 +17,7 @@ async def raise_error(*args: Any) -> None:
 
 
 async def what_failed(world: World) -> str:
-    answer = world.await_settled()
-    await world.settle()
+    answer = await world.await_settled()
     (settled,) = answer.values
     failed: str = settled.failed
     return failed

@@ -75,8 +75,7 @@ async def test_a_savepoint_after_a_run_does_not_stand_in_for_the_final_checkpoin
         await world.settle()
         world.no_ids = None
         savepoint = world.begin_checkpoint("elsewhere")
-        settled = world.await_settled()
-        await world.settle()
+        settled = await world.await_settled()
         assert savepoint.values == [1]
         assert settled.open
         await world.advance(30.1)
@@ -92,7 +91,6 @@ async def test_a_savepoint_that_fails_after_a_run_leaves_its_output_committed() 
         await world.settle()
         world.on_store = fail
         savepoint = world.begin_checkpoint("elsewhere")
-        settled = world.await_settled()
-        await world.settle()
+        settled = await world.await_settled()
         assert "no such bucket" in savepoint.reason()
         assert settled.values == [Settled(1, "")]
