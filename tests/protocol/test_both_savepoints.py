@@ -10,7 +10,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.subtask.types import OperatorFinished, SnapshotTaken
 from protocol.wire import messages as m
-from tests.protocol.snapshots import snapshot
+from tests.protocol.refusals import unchanged
 from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut
 from tests.protocol.test_subtask import a_subtask, hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask, events, mailbox, send, take_snapshot
@@ -51,9 +51,8 @@ def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means
     assert mailbox(effects) == []
     assert events(effects) == [b"a"]
     assert not subtask.wants_snapshot(5)
-    before = snapshot(subtask)
-    assert subtask.handle(SnapshotTaken(5, b"late"), 1.0) == []
-    assert snapshot(subtask) == before
+    with unchanged(subtask):
+        assert subtask.handle(SnapshotTaken(5, b"late"), 1.0) == []
 
 
 def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:  # H47

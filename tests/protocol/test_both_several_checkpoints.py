@@ -13,6 +13,7 @@ from protocol.gateway.machine import GatewayMachine
 from protocol.wire import messages as m
 from tests.protocol import test_gateway_checkpoints as down
 from tests.protocol import test_subtask_checkpoints as up
+from tests.protocol.refusals import refusal
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down
 from tests.protocol.test_subtask import hear as hear_down
@@ -89,8 +90,7 @@ def test_downward_a_second_acknowledgement_of_one_checkpoint_opens_no_other() ->
 def test_downward_an_acknowledgement_of_another_attempt_opens_nothing() -> None:  # H44, G7
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1)
-    [effect] = hear_up(gateway, m.CheckpointAcknowledged(8, 1, 5, b"", (), 0))
-    assert isinstance(effect, g.RefuseMessage)
+    assert refusal(hear_up(gateway, m.CheckpointAcknowledged(8, 1, 5, b"", (), 0)))
     assert gateway.statistics().closed_for == (5, 6, 7)
 
 
