@@ -8,8 +8,8 @@ from protocol.gateway import types as g
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
-from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import hear as hear_up
+from tests.protocol.test_gateway import sent as sent_down
 from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut
 from tests.protocol.test_subtask import hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask
@@ -24,6 +24,19 @@ def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
     assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
 
 
+def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
+    # H41: it comes after the checkpoint, like an event
+    gateway = a_wide_gateway()
+    hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
+    cut(gateway, 5)
+    gateway.handle(g.BarrierRequested(5), 1.0)
+    assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
+    assert gateway.statistics().held_events == 1
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 1))
+    assert effects[0] == g.ReportAcknowledged(5, b"", (), 1)
+    assert sent_down(effects)[0] == m.AnswerMessage(7, 3, 4, "", b"!")
+
+
 def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:  # H26
     gateway = a_wide_gateway()
     hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
@@ -35,18 +48,14 @@ def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None: 
     gateway.check_invariants()
 
 
-def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() -> None:
+def test_a_restored_request_leaves_and_arrives_as_a_request_of_the_subtask_that_asked() -> None:
     # H73, H31, H52: no task waits for the answer, since the attempt that waited is over
-    world = World(1, (m.HeldEvent(6, b"!"), m.HeldEvent(6, b"?", is_request=True), m.HeldEvent(2, b".")))
-    world.connect()
-    world.drive_subtask(s.OperatorOpened())
-    world.drive_gateway(g.ReadyAnnounced())
-    world.carry()
-    assert world.heard == [b"!", b"?", b"."]
-    assert world.to_answer == []
-    world.settle()
-    assert world.asked_back == []
-    assert world.gateway.statistics().untaken_events == 0
+    subtask = SubtaskMachine(7, 2, WIDE, (m.HeldEvent(6, b"?", is_request=True),))
+    [request] = sent(subtask.handle(s.ConnectionAttached(0), 0.0))
+    assert request == m.RestoredRequestMessage(7, 1, 6, b"?")
+    gateway = a_wide_gateway()
+    assert hear_up(gateway, request) == [g.DeliverRequest(1, None, b"?", sender=6)]
+    assert gateway.handle(g.ItemTaken(1), 1.0) == [g.SendToAttempt(m.Confirm(7, 1))]
 
 
 def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot() -> None:  # H73, H31
@@ -59,30 +68,6 @@ def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot(
     snapshot = sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0))[0]
     assert isinstance(snapshot, m.CheckpointAcknowledged)
     assert snapshot.held == held
-
-
-def test_a_whole_checkpoint_over_an_open_request() -> None:
-    """A request comes before the checkpoint and its answer after the cut.
-
-    The answer leaves only after the snapshot, and the request is before the checkpoint on both sides (H32, H41)."""
-    world = World(1)
-    world.connect()
-    world.drive_subtask(s.OperatorOpened())
-    world.drive_gateway(g.ReadyAnnounced())
-    world.drive_subtask(s.RequestSubmitted(1, b"?"))
-    world.carry()
-    world.drive_gateway(g.CloseRequested(5))
-    world.carry()
-    world.drive_gateway(g.CutReached(5))
-    world.drive_gateway(g.AnswerSubmitted(1, "", b"!"))
-    world.drive_gateway(g.BarrierRequested(5))
-    world.carry()
-    assert world.asked_back == []
-    assert world.mailbox == type(world.mailbox)([s.MailboxBarrier(5)])
-    world.drive_subtask(s.SnapshotTaken(5, b"state"))
-    world.carry()
-    assert world.reports[-1] == g.ReportAcknowledged(5, b"state", (), 1)
-    assert world.asked_back == [1]
 
 
 def test_an_answer_that_comes_in_the_middle_of_a_checkpoint_does_not_open_the_valve() -> None:

@@ -13,7 +13,6 @@ from protocol.streams import ConnectionAttached, ConnectionLost
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
-from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import a_gateway, hear, sent
 from tests.protocol.test_subtask import hear as hear_down
 from tests.protocol.test_subtask_checkpoints import WIDE
@@ -101,29 +100,3 @@ def test_a_failed_operator_takes_the_word_to_begin_without_harm() -> None:  # H6
     subtask.handle(s.OperatorOpened(awaits_start=True), 0.0)
     subtask.handle(s.OperatorFinished("boom", b""), 0.0)
     assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, m.StartProcessing(7, 1)))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_breaks_the_word_to_begin_comes_once_behind_the_initial_values(seed: int) -> None:  # H66, H24
-    world = World(seed)
-    world.connect()
-    world.drive_subtask(s.OperatorOpened(awaits_start=True))
-    initial = world.random.randint(0, 5)
-    events = [g.EventSubmitted(number, b"d%d" % number) for number in range(initial + 1)]
-    steps: list[g.GatewayInput] = [*events[:-1], g.ReadyAnnounced(), events[-1]]
-    while steps:
-        if not world.connected:
-            world.connect()
-        chance = world.random.random()
-        if chance < 0.3:
-            world.lose()
-        elif chance < 0.5:
-            world.carry_up()
-        elif chance < 0.7:
-            world.carry_down()
-        else:
-            world.drive_gateway(steps.pop(0))
-    world.settle()
-    assert [item.payload for item in world.mailbox if isinstance(item, s.MailboxEvent)] == [e.payload for e in events]
-    begins = [place for place, item in enumerate(world.mailbox) if isinstance(item, s.MailboxStart)]
-    assert begins in ([initial], [initial + 1])

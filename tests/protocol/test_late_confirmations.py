@@ -9,8 +9,6 @@ leaves immediately. So does that of a duplicate, whose sender may have lost the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from protocol.gateway import types as g
@@ -21,7 +19,6 @@ from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from tests.protocol import test_gateway as gateways
 from tests.protocol import test_subtask as subtasks
-from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import a_gateway
 from tests.protocol.test_gateway_checkpoints import WIDE as WIDE_DOWN
 from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut, submit
@@ -302,115 +299,3 @@ def test_what_a_peer_says_behind_its_goodbye_is_confirmed_at_once() -> None:
     given(gateway, g.CheckpointOver(5, ABORTED))
     assert heard(gateway, m.Finished(7, 1, "", b"s", 0)) == [m.Confirm(7, 1)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == [m.Confirm(7, 2)]
-
-
-# --- both ends --------------------------------------------------------------------------------------------
-
-
-class WatchedWorld(World):
-    """Records what either end sends on each input, and the checkpoint messages of both ends."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.sends: list[list[object]] = []
-
-    def run_gateway(self, effects: Sequence[g.GatewayEffect]) -> None:
-        super().run_gateway(effects)
-        self.note(gateways.sent(effects))
-
-    def run_subtask(self, effects: Sequence[s.SubtaskEffect]) -> None:
-        super().run_subtask(effects)
-        self.note(subtasks.sent(effects))
-
-    def note(self, messages: list[object]) -> None:
-        if messages:
-            self.sends.append(messages)
-            assert sum(isinstance(message, m.Confirm) for message in messages) <= 1
-
-    def lone_confirms(self) -> int:
-        return sum(all(isinstance(message, m.Confirm) for message in messages) for messages in self.sends)
-
-
-def an_open_world(seed: int) -> WatchedWorld:
-    world = WatchedWorld(seed)
-    world.connect()
-    world.drive_subtask(s.OperatorOpened())
-    world.drive_gateway(g.ReadyAnnounced())
-    world.carry()
-    world.sends.clear()
-    return world
-
-
-def checkpoint(
-    world: WatchedWorld, checkpoint_id: int, outcome: g.CheckpointOutcome, between: Callable[[], None]
-) -> None:
-    """Run a whole checkpoint, with a call of ``between`` between any two of its steps."""
-    between()
-    world.drive_gateway(g.CloseRequested(checkpoint_id))
-    between()
-    world.drive_gateway(g.CutReached(checkpoint_id))
-    world.drive_gateway(g.BarrierRequested(checkpoint_id))
-    between()
-    answer = s.SnapshotRefused(checkpoint_id, "no") if outcome is ABORTED else s.SnapshotTaken(checkpoint_id, b"s")
-    world.drive_subtask(answer)
-    between()
-    world.drive_gateway(g.CheckpointOver(checkpoint_id, outcome))
-    between()
-
-
-def unconfirmed(machine: GatewayMachine | SubtaskMachine) -> list[object]:
-    return list(machine._outbound.stream.unconfirmed())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_an_attempt_that_gets_only_checkpoints_never_sends_a_confirmation_alone(seed: int) -> None:  # H22, H30, H40
-    world = an_open_world(seed)
-    outcomes = world.random.choices(list(ENDS), k=20)
-    for checkpoint_id, outcome in enumerate(outcomes):
-        checkpoint(world, checkpoint_id, outcome, world.carry)
-    assert world.lone_confirms() == 0
-    confirms = [message for messages in world.sends for message in messages if isinstance(message, m.Confirm)]
-    assert len(confirms) == 4 * len(outcomes)  # two each way: the end of a checkpoint is confirmed with the next one
-    assert len(unconfirmed(world.gateway)) == 1
-    assert unconfirmed(world.subtask) == []
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_however_often_the_connection_breaks_each_word_comes_once(seed: int) -> None:  # H22, H24, H30
-    world = an_open_world(seed)
-
-    def perhaps_break() -> None:
-        for _ in range(world.random.choice((0, 1, 1, 2))):
-            if world.random.random() < 0.5:
-                world.carry_down()
-                world.carry_up()
-            world.lose()
-            resumes = world.subtask.resume_seq, world.gateway.resume_seq
-            world.connect()
-            assert all(message.seq > resumes[0] for message in world.down if isinstance(message, m.DownItem))
-            assert all(message.seq > resumes[1] for message in world.up if isinstance(message, m.UpItem))
-        world.carry()
-
-    outcomes = world.random.choices(list(ENDS), k=8)
-    for checkpoint_id, outcome in enumerate(outcomes):
-        checkpoint(world, checkpoint_id, outcome, perhaps_break)
-    ids = list(range(len(outcomes)))
-    assert [report.checkpoint_id for report in world.reports if isinstance(report, g.ReportClosed)] == ids
-    answers = [report for report in world.reports if isinstance(report, g.ReportAcknowledged | g.ReportDeclined)]
-    assert [report.checkpoint_id for report in answers] == ids
-    assert [item.checkpoint_id for item in world.mailbox if isinstance(item, s.MailboxBarrier)] == ids
-    completed = [item.checkpoint_id for item in world.mailbox if isinstance(item, s.MailboxCompleted)]
-    assert completed == [n for n, outcome in enumerate(outcomes) if outcome is COMPLETED]
-    assert world.refused == []
-    world.settle()
-    assert unconfirmed(world.gateway) == unconfirmed(world.subtask) == []
-
-
-def test_a_goodbye_that_crosses_a_checkpoint_is_heard_whole() -> None:
-    # H47, H48: the close and its end are in flight to a task that has just sent its completion message
-    world = an_open_world(1)
-    world.drive_gateway(g.CloseRequested(5))
-    world.drive_gateway(g.CheckpointOver(5, ABORTED))
-    world.drive_subtask(s.OperatorFinished("", b"s"))
-    world.carry()
-    assert world.subtask.all_confirmed
