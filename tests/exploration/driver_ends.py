@@ -51,13 +51,7 @@ from protocol.barrier_tracker import (
     TrackerEffect,
 )
 from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
-from protocol.gateway.types import (
-    AttemptIsOver,
-    BarrierRequested,
-    CheckpointOutcome,
-    CheckpointOver,
-    CloseRequested,
-)
+from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.messages import Register
@@ -216,7 +210,7 @@ class TrackerEnd:
         out.extend((To.GATEWAYS + task - 1, message) for task in sorted(self.open))
 
     def _close(self, attempt: ExecutionAttempt, reason: str, out: list[Output]) -> None:
-        self._tell(attempt, AttemptIsOver(reason), out)
+        self._tell(attempt, g.AttemptIsOver(reason), out)
         self.open.discard(attempt.task_attempt_id)
 
     # --- effects of its machine ---
@@ -224,11 +218,11 @@ class TrackerEnd:
     def _carry_out(self, effect: TrackerEffect, out: list[Output]) -> None:
         match effect:
             case CloseSubtask(attempt, checkpoint_id):
-                self._tell(attempt, CloseRequested(checkpoint_id), out)
+                self._tell(attempt, g.CloseRequested(checkpoint_id), out)
             case SendBarrier(attempt, checkpoint_id):
-                self._tell(attempt, BarrierRequested(checkpoint_id, self.apart), out)
+                self._tell(attempt, g.BarrierRequested(checkpoint_id, self.apart), out)
             case ReopenSubtask(attempt, checkpoint_id):
-                self._tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
+                self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
             case SnapshotCoordinator(checkpoint_id):
                 out.append((To.COORDINATOR, Snapshot(checkpoint_id)))
             case StoreCheckpoint(checkpoint):
@@ -278,13 +272,13 @@ class TrackerEnd:
             case NotifyCheckpointComplete():
                 demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
-                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED), out)
+                self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.COMPLETED), out)
                 out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, True)))
             case EndSavepoint():
-                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT), out)
+                self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.SAVEPOINT), out)
                 out.append((To.COORDINATOR, SavepointEnded(checkpoint_id)))
             case NotifyCheckpointAborted(in_doubt=in_doubt):
-                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
+                self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
                 out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False, in_doubt)))
                 if not in_doubt:
                     out.append((To.COORDINATOR, Discarded(checkpoint_id)))

@@ -17,29 +17,8 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
 )
 from protocol.errors import RemoteProtocolError
+from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine, GatewayState
-from protocol.gateway.types import (
-    AttemptIsOver,
-    ConfirmEvent,
-    CutReached,
-    DeliverEvent,
-    DeliverRequest,
-    EventSubmitted,
-    ExpireConnection,
-    ExpireEvent,
-    FailAttempt,
-    FailEvent,
-    GatewayEffect,
-    GatewayLimits,
-    InjectBarrier,
-    ReportAcknowledged,
-    ReportClosed,
-    ReportDeclined,
-    ReportDrained,
-    ReportFinished,
-    ReportOpened,
-    SendToAttempt,
-)
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
@@ -59,7 +38,7 @@ from tests.exploration.vocabulary import (
     demand,
 )
 
-LIMITS = GatewayLimits(upward_events_max=64)
+LIMITS = g.GatewayLimits(upward_events_max=64)
 """High enough that no bound is reached: bounds are explored one machine at a time, elsewhere."""
 
 
@@ -103,7 +82,7 @@ class GatewayEnd:
                 self._attach(received_seq, over, out)
             case LossNoticed():
                 self._carry_out(self.machine.handle(ConnectionLost(), 0.0), out)
-            case AttemptIsOver(reason):
+            case g.AttemptIsOver(reason):
                 self.over = True
                 self._carry_out(self.machine.handle(message, 0.0), out)
                 self._hang_up(reason, out)
@@ -142,13 +121,13 @@ class GatewayEnd:
         self._attach(None, False, out)
 
     def _note(self, message: Any) -> None:
-        if isinstance(message, EventSubmitted):
+        if isinstance(message, g.EventSubmitted):
             demand(message.event_id == self.submitted, "H22", f"event {message.event_id} after {self.submitted}")
             self.submitted += 1
             self.unsettled.add(message.event_id)
             if message.loss_tolerant:
                 self.tolerated.add(message.event_id)
-        elif isinstance(message, CutReached):
+        elif isinstance(message, g.CutReached):
             self.cuts[message.checkpoint_id] = self.submitted
 
     def _attach(self, received_seq: int | None, over: bool, out: list[Output]) -> None:
@@ -197,54 +176,54 @@ class GatewayEnd:
 
     # --- effects of its machine ---
 
-    def _carry_out(self, effects: Sequence[GatewayEffect], out: list[Output]) -> None:
+    def _carry_out(self, effects: Sequence[g.GatewayEffect], out: list[Output]) -> None:
         assert self.attempt is not None
         task = self.attempt.task_attempt_id
         for effect in effects:
             match effect:
-                case SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
+                case g.SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
                     out.append((To.DOWN, CameDown(message, self.cuts.get(checkpoint_id, 0))))
-                case SendToAttempt(message):
+                case g.SendToAttempt(message):
                     out.append((To.DOWN, CameDown(message)))
-                case InjectBarrier(checkpoint_id, events_before):
+                case g.InjectBarrier(checkpoint_id, events_before):
                     out.append((To.APART, CameApart(checkpoint_id, events_before, self.cuts.get(checkpoint_id, 0))))
-                case ConfirmEvent(event_id):
+                case g.ConfirmEvent(event_id):
                     self._settle(event_id, True)
-                case FailEvent(event_id):
+                case g.FailEvent(event_id):
                     self._settle(event_id, False)
-                case ExpireEvent(event_id):
+                case g.ExpireEvent(event_id):
                     self._expire(event_id)
-                case DeliverEvent(seq, payload, sender):
+                case g.DeliverEvent(seq, payload, sender):
                     out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender)))
-                case DeliverRequest(seq, request_id, payload, sender):
+                case g.DeliverRequest(seq, request_id, payload, sender):
                     out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender, request_id, True)))
-                case FailAttempt(reason):
+                case g.FailAttempt(reason):
                     demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
                     out.append((To.BRIDGE, AttemptCondemned(OPERATOR, task, reason)))
                     self._hang_up(reason, out)
-                case ExpireConnection():
+                case g.ExpireConnection():
                     out.append((To.BRIDGE, ConnectionExpired(OPERATOR, task)))
                 case DropConnection(why):
                     demand(False, "H30", f"the gateway of {self.attempt} drops its connection: {why}")
                 case _:
                     self._report(self.attempt, effect, out)
 
-    def _report(self, attempt: ExecutionAttempt, effect: GatewayEffect, out: list[Output]) -> None:
+    def _report(self, attempt: ExecutionAttempt, effect: g.GatewayEffect, out: list[Output]) -> None:
         match effect:
-            case ReportOpened():
+            case g.ReportOpened():
                 out.append((To.BRIDGE, OperatorOpened(OPERATOR, attempt.task_attempt_id)))
-            case ReportFinished(failure, state, events_sent):
+            case g.ReportFinished(failure, state, events_sent):
                 if not failure:
                     out.append((To.TRACKER, SubtaskFinalState(attempt, state, events_sent)))
                 out.append((To.BRIDGE, OperatorEnded(OPERATOR, attempt.task_attempt_id, failure)))
-            case ReportClosed(checkpoint_id):
+            case g.ReportClosed(checkpoint_id):
                 out.append((To.TRACKER, SubtaskClosed(attempt, checkpoint_id)))
-            case ReportDrained(checkpoint_id):
+            case g.ReportDrained(checkpoint_id):
                 self._check_drained(checkpoint_id)
                 out.append((To.TRACKER, GatewayDrained(attempt, checkpoint_id)))
-            case ReportAcknowledged(checkpoint_id, state, held, events_sent):
+            case g.ReportAcknowledged(checkpoint_id, state, held, events_sent):
                 out.append((To.TRACKER, SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
-            case ReportDeclined(checkpoint_id, reason):
+            case g.ReportDeclined(checkpoint_id, reason):
                 out.append((To.TRACKER, SubtaskDeclined(attempt, checkpoint_id, reason)))
 
     # --- view for the world ---

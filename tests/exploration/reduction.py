@@ -36,16 +36,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from protocol.barrier_tracker import RestoreAttempt
-from protocol.gateway.types import (
-    AnswerSubmitted,
-    BarrierRequested,
-    CheckpointOutcome,
-    CheckpointOver,
-    CloseRequested,
-    EventSubmitted,
-    ItemTaken,
-    ReadyAnnounced,
-)
+from protocol.gateway import types as g
 from protocol.wire.messages import AttemptEnded, Refused
 from tests.exploration.coordinator_end import Failed, Reset
 from tests.exploration.interning import Broken, Link, Memo, Numbered
@@ -139,7 +130,7 @@ class Reduction:
         world, base, head = self.world, base_of(slot), self.world.boxes.head
         if state[base + GATEWAY_BOX]:
             message = head[state[base + GATEWAY_BOX]]
-            gone = not is_open or (world.kind(message) is ItemTaken and not world.may_resume(state, slot))
+            gone = not is_open or (world.kind(message) is g.ItemTaken and not world.may_resume(state, slot))
             if gone or self._only_writes(state[base + GATEWAY], message):
                 return Step("the gateway takes", slot, message)
         if state[base + LINK]:
@@ -170,13 +161,13 @@ class Reduction:
         value = self.world.messages.values[message]
         facts = self.world.gateways.facts[gateway]
         match value:
-            case EventSubmitted() | AnswerSubmitted() | RestoreAttempt() | ReadyAnnounced():
+            case g.EventSubmitted() | g.AnswerSubmitted() | RestoreAttempt() | g.ReadyAnnounced():
                 return True
-            case CloseRequested():
+            case g.CloseRequested():
                 return facts.holds_nothing
-            case BarrierRequested(checkpoint_id):
+            case g.BarrierRequested(checkpoint_id):
                 return facts.holds_nothing or facts.closed_for == (checkpoint_id,)
-            case CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED):
+            case g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.COMPLETED):
                 return facts.holds_nothing and checkpoint_id not in facts.closed_for
         return False
 

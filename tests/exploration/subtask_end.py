@@ -14,39 +14,9 @@ from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
 from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.subtask.types import (
-    BarrierArrived,
-    EndAttempt,
-    EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
-    MailboxItem,
-    MailboxStart,
-    MessageReceived,
-    OperatorFinished,
-    OperatorOpened,
-    PutInMailbox,
-    RequestSubmitted,
-    ResolveRequest,
-    SendToCoordinator,
-    SnapshotRefused,
-    SnapshotTaken,
-    SubtaskEffect,
-    SubtaskLimits,
-)
-from protocol.wire.messages import (
-    AttemptEnded,
-    Confirm,
-    Refused,
-    Register,
-    Registered,
-    RestoreMode,
-    Resume,
-    Resumed,
-)
+from protocol.wire import messages as m
 from tests.exploration.vocabulary import (
     OPERATOR,
     CameApart,
@@ -114,12 +84,12 @@ class SubtaskEnd:
         self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = False
         self.started = False
         self.to_greet = 0
-        self.mode = RestoreMode.STREAMING
+        self.mode = m.RestoreMode.STREAMING
         self.life = Life.ABSENT
         self.condemned = False
         self.attached = False
         self.machine: SubtaskMachine | None = None
-        self.mailbox: deque[MailboxItem] = deque()
+        self.mailbox: deque[s.MailboxItem] = deque()
         self.sent = 0
         self.received = 0
         self.put = 0
@@ -141,11 +111,11 @@ class SubtaskEnd:
                 self._end(Life.GONE, TaskOutcome.KILLED, out)
             case Leave():
                 self._end(Life.SUCCEEDED, TaskOutcome.SUCCESS, out)
-            case CameDown(Registered() as registered):
+            case CameDown(m.Registered() as registered):
                 self._register(registered, out)
-            case CameDown(AttemptEnded() | Refused()) if self.machine is None or not self.attached:
+            case CameDown(m.AttemptEnded() | m.Refused()) if self.machine is None or not self.attached:
                 self._end(Life.GONE, TaskOutcome.FAILED, out)
-            case CameDown(Resumed() as resumed):
+            case CameDown(m.Resumed() as resumed):
                 self.attached = True
                 self._handle(ConnectionAttached(resumed.received_seq), out)
             case CameDown(item, events_before):
@@ -164,10 +134,10 @@ class SubtaskEnd:
                 self._meet_barrier(declines, sends, out)
             case CameApart(checkpoint_id, item_before, events_before):
                 self.expected.setdefault(checkpoint_id, events_before)
-                self._handle(BarrierArrived(checkpoint_id, item_before), out)
+                self._handle(s.BarrierArrived(checkpoint_id, item_before), out)
             case Finish():
                 self.life = Life.LEAVING
-                self._handle(OperatorFinished("", self._state()), out)
+                self._handle(s.OperatorFinished("", self._state()), out)
             case OutOfTime():
                 assert self.machine is not None
                 deadline = self.machine.next_deadline()
@@ -180,7 +150,7 @@ class SubtaskEnd:
         self.life = Life.WAITING
         if not self.start_is_lost:
             out.append((To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
-        register = Register(
+        register = m.Register(
             self.task, OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
         )
         out.append((To.BRIDGE, RegistrationArrived(self.task, register)))
@@ -195,7 +165,7 @@ class SubtaskEnd:
         self.expected = {}
         out.append((To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
 
-    def _register(self, message: Registered, out: list[Output]) -> None:
+    def _register(self, message: m.Registered, out: list[Output]) -> None:
         """Take the answer to its registration: it restores, and opens immediately."""
         for state in message.states:
             demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
@@ -205,24 +175,24 @@ class SubtaskEnd:
             demand(
                 is_event_up(event.payload, sent), "H31", f"task {self.task} restores {event.payload!r}, not {sent!r}"
             )
-        limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+        limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         self.machine = SubtaskMachine(self.task, self.subtask, limits, message.held, message.events_sent)
         self.life, self.attached = Life.RUNNING, True
         self._handle(ConnectionAttached(0), out)
         self.to_greet = self.received + (self.greeted and self.received < self.to_receive)
-        self._handle(OperatorOpened(awaits_start=True), out)
+        self._handle(s.OperatorOpened(awaits_start=True), out)
 
     def _reconnect(self, out: list[Output]) -> None:
         assert self.machine is not None
         if self.attached:
             self._handle(ConnectionLost(), out)
         self.attached = False
-        out.append((To.UP, CameUp(Resume(self.task, OPERATOR, self.machine.resume_seq))))
+        out.append((To.UP, CameUp(m.Resume(self.task, OPERATOR, self.machine.resume_seq))))
 
     def _take(self, message: Any, events_before: int, out: list[Output]) -> None:
         if events_before or hasattr(message, "events_before"):
             self.expected[message.checkpoint_id] = events_before
-        self._handle(MessageReceived(message), out)
+        self._handle(s.MessageReceived(message), out)
 
     # --- the operator ---
 
@@ -231,23 +201,23 @@ class SubtaskEnd:
         self.sent += 1
         if self.asks and self.sent == self.to_send:
             self.unanswered = True
-            self._handle(RequestSubmitted(self.sent, REQUEST + payload), out)
+            self._handle(s.RequestSubmitted(self.sent, REQUEST + payload), out)
         else:
-            self._handle(EventSubmitted(payload), out)
+            self._handle(s.EventSubmitted(payload), out)
 
     def _meet_barrier(self, declines: bool, sends: bool, out: list[Output]) -> None:
         barrier = self.mailbox.popleft()
-        assert isinstance(barrier, MailboxBarrier)
+        assert isinstance(barrier, s.MailboxBarrier)
         assert self.machine is not None
         if self.machine.wants_snapshot(barrier.checkpoint_id):
             if declines:
-                self._handle(SnapshotRefused(barrier.checkpoint_id, "not now"), out)
+                self._handle(s.SnapshotRefused(barrier.checkpoint_id, "not now"), out)
             else:
                 if sends:
                     payload = event_up(self.subtask, self.sent)
                     self.sent += 1
-                    self._handle(EventSubmitted(payload, in_snapshot=True), out)
-                self._handle(SnapshotTaken(barrier.checkpoint_id, self._state()), out)
+                    self._handle(s.EventSubmitted(payload, in_snapshot=True), out)
+                self._handle(s.SnapshotTaken(barrier.checkpoint_id, self._state()), out)
         self._handle_mail()
 
     def _state(self) -> bytes:
@@ -255,28 +225,28 @@ class SubtaskEnd:
 
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
-        while self.mailbox and not isinstance(self.mailbox[0], MailboxBarrier):
+        while self.mailbox and not isinstance(self.mailbox[0], s.MailboxBarrier):
             item = self.mailbox.popleft()
-            if isinstance(item, MailboxEvent):
+            if isinstance(item, s.MailboxEvent):
                 expected = event_down(self.task, self.received)
                 text = f"task {self.task} gets {item.payload!r}, not {expected!r}"
                 demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
                 demand(item.payload == expected, "H22", text)
                 self.received += 1
-            elif isinstance(item, MailboxStart):
+            elif isinstance(item, s.MailboxStart):
                 demand(not self.started, "H66", f"task {self.task} begins twice")
                 text = f"task {self.task} begins with its records behind {self.received} events of {self.to_greet}"
                 demand(self.received >= self.to_greet, "H66", text)
                 self.started = True
 
-    def _put(self, item: MailboxItem) -> None:
-        if isinstance(item, MailboxEvent):
+    def _put(self, item: s.MailboxItem) -> None:
+        if isinstance(item, s.MailboxEvent):
             self.put += 1
-        elif isinstance(item, MailboxBarrier):
+        elif isinstance(item, s.MailboxBarrier):
             cut = self.expected.pop(item.checkpoint_id, None)
             what = f"task {self.task} gets barrier {item.checkpoint_id} behind {self.put} events"
             demand(self.put == cut, "H23", f"{what}, not {cut}")
-        elif isinstance(item, MailboxCompleted | MailboxAborted):
+        elif isinstance(item, s.MailboxCompleted | s.MailboxAborted):
             self.expected.pop(item.checkpoint_id, None)
         self.mailbox.append(item)
 
@@ -289,20 +259,20 @@ class SubtaskEnd:
             self.machine.check_invariants()
             self._handle_mail()
 
-    def _carry_out(self, effects: Sequence[SubtaskEffect], out: list[Output]) -> None:
+    def _carry_out(self, effects: Sequence[s.SubtaskEffect], out: list[Output]) -> None:
         confirmed = False
         for effect in effects:
             match effect:
-                case SendToCoordinator(message):
-                    confirmed = confirmed or isinstance(message, Confirm)
+                case s.SendToCoordinator(message):
+                    confirmed = confirmed or isinstance(message, m.Confirm)
                     out.append((To.UP, CameUp(message)))
-                case PutInMailbox(item):
+                case s.PutInMailbox(item):
                     demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
                     self._put(item)
-                case EndAttempt():
+                case s.EndAttempt():
                     self._end(Life.GONE, TaskOutcome.FAILED, out)
                     return
-                case ResolveRequest():
+                case s.ResolveRequest():
                     demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
                     self.unanswered = False
                 case DropConnection(why):

@@ -12,41 +12,9 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import GatewayFull
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.subtask.types import (
-    BarrierArrived,
-    EndAttempt,
-    EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
-    MailboxItem,
-    MailboxStart,
-    OperatorFinished,
-    OperatorOpened,
-    PutInMailbox,
-    RequestSubmitted,
-    ResolveRequest,
-    RoomAvailable,
-    SendToCoordinator,
-    SnapshotRefused,
-    SnapshotTaken,
-    SubtaskEffect,
-    SubtaskInput,
-    SubtaskLimits,
-)
-from protocol.wire.messages import (
-    AttemptEnded,
-    CoordinatorAwaited,
-    DownMessage,
-    Downward,
-    Refused,
-    Register,
-    Registered,
-    Resume,
-    Resumed,
-)
+from protocol.wire import messages as m
 from tests.simulation.application import OPERATOR, Application, pack, unpack
 from tests.simulation.checkers import demand
 from tests.simulation.invariant import REQUEST, Log, wire_form
@@ -89,7 +57,7 @@ class Process:
         self.token = b""
         self.resuming = False
         self.machine: SubtaskMachine | None = None
-        self.mailbox: deque[MailboxItem] = deque()
+        self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
@@ -188,17 +156,17 @@ class Process:
         """Fail the task, whatever the answer: it contains two subtasks."""
         self.fail("two subtasks in one task")
 
-    def registration(self) -> Register:
+    def registration(self) -> m.Register:
         task, application = self.task, self.application
         mode, parallelism = application.settings.mode, application.parallelism
         run, number = task.stage_id, task.attempt_number
-        return Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11")
+        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11")
 
     def reconnect(self) -> None:
         assert self.machine is not None
         self.connection = self.connect()
         self.resuming = True
-        self.connection.send_up(Resume(self.tid, OPERATOR, self.machine.resume_seq, self.token))
+        self.connection.send_up(m.Resume(self.tid, OPERATOR, self.machine.resume_seq, self.token))
 
     def notice_loss(self) -> None:
         assert self.connection is not None
@@ -215,18 +183,18 @@ class Process:
     def read(self) -> None:
         connection = self.connection
         assert connection is not None
-        batch: list[DownMessage] = []
+        batch: list[m.DownMessage] = []
         for _ in range(self.world.random.randint(1, len(connection.down))):
             message = connection.down.popleft()
             self.record.hear(message)
             if self.machine is None:
                 self.hear_answer(message)
-            elif isinstance(message, Resumed):
+            elif isinstance(message, m.Resumed):
                 self.resuming = False
                 self.step(ConnectionAttached(message.received_seq))
-            elif isinstance(message, CoordinatorAwaited):
+            elif isinstance(message, m.CoordinatorAwaited):
                 self.world.figures.happen("a task is told what its coordinator waits for")
-            elif isinstance(message, AttemptEnded | Refused) and self.resuming:
+            elif isinstance(message, m.AttemptEnded | m.Refused) and self.resuming:
                 self.exit(f"refused: {message}")
             else:
                 batch.append(message)
@@ -236,13 +204,13 @@ class Process:
             self.carry_out(self.machine.handle_batch(batch, self.world.now))
             self.machine.check_invariants()
 
-    def hear_answer(self, message: Downward) -> None:
-        if not isinstance(message, Registered):
+    def hear_answer(self, message: m.Downward) -> None:
+        if not isinstance(message, m.Registered):
             self.exit(f"refused: {message}")
             return
         self.work.restore(message)
         self.token = message.token
-        limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+        limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         subtask = self.task.partition
         self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)
         self.life = Life.RESTORING
@@ -262,7 +230,7 @@ class Process:
             return
         self.life = Life.RUNNING
         self.awaits_start = self.world.random.random() < 0.9
-        self.step(OperatorOpened(self.awaits_start))
+        self.step(s.OperatorOpened(self.awaits_start))
 
     def send(self, *, in_snapshot: bool = False) -> None:
         random, record = self.world.random, self.record
@@ -275,9 +243,9 @@ class Process:
         request_id = len(record.requests)
         try:
             if asks:
-                self.step(RequestSubmitted(request_id, pack(payload)))
+                self.step(s.RequestSubmitted(request_id, pack(payload)))
             else:
-                self.step(EventSubmitted(pack(payload), in_snapshot))
+                self.step(s.EventSubmitted(pack(payload), in_snapshot))
         except GatewayFull:
             demand(not in_snapshot, f"H31: task {self.tid} may not send inside its snapshot")
             self.waits_for_room = True
@@ -289,14 +257,14 @@ class Process:
         self.work.submitted += 1
         record.up_sent.append(payload)
 
-    def hear_answer_to(self, effect: ResolveRequest) -> None:
+    def hear_answer_to(self, effect: s.ResolveRequest) -> None:
         answer = "" if effect.error else unpack(effect.payload)
         self.record.resolve(effect.request_id, effect.error, answer)
         key = self.open_requests.pop(effect.request_id)
         if not effect.error:
             self.logs[key].answers.append(answer)
 
-    def hear_barrier(self, barrier: BarrierArrived) -> None:
+    def hear_barrier(self, barrier: s.BarrierArrived) -> None:
         """Receive a barrier, which travels separately and may come late or again."""
         if self.machine is not None and not self.hung and self.life is not Life.GONE:
             self.step(barrier)
@@ -307,10 +275,10 @@ class Process:
         item = self.mailbox.popleft()
         self.world.tell(f"task {self.tid} handles {item}")
         match item:
-            case MailboxStart():
+            case s.MailboxStart():
                 self.awaits_start = False
                 self.record.begin(self.handled)
-            case MailboxEvent(payload):
+            case s.MailboxEvent(payload):
                 self.handled += 1
                 target, _, rest = unpack(payload).partition("|")
                 demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
@@ -319,15 +287,15 @@ class Process:
                 else:
                     key, _, event = rest.partition(":")
                     self.logs[int(key)].received.append(event)
-            case MailboxBarrier(checkpoint_id):
+            case s.MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
-            case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
-                self.world.check_told(checkpoint_id, completed=isinstance(item, MailboxCompleted))
+            case s.MailboxCompleted(checkpoint_id) | s.MailboxAborted(checkpoint_id):
+                self.world.check_told(checkpoint_id, completed=isinstance(item, s.MailboxCompleted))
 
-    def dawdles(self, item: MailboxItem) -> bool:
+    def dawdles(self, item: s.MailboxItem) -> bool:
         """Whether a snapshot is delayed before it is taken, as happens sometimes."""
         world, troubles = self.world, self.troubles
-        if not isinstance(item, MailboxBarrier) or troubles.dawdled == item.checkpoint_id or world.calm:
+        if not isinstance(item, s.MailboxBarrier) or troubles.dawdled == item.checkpoint_id or world.calm:
             return False
         troubles.dawdled = item.checkpoint_id
         if world.random.random() >= 0.1:
@@ -342,12 +310,12 @@ class Process:
         if not self.machine.wants_snapshot(checkpoint_id):
             return  # it ended while its barrier lay in the mailbox
         if not self.world.calm and random.random() < 0.03:
-            self.step(SnapshotRefused(checkpoint_id, "not now"))
+            self.step(s.SnapshotRefused(checkpoint_id, "not now"))
             return
         for _ in range(3):
             if self.work.sendable() and random.random() < self.application.settings.in_snapshot:
                 self.send(in_snapshot=True)
-        self.step(SnapshotTaken(checkpoint_id, self.work.state()))
+        self.step(s.SnapshotTaken(checkpoint_id, self.work.state()))
 
     def awaits_events(self) -> bool:
         """Whether some awaited events have arrived and others are still to come."""
@@ -360,12 +328,12 @@ class Process:
 
     def finish(self) -> None:
         self.life = Life.LEAVING
-        self.step(OperatorFinished("", self.work.state()))
+        self.step(s.OperatorFinished("", self.work.state()))
 
     def fail(self, why: str = "the operator raised") -> None:
         """Try to send a completion message, then end the process."""
         if self.machine is not None and self.life in (Life.RESTORING, Life.RUNNING):
-            self.step(OperatorFinished(why, b""))
+            self.step(s.OperatorFinished(why, b""))
         self.exit(why, flush=True)
 
     def leave(self) -> None:
@@ -388,27 +356,27 @@ class Process:
 
     # --- the machine ---
 
-    def step(self, input: SubtaskInput) -> None:
+    def step(self, input: s.SubtaskInput) -> None:
         assert self.machine is not None
         self.world.tell(f"task {self.tid}: {type(input).__name__}")
         effects = self.machine.handle(input, self.world.now)
         self.machine.check_invariants()
         self.carry_out(effects)
 
-    def carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
+    def carry_out(self, effects: Sequence[s.SubtaskEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, SendToCoordinator):
+            if isinstance(effect, s.SendToCoordinator):
                 if self.connection is not None:
                     self.connection.send_up(effect.message)
-            elif isinstance(effect, PutInMailbox):
+            elif isinstance(effect, s.PutInMailbox):
                 self.record.put_in_mailbox(effect.item)
                 self.mailbox.append(effect.item)
-            elif isinstance(effect, EndAttempt):
+            elif isinstance(effect, s.EndAttempt):
                 self.exit(f"ended: {effect.reason}")
                 return
             elif isinstance(effect, DropConnection):
                 demand(False, f"H22: task {self.tid} drops its connection: {effect.why}")
-            elif isinstance(effect, RoomAvailable):
+            elif isinstance(effect, s.RoomAvailable):
                 self.waits_for_room = False
-            elif isinstance(effect, ResolveRequest):
+            elif isinstance(effect, s.ResolveRequest):
                 self.hear_answer_to(effect)
