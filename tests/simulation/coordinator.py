@@ -176,8 +176,7 @@ class Coordinator(OperatorCoordinator):
         finally:
             self._inside = ""
         if self.started and world.engine.faults.spend(world.random, RAISES):
-            world.tell(f"coordinator: {method} raises")
-            world.figures.happen("the coordinator raises")
+            world.befall("the coordinator raises", f"coordinator: {method} raises")
             if method != "handle_request":  # fails only the requesting task (H33)
                 self._monitor.raised = method
             raise RuntimeError(f"no luck in {method}")

@@ -82,8 +82,9 @@ def whole_connections(world: World) -> list[Connection]:
 def break_a_connection(world: World) -> None:
     if whole := whole_connections(world):
         connection = world.random.choice(whole)
-        world.tell(f"connection {connection.connection_id} of task {connection.task_attempt_id} breaks")
-        world.figures.happen("connection breaks")
+        world.befall(
+            "connection breaks", f"connection {connection.connection_id} of task {connection.task_attempt_id} breaks"
+        )
         connection.break_now(world.random)
 
 
@@ -94,12 +95,10 @@ def half_break_a_connection(world: World) -> None:
         name = f"connection {connection.connection_id} of task {connection.task_attempt_id}"
         later = world.now + random.uniform(0.0, LONGEST_CUT_S)
         if random.random() < 0.5:
-            world.tell(f"{name} breaks, and the task finds out at {later:.4f}")
-            world.figures.happen("half-open: the task knows later")
+            world.befall("half-open: the task knows later", f"{name} breaks, and the task finds out at {later:.4f}")
             connection.break_now(random, task_sees_at=later)
         else:
-            world.tell(f"{name} breaks, and the server finds out at {later:.4f}")
-            world.figures.happen("half-open: the server knows later")
+            world.befall("half-open: the server knows later", f"{name} breaks, and the server finds out at {later:.4f}")
             connection.break_now(random, server_sees_at=later)
 
 
@@ -109,8 +108,7 @@ def cut_off(world: World) -> None:
     if not executors:
         return
     executor, until = world.random.choice(executors), world.now + world.random.uniform(0.0, LONGEST_CUT_S)
-    world.tell(f"{executor} is cut off until {until:.4f}")
-    world.figures.happen("network cut")
+    world.befall("network cut", f"{executor} is cut off until {until:.4f}")
     for process in world.living:
         if process.task.executor_id == executor and process.life is not Life.GONE:
             process.cut_off(until)
@@ -139,8 +137,9 @@ def victims(world: World, *lives: Life) -> list[Process]:
 def crash(world: World) -> None:
     if those := victims(world):
         process = world.random.choice(those)
-        world.tell(f"task {process.tid} crashes")
-        world.figures.happen("crash before it registers" if process.life is Life.NEW else "crash")
+        world.befall(
+            "crash before it registers" if process.life is Life.NEW else "crash", f"task {process.tid} crashes"
+        )
         process.exit("the process crashed")
 
 
@@ -151,8 +150,7 @@ def hang(world: World) -> None:
 
 
 def stop_responding(world: World, process: Process) -> None:
-    world.tell(f"task {process.tid} stops responding")
-    world.figures.happen("unresponsive")
+    world.befall("unresponsive", f"task {process.tid} stops responding")
     process.troubles.unresponsive, process.troubles.becoming_unresponsive = True, False
 
 
@@ -161,8 +159,7 @@ def freeze(world: World) -> None:
     if those := victims(world):
         process = world.random.choice(those)
         process.troubles.frozen_until = world.now + world.random.uniform(0.0, LONGEST_CUT_S)
-        world.tell(f"task {process.tid} stands still until {process.troubles.frozen_until:.4f}")
-        world.figures.happen("frozen")
+        world.befall("frozen", f"task {process.tid} stands still until {process.troubles.frozen_until:.4f}")
 
 
 def stall(world: World) -> None:
@@ -170,8 +167,10 @@ def stall(world: World) -> None:
     if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
         process.troubles.stalled_until = world.now + world.random.uniform(0.0, 8.0)
-        world.tell(f"the operator of task {process.tid} is busy until {process.troubles.stalled_until:.4f}")
-        world.figures.happen("slow to open" if process.life is Life.RESTORING else "stalled")
+        world.befall(
+            "slow to open" if process.life is Life.RESTORING else "stalled",
+            f"the operator of task {process.tid} is busy until {process.troubles.stalled_until:.4f}",
+        )
 
 
 def set_trap(world: World) -> None:
@@ -185,16 +184,14 @@ def set_trap(world: World) -> None:
 def raise_in_operator(world: World) -> None:
     if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
-        world.tell(f"the operator of task {process.tid} raises")
-        world.figures.happen("operator raises in process")
+        world.befall("operator raises in process", f"the operator of task {process.tid} raises")
         process.fail()
 
 
 def register_twice(world: World) -> None:
     if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
-        world.tell(f"task {process.tid} registers once more")
-        world.figures.happen("registers twice")
+        world.befall("registers twice", f"task {process.tid} registers once more")
         process.register_again()
 
 
@@ -208,8 +205,7 @@ def lull(world: World) -> None:
 def upset(world: World) -> None:
     """Let the coordinator fail the job, or abort a checkpoint on request."""
     if world.random.random() < 0.5:
-        world.tell("the coordinator fails the job")
-        world.figures.happen("the coordinator fails the job")
+        world.befall("the coordinator fails the job", "the coordinator fails the job")
         world.driver.fail_job("fail_job")
     else:
         world.figures.happen("a checkpoint is given up")
@@ -217,8 +213,7 @@ def upset(world: World) -> None:
 
 
 def cancel(world: World) -> None:
-    world.tell("the user cancels what runs")
-    world.figures.happen("the user cancels")
+    world.befall("the user cancels", "the user cancels what runs")
     world.engine.cancel(tuple(job.job_id for job in world.engine.active_jobs()), "by the user")
 
 
@@ -226,8 +221,7 @@ def start_rival(world: World) -> None:
     """Start a second action over the same operator while one runs (H55). It may get its turn after the first ends."""
     engine = world.engine
     if engine.rival is None and engine.job is not None and engine.job.active:
-        world.tell("the user starts a second job as well")
-        world.figures.happen("two jobs at a time")
+        world.befall("two jobs at a time", "the user starts a second job as well")
         world.targets[engine.rival_stage_id] = world.targets[engine.stage_id]
         engine.start_rival()
 

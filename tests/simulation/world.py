@@ -161,9 +161,13 @@ class World:
             # If the end of a task is lost, the task looks like a zombie or a copy that runs on.
             self.driver.coordinator.order.copies = True
 
-    def befall_storage(self, what: str, which: str) -> None:
-        self.tell(f"{what}: {which}")
+    def befall(self, what: str, line: str) -> None:
+        """Count what befell the world, and tell it."""
         self.figures.happen(what)
+        self.tell(line)
+
+    def befall_storage(self, what: str, which: str) -> None:
+        self.befall(what, f"{what}: {which}")
 
     def restores(self, checkpoint_id: int) -> None:
         """Record the checkpoint that the starting driver has restored."""
@@ -272,8 +276,7 @@ class World:
             self.storage.disk.dies = False
             self.lose_driver()
         if self.driver.fenced:
-            self.tell("the user ends the driver, which is fenced")
-            self.figures.happen("a driver is fenced")
+            self.befall("a driver is fenced", "the user ends the driver, which is fenced")
             self.lose_driver()
         if self.driver.refused is not None:
             self.start_unscaled(self.driver.refused)
@@ -401,8 +404,7 @@ class World:
 
     def take_over(self) -> None:
         """Start another driver while this one lives: it claims the storage and decides what to restore."""
-        self.tell("a second driver begins to start")
-        self.figures.happen("a second driver")
+        self.befall("a second driver", "a second driver begins to start")
         restore = self.asked_for or "latest"
         self.successor = Driver(self, Application(self.settings, self.draw_parallelism(), restore), held=True)
 
