@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tables of the two valves, each over every order in which three checkpoints can open (H43)."""
+"""Both valves over every order in which three checkpoints can open (H43), and what a savepoint opens (H49)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from itertools import permutations
 
 import pytest
 
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
+from protocol.subtask import types as s
 from protocol.wire import messages as m
 from tests.protocol import test_gateway_checkpoints as down
 from tests.protocol import test_subtask_checkpoints as up
-from tests.protocol.refusals import refusal
+from tests.protocol.refusals import refusal, unchanged
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down
+from tests.protocol.test_subtask import a_subtask
 from tests.protocol.test_subtask import hear as hear_down
+from tests.protocol.test_subtask import sent as sent_up
 
 ORDERS = list(permutations((5, 6, 7)))
 OUTCOMES = list(g.CheckpointOutcome)
@@ -147,3 +151,60 @@ def test_upward_nothing_leaves_at_a_snapshot_while_another_checkpoint_is_closed(
     assert up.events(hear_down(subtask, m.CheckpointCompleted(7, 4, 5))) == []
     assert subtask.statistics().closed_for == (6,)
     assert up.events(hear_down(subtask, m.EventMessage(7, 5, b"x"))) == []
+
+
+# --- savepoints complete nothing (H49) ----------------------------------------------------------------------
+
+
+SAVED = g.CheckpointOutcome.SAVEPOINT
+
+
+def test_savepoints_and_checkpoints_share_one_sequence_of_ids() -> None:  # H4
+    gateway = down.a_wide_gateway()
+    down.cut(gateway, 5)
+    gateway.handle(g.CheckpointOver(5, SAVED), 1.0)
+    with pytest.raises(LocalProtocolError, match="ids must increase"):
+        gateway.handle(g.CloseRequested(5), 1.0)
+    subtask = up.a_closed_subtask(5)
+    hear_down(subtask, m.SavepointTaken(7, 2, 5))
+    with pytest.raises(RemoteProtocolError, match="ids must increase"):
+        hear_down(subtask, m.CloseForCheckpoint(7, 3, 5))
+    hear_down(subtask, m.CloseForCheckpoint(7, 3, 6))
+
+
+def test_the_operator_hears_nothing_of_the_end_of_a_savepoint() -> None:
+    subtask = up.a_closed_subtask(5)
+    up.send(subtask, b"a")
+    hear_down(subtask, m.BarrierMessage(7, 2, 5, 0))
+    assert up.take_snapshot(subtask, 5) == ((b"a",), [b"a"])
+    effects = hear_down(subtask, m.SavepointTaken(7, 3, 5))
+    assert up.mailbox(effects) == []
+    assert sent_up(effects) == []
+    assert sent_up(hear_down(subtask, m.CloseForCheckpoint(7, 4, 6))) == [
+        m.ClosedForCheckpoint(7, 5, 6),
+        m.Confirm(7, 4),
+    ]
+
+
+def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means_nothing() -> None:  # H44, G5
+    subtask = up.a_closed_subtask(5)
+    up.send(subtask, b"a")
+    hear_down(subtask, m.BarrierMessage(7, 2, 5, 0))
+    assert subtask.wants_snapshot(5)
+    effects = hear_down(subtask, m.SavepointTaken(7, 3, 5))
+    assert up.mailbox(effects) == []
+    assert up.events(effects) == [b"a"]
+    assert not subtask.wants_snapshot(5)
+    with unchanged(subtask):
+        assert subtask.handle(s.SnapshotTaken(5, b"late"), 1.0) == []
+
+
+def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:  # H47
+    subtask = a_subtask(limits=up.WIDE)
+    subtask.handle(s.OperatorFinished("", b"s"), 1.0)
+    hear_down(subtask, m.CloseForCheckpoint(7, 1, 5))
+    assert sent_up(hear_down(subtask, m.SavepointTaken(7, 2, 5))) == []
+    assert sent_up(hear_down(subtask, m.CloseForCheckpoint(7, 3, 6))) == [
+        m.ClosedForCheckpoint(7, 4, 6),
+        m.Confirm(7, 3),
+    ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole checkpoints, with both ends of every channel (H31, H40 to H42, H47)."""
+"""Whole checkpoints, with both ends of every channel (H31, H40 to H43, H47)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import asyncio
 from typing import Any
 
 from protocol.attempts import AttemptCondemned
-from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker import AbortRequested, CompletedCheckpoint
+from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import SubtaskState
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
 
 
 def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], list[Any]]:
@@ -204,3 +205,114 @@ async def test_a_checkpoint_goes_on_over_a_broken_connection() -> None:  # H24, 
         assert answer.values == [1]
         assert world.coordinator.events == ["from between"]
         assert other.handled[-1] == ("completed", 1)
+
+
+# --- barriers apart -------------------------------------------------------------------------------------------------
+
+
+async def test_barriers_are_handed_over_and_the_checkpoint_waits_for_them() -> None:  # H23, H40
+    handed_over: list[tuple[ExecutionAttempt, int, int]] = []
+    async with running_tasks(2, inject_barrier=lambda *args: handed_over.append(args)) as (world, tasks):
+        await world.coordinator.gateways[0].send_event("before the cut")
+        answer = await world.checkpoint()
+        assert sorted(attempt.subtask for attempt, _, _ in handed_over) == [0, 1]
+        await world.coordinator.gateways[0].send_event("after the cut")
+        await world.settle()
+        assert tasks[0].handled == ["before the cut"]
+        assert answer.open
+        for attempt, checkpoint_id, events_before in handed_over:
+            tasks[attempt.subtask].meet_barrier(checkpoint_id, events_before)
+        await world.settle()
+        assert tasks[0].handled[:2] == ["before the cut", ("snapshot", 1)]
+        assert tasks[0].events == ["before the cut", "after the cut"]
+        assert answer.values == [1]
+
+
+async def test_a_barrier_that_cannot_be_sent_aborts_the_checkpoint() -> None:  # H45, H48
+    def fail(attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
+        raise ConnectionError("no micro-batch is running")
+
+    async with running_tasks(1, inject_barrier=fail) as (world, (task,)):
+        answer = await world.checkpoint()
+        assert "its barrier could not be sent: ConnectionError: no micro-batch is running" in answer.reason()
+        assert task.handled == [("aborted", 1)]
+        task.send("open again")
+        await world.settle()
+        assert world.coordinator.events == ["open again"]
+        assert not world.failures
+
+
+# --- several at a time (H43) ----------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A storage whose writes end when the test says so."""
+
+    def __init__(self, world: World) -> None:
+        self.writing: dict[int, asyncio.Event] = {}
+        self.cancelled: list[int] = []
+        world.on_store = self._write
+
+    async def _write(self, checkpoint: Any) -> None:
+        written = self.writing[checkpoint.checkpoint_id] = asyncio.Event()
+        try:
+            await written.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(checkpoint.checkpoint_id)
+            raise
+
+
+async def test_a_second_one_goes_its_way_while_the_first_is_written() -> None:  # H43
+    async with running_operator(concurrent_max=2) as world:
+        disk = Disk(world)
+        await world.running(0, 1)
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
+        await world.settle()
+        assert sorted(disk.writing) == [1, 2]
+        disk.writing[1].set()
+        await world.settle()
+        assert first.values == [1]
+        assert second.open
+        disk.writing[2].set()
+        await world.settle()
+        assert second.values == [2]
+        assert world.coordinator.calls_of("notify_checkpoint_complete") == [
+            ("notify_checkpoint_complete", 1),
+            ("notify_checkpoint_complete", 2),
+        ]
+
+
+async def test_a_later_one_that_completes_first_ends_the_lower_one() -> None:  # H43
+    async with running_operator(concurrent_max=2, tolerated_failures=0) as world:
+        disk = Disk(world)
+        (task,) = await world.running(0)
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
+        await world.settle()
+        disk.writing[2].set()
+        await world.settle()
+        assert "subsumed" in first.reason()
+        assert second.values == [2]
+        assert world.coordinator.calls[-3:] == [
+            ("notify_checkpoint_aborted", 1),
+            ("notify_checkpoint_complete", 2),
+            ("notify_checkpoint_discarded", 1),  # H64: it was in doubt until then
+        ]
+        assert (disk.cancelled, world.discarded) == ([1], [1])
+        assert task.handled[-2:] == [("aborted", 1), ("completed", 2)]
+        assert not world.failures
+
+
+async def test_giving_one_up_leaves_the_write_of_the_other_alone() -> None:  # H43, H44
+    async with running_operator(concurrent_max=2) as world:
+        disk = Disk(world)
+        await world.running(0)
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
+        await world.settle()
+        world.tracker.tell(AbortRequested(2, "by the test"))
+        await world.settle()
+        assert second.errors
+        assert (disk.cancelled, world.discarded) == ([2], [2])
+        disk.writing[1].set()
+        await world.settle()
+        assert first.values == [1]
+        assert [checkpoint.checkpoint_id for checkpoint in world.stored] == [1]

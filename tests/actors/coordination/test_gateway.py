@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Events from a coordinator to one attempt: order, confirmation, deadlines, the end (H20 to H28)."""
+"""Events from a coordinator to one attempt: order, confirmation, deadlines, the end, misuse (H20 to H28)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
-from actors.coordination import Confirmation
+from actors.coordination import Confirmation, RecreateOnReset
 from actors.coordination.gateway_handle import SendBudget
 from actors.testing import settle
 from protocol.attempts import AttemptCondemned, FailureKind
-from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError
+from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError, LocalProtocolError
 from tests.actors.coordination.one_that_waits import OneThatWaits
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
@@ -252,3 +253,39 @@ async def test_a_confirmation_may_be_awaited_often_or_never_and_a_cancelled_wait
     confirmation.add_done_callback(lambda _: heard.append("late callback"))
     assert sorted(heard) == ["callback", "late callback", "one", "two"]
     assert confirmation.confirmed()
+
+
+# --- misuse ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["send_event", "send_event_nowait"])
+async def test_a_gateway_refuses_another_thread_and_names_the_way(method: str) -> None:  # H59
+    async with running_tasks(1) as (world, (task,)):
+        with pytest.raises(LocalProtocolError, match=r"from thread .* call context\.call_soon_threadsafe\(handler\)"):
+            await anyio.to_thread.run_sync(getattr(world.coordinator.gateways[0], method), "from afar")
+        await world.settle()
+        assert task.events == []
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+async def test_a_send_event_that_is_never_awaited_is_told_with_its_place(recreated: bool) -> None:  # H59
+    made: list[RecordingCoordinator] = []
+
+    def make() -> RecordingCoordinator:
+        made.append(RecordingCoordinator())
+        return made[-1]
+
+    coordinator: Any = RecreateOnReset(make) if recreated else make()
+    with capture_logs() as logs:
+        async with running_tasks(1, coordinator) as (world, (task,)):
+            gateway = made[-1].gateways[0]
+            with pytest.warns(RuntimeWarning, match="never awaited"):
+                gateway.send_event("lost")  # type: ignore[unused-coroutine]
+            async with anyio.create_task_group() as group:
+                group.start_soon(gateway.send_event, "sent")
+            await world.settle()
+            assert task.events == ["sent"]
+    (line,) = [line for line in logs if line["event"] == "send_event never awaited"]
+    assert (line["operator_id"], line["subtask"], line["attempt"]) == (world.config.operator_id, 0, 0)
+    assert "test_gateway.py" in line["at"]
+    assert "await gateway.send_event" in line["hint"]
