@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -40,18 +42,28 @@ class Recorder(DirectActor[Any]):
             self._seen.append(message)
 
 
-async def idle(system: ActorSystem, seen: list[Any], supervision: Supervision | None = None) -> ActorRef[Any]:
-    ref = system.spawn(lambda: Recorder(seen), name="recorder", supervision=supervision)
-    await settle()
-    assert seen == ["started"]
-    seen.clear()
-    return ref
+@asynccontextmanager
+async def idle_recorder(
+    supervision: Supervision | None = None, **options: Any
+) -> AsyncIterator[tuple[ActorRef[Any], list[Any], list[DeadLetter]]]:
+    """Yield a recorder that has started, the list of what it sees from now on, and the dead letters."""
+    seen: list[Any] = []
+    lost: list[DeadLetter] = []
+    async with ActorSystem("t", **options) as system:
+        system.dead_letters.subscribe(lost.append)
+        ref = system.spawn(lambda: Recorder(seen), name="recorder", supervision=supervision)
+        await settle()
+        assert seen == ["started"]
+        seen.clear()
+        yield ref, seen, lost
+
+
+def fail(context: ActorContext[Any]) -> None:
+    raise ValueError("broken")
 
 
 async def test_idle_direct_actor_handles_a_message_within_the_call() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen)
+    async with idle_recorder() as (ref, seen, _):
         ref.tell_direct(1)
         assert seen == [1]
         ref.tell(2)
@@ -71,9 +83,7 @@ async def test_direct_message_before_the_start_is_queued() -> None:
 
 
 async def test_direct_message_does_not_overtake_queued_ones() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen)
+    async with idle_recorder() as (ref, seen, _):
         ref.tell(1)
         ref.tell_direct(2)
         assert seen == []
@@ -83,9 +93,7 @@ async def test_direct_message_does_not_overtake_queued_ones() -> None:
 
 
 async def test_direct_message_during_a_handler_is_queued() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen)
+    async with idle_recorder() as (ref, seen, _):
 
         def more(context: ActorContext[Any]) -> None:
             seen.append("began")
@@ -101,15 +109,7 @@ async def test_direct_message_during_a_handler_is_queued() -> None:
 
 
 async def test_failure_in_a_direct_call_fails_the_actor_not_the_caller() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen, Supervision(Directive.RESTART))
-        lost: list[DeadLetter] = []
-        system.dead_letters.subscribe(lost.append)
-
-        def fail(context: ActorContext[Any]) -> None:
-            raise ValueError("broken")
-
+    async with idle_recorder(Supervision(Directive.RESTART)) as (ref, seen, lost):
         ref.tell_direct(fail)
         ref.tell_direct("after")  # queued: supervision must decide about the failure first
         assert seen == []
@@ -121,14 +121,8 @@ async def test_failure_in_a_direct_call_fails_the_actor_not_the_caller() -> None
 
 
 async def test_direct_message_during_a_restart_is_queued() -> None:
-    seen: list[Any] = []
     clock = VirtualClock()
-
-    def fail(context: ActorContext[Any]) -> None:
-        raise ValueError("broken")
-
-    async with ActorSystem("t", clock=clock) as system:
-        ref = await idle(system, seen, Supervision(Directive.RESTART, backoff_s=1.0))
+    async with idle_recorder(Supervision(Directive.RESTART, backoff_s=1.0), clock=clock) as (ref, seen, _):
         ref.tell_direct(fail)
         await settle()
         ref.tell_direct("meanwhile")
@@ -139,14 +133,9 @@ async def test_direct_message_during_a_restart_is_queued() -> None:
 
 
 async def test_unhandled_failure_in_a_direct_call_ends_the_system() -> None:
-    seen: list[Any] = []
-
-    def fail(context: ActorContext[Any]) -> None:
-        raise ValueError("broken")
-
     async def run() -> None:
-        async with ActorSystem("t") as system:
-            (await idle(system, seen)).tell_direct(fail)
+        async with idle_recorder() as (ref, _, _):
+            ref.tell_direct(fail)
             await settle()
 
     with pytest.raises(ValueError, match="broken"):
@@ -154,11 +143,7 @@ async def test_unhandled_failure_in_a_direct_call_ends_the_system() -> None:
 
 
 async def test_direct_message_to_a_stopped_actor_is_a_dead_letter() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen)
-        lost: list[DeadLetter] = []
-        system.dead_letters.subscribe(lost.append)
+    async with idle_recorder() as (ref, seen, lost):
         ref.tell_direct(lambda context: context.stop())
         ref.tell_direct("after the stop")
         await settle()
@@ -173,9 +158,7 @@ class Doubling(Hook):
 
 
 async def test_message_hooks_wrap_direct_messages_too() -> None:
-    seen: list[Any] = []
-    async with ActorSystem("t", hooks=[Doubling()]) as system:
-        ref = await idle(system, seen)
+    async with idle_recorder(hooks=[Doubling()]) as (ref, seen, _):
         ref.tell_direct(1)
         assert seen == []
         await settle()
@@ -196,9 +179,7 @@ async def test_deterministic_system_queues_direct_messages() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_tell_and_tell_direct_keep_the_order_of_the_calls(seed: int) -> None:
     dice = random.Random(seed)
-    seen: list[Any] = []
-    async with ActorSystem("t") as system:
-        ref = await idle(system, seen)
+    async with idle_recorder() as (ref, seen, _):
         for number in range(100):
             (ref.tell_direct if dice.random() < 0.6 else ref.tell)(number)
             if dice.random() < 0.3:
