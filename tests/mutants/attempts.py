@@ -136,6 +136,11 @@ claim-accepted [feared; H75]
   @ protocol.attempts.admission:_beside_rivals
   - must_wait = must_wait or not task.confirmed
   + must_wait = must_wait or not task.confirmed and held.seen is Seen.NOTHING
+claim-displaces [feared; H75]
+  A registration that Spark has not confirmed takes the place of a living attempt.
+  @ protocol.attempts.admission:_beside_rivals
+  - must_wait = must_wait or not task.confirmed
+  + pass
 unknown-accepted [feared; H75]
   A task that Spark's own records do not know counts as running, because a connection claims it.
   @ protocol.attempts.operator:OperatorLedger._task_reported

@@ -32,6 +32,8 @@ class BridgeChecker:
 
     def __init__(self, attempts_max: int) -> None:
         self._attempts_max = attempts_max
+        self.forged: set[int] = set()  # task ids that hostile tasks claim, and Spark has never given out
+        self._superseded: dict[int, int] = {}  # in the present step: the subtask of each
         self._killed: Counter[int] = Counter()  # in the present run: how often each subtask was killed for its fault
         self._ended: dict[int, TaskOutcome] = {}  # the first reported end of each task
         self._stages: set[int] = set()  # known to the bridge
@@ -55,6 +57,7 @@ class BridgeChecker:
             self._stages.add(fact.stage_id)
         news = isinstance(fact, TaskEnded) and self._is_news(fact)
         before = dict(self._accepted)
+        self._superseded.clear()
         decisions = [message for message in told if isinstance(message, LedgerDecided)]
         for message in decisions:
             self._decided(item, message)
@@ -91,6 +94,12 @@ class BridgeChecker:
         left = [tid for tid, subtask in before.items() if subtask == winner.subtask and tid in self._accepted]
         demand(not left, f"H12: {winner} has succeeded, and tasks {left} of its subtask are not superseded")
 
+    def _check_claim(self, claim: ExecutionAttempt) -> None:
+        """Check that a claim that Spark never confirms is accepted only where no attempt lives, and ends none (H75)."""
+        real = (self._accepted | self._superseded).items()
+        beside = [tid for tid, subtask in real if subtask == claim.subtask and tid not in self.forged]
+        demand(not beside, f"H75: {claim} is accepted beside tasks {beside}, and Spark does not know it")
+
     def _is_news(self, fact: TaskEnded) -> bool:
         if fact.stage_id not in self._stages:  # nothing else of this stage has come, so the ledger forgot it
             return False
@@ -106,6 +115,8 @@ class BridgeChecker:
                 tid = attempt.task_attempt_id
                 end = self._ended.get(tid)
                 demand(end in (None, TaskOutcome.SUCCESS), f"H11: task {tid} is accepted, and it is over: {end}")
+                if tid in self.forged:
+                    self._check_claim(attempt)
                 self._accepted[tid] = attempt.subtask
             case RunStarted(run_id=run_id):
                 self._run_id = run_id
@@ -115,6 +126,8 @@ class BridgeChecker:
                 self._finished.add(attempt.task_attempt_id)
             case SubtaskFailed(attempt, reason):
                 was_accepted = self._accepted.pop(attempt.task_attempt_id, None) is not None
+                if was_accepted and reason.kind is FailureKind.SUPERSEDED:
+                    self._superseded[attempt.task_attempt_id] = attempt.subtask
                 self._finished.discard(attempt.task_attempt_id)
                 if was_accepted and reason.kind in _KILLED_BY_US:
                     self._count_kill(attempt, reason)

@@ -370,9 +370,9 @@ class Engine:
     # --- kills ---
 
     def request_kill(self, task_attempt_id: int, reason: str) -> None:
-        """Kill a task on the driver's request."""
-        task = self.tasks[task_attempt_id]
-        if task.outcome is None:
+        """Kill a task on the driver's request. A task that Spark does not know is ignored."""
+        task = self.tasks.get(task_attempt_id)
+        if task is not None and task.outcome is None:
             self._kill(task, reason)
 
     def _kill(self, task: EngineTask, reason: str) -> None:

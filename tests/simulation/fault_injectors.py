@@ -195,6 +195,15 @@ def register_twice(world: World) -> None:
         process.register_again()
 
 
+def claim(world: World) -> None:
+    """Let a hostile task claim to be an attempt of another one's subtask, which Spark does not confirm (H75)."""
+    if those := victims(world, Life.RESTORING, Life.RUNNING):
+        process = world.random.choice(those)
+        world.tell(f"a hostile task claims the subtask of task {process.tid}")
+        world.figures.happen("forged claim")
+        world.forge(process)
+
+
 # --- the engine and its users ---
 
 
@@ -276,6 +285,8 @@ FAULT_INJECTORS: list[FaultInjector] = [
     lose_executor,
     lose_executor,
     register_twice,
+    claim,
+    claim,
     cancel,
     start_rival,
 ]

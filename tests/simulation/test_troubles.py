@@ -119,7 +119,7 @@ executor's own fact: before; executor's own fact: between; executor's own fact: 
 executor's own fact: late; executor's own fact: never
 slow kill; kill too late; end after its job; too many failures; job cancelled; two jobs at a time
 the user cancels; the coordinator fails the job; a checkpoint is given up
-never registers; crash before it registers; crash; registers twice; slow to open
+never registers; crash before it registers; crash; registers twice; forged claim; slow to open
 stalled; late snapshot; frozen; unresponsive; operator raises in process
 connection breaks; half-open: the task knows later; half-open: the server knows later; network cut
 storage: fails; storage: fails after its effect; storage: fails before its effect; storage: a late effect

@@ -20,6 +20,7 @@ from tests.simulation.checkers import AttemptRecord, Violation, check_whole, dem
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.fault_injectors import CUTS, FAULT_INJECTORS, copy, some_of, strike
+from tests.simulation.forger import FIRST_ID, Forger
 from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
 from tests.simulation.network import Connection
@@ -80,6 +81,8 @@ class World:
         self.connections: list[Connection] = []  # not over for the server
         self.processes: dict[int, Process] = {}
         self.living: list[Process] = []
+        self.forgers: list[Forger] = []
+        self.claims = 0
         self.barriers: list[tuple[int, BarrierArrived]] = []  # travelling separately
         self.figures = Totals(1)
         self.broken: Exception | None = None
@@ -199,6 +202,19 @@ class World:
         self.figures.reconnects += self.processes[task_attempt_id].machine is not None
         return connection
 
+    def forge(self, victim: Process) -> None:
+        """Let a hostile task claim to be another attempt of this one's subtask."""
+        self.claims += 1
+        task_attempt_id = self.claims + self.random.choice([0, FIRST_ID])
+        claim = replace(
+            victim.registration(), task_attempt_id=task_attempt_id, attempt_number=self.random.choice([0, 1, 99])
+        )
+        self.driver.monitor.bridge_checker.forged.add(task_attempt_id)
+        self.connection_count += 1
+        connection = Connection(self.connection_count, task_attempt_id)
+        self.connections.append(connection)
+        self.forgers.append(Forger(connection, claim, self.now + self.random.uniform(0.0, 8.0), self.figures))
+
     def launch(self, task: EngineTask) -> None:
         which = f"partition {task.partition}, number {task.attempt_number}, stage {task.stage_id}.{task.stage_attempt}"
         self.tell(f"Spark launches task {task.task_attempt_id}: {which}, {task.executor_id}")
@@ -307,6 +323,9 @@ class World:
         for process in self.living:
             if patient or random.random() >= process.slowness:
                 actions.extend(process.actions())
+        self.forgers = [forger for forger in self.forgers if not forger.gone]
+        for forger in self.forgers:
+            actions.extend(forger.actions(self.now))
         self.connections = [connection for connection in self.connections if not connection.server_knows]
         for connection in self.connections:
             if connection.up or connection.task_gone or connection.server_closed:
@@ -353,13 +372,15 @@ class World:
         deadlines = [self.driver.next_deadline(), self.storage.disk.next_relief()]
         if self.successor is not None:
             deadlines.append(self.successor.next_deadline())
+        deadlines.extend(forger.until for forger in self.forgers if not forger.gone)
         for process in self.living:
             if process.machine is not None and not process.hung and process.life is not Life.GONE:
                 deadlines.append(process.machine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
-        tasks = ((connection, self.processes[connection.task_attempt_id].hung) for connection in self.connections)
+        own = [(connection, self.processes.get(connection.task_attempt_id)) for connection in self.connections]
+        tasks = ((connection, process.hung) for connection, process in own if process is not None)
         self.driver.monitor.look(tasks, idle=not self.driver.gate.waiting)
         self.driver.pass_time()
         if self.successor is not None:
@@ -388,6 +409,7 @@ class World:
         self.figures.jobs_failed += self.jobs_failed()
         self.driver.die()
         self.living, self.connections, self.barriers, self.processes, self.records = [], [], [], {}, {}
+        self.forgers = []
         self.was_completed |= self.driver.monitor.completed
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
