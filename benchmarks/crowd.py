@@ -127,8 +127,8 @@ class TimedStorage(MemoryStorage):
 class CrowdRuntime(SidecarRuntime):
     """A sidecar whose storage records when it stored."""
 
-    def __init__(self, spark: PretendedSpark) -> None:
-        super().__init__(spark, SidecarConfig(register_timeout_s=TIMEOUT_S))
+    def __init__(self, spark: PretendedSpark, *, tls: bool = False) -> None:
+        super().__init__(spark, SidecarConfig(register_timeout_s=TIMEOUT_S, tls=tls))
         self.storage = TimedStorage()
 
     def _open_storage(self) -> Storage:

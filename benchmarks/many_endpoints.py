@@ -148,6 +148,7 @@ class Endpoints:
             task["operator_id"],
             task["parallelism"],
             task["mode"],
+            certificate_sha256=bytes.fromhex(task.get("pin", "")),
             register_timeout_s=CONNECT_S,
         )
         self._selector = selectors.DefaultSelector()

@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=_positive, default=1000.0, help="round trips per second (default: 1000)")
     parser.add_argument("--kills", type=_positive, default=2.0, help="kills per second (default: 2)")
     parser.add_argument("--checkpoint-s", type=_positive, default=5.0, help="seconds between checkpoints (default: 5)")
+    parser.add_argument("--tls", action="store_true", help="encrypt all connections with TLS")
     parser.add_argument("--seed", type=int, help="which subtasks are killed, and how (default: a new one, printed)")
     parser.add_argument("--lose", type=int, metavar="N", help="hide the N-th upward event from the checker: must fail")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
@@ -49,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kills=round(options.minutes * 60 * options.kills),
         checkpoint_every=max(1, round(options.rate * options.checkpoint_s)),
         lose=options.lose,
+        tls=options.tls,
     )
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    print(f"{plan.ends} subtasks, {plan.events} events; replay the kills with --seed {seed}", flush=True)
+    over = "TLS" if plan.tls else "plain TCP"
+    print(f"{plan.ends} subtasks, {plan.events} events, over {over}; replay the kills with --seed {seed}", flush=True)
     try:
         report = asyncio.run(run_load(plan, lambda report: print(_line(report), flush=True)))
     except KeyboardInterrupt:

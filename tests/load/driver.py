@@ -44,6 +44,7 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
+from spark_bridge.certificates import certificate_digest
 from tests.load.checker import DOWN, UP, Durations, Sequence, Tally
 from tests.load.endpoints import UNASKED
 
@@ -61,7 +62,8 @@ class Plan:
     """What one run does. ``rate`` is in events per second that the coordinator sends; None: as fast as they go.
 
     ``events`` and ``checkpoint_every`` are counted in these events, and ``kills`` are at random ones. ``lose``: the
-    checker is not shown the upward event with this position in the run, and must find that.
+    checker is not shown the upward event with this position in the run, and must find that. ``tls``: encrypt all
+    connections.
     """
 
     seed: int
@@ -74,6 +76,7 @@ class Plan:
     kills: int
     checkpoint_every: int
     lose: int | None = None
+    tls: bool = False
 
 
 @dataclass
@@ -434,9 +437,10 @@ async def _running(plan: Plan) -> AsyncIterator[Load]:
     load = Load(plan)
     allow_files(2 * (plan.ends + plan.neighbours) + plan.strangers * 100 + OWN_FILES)
     async with AsyncExitStack() as stack:
-        load.runtime = CrowdRuntime(load.spark)
+        load.runtime = CrowdRuntime(load.spark, tls=plan.tls)
         await stack.enter_async_context(load.runtime)
         host, port = load.runtime.address
+        pin = certificate_digest(plan.tls, load.spark.keys).hex()
         stack.callback(load.spark.end)
         for operator, coordinator in ((MEASURED, load.measured), (NEIGHBOUR, load.neighbour)):
             parallelism = len(coordinator.sent)
@@ -453,6 +457,7 @@ async def _running(plan: Plan) -> AsyncIterator[Load]:
                 "host": host,
                 "port": port,
                 "key": load.spark.keys.task_key(operator).secret.hex(),
+                "pin": pin,
                 "operator_id": operator,
                 "parallelism": parallelism,
                 "mode": int(RestoreMode.STREAMING),
@@ -465,8 +470,14 @@ async def _running(plan: Plan) -> AsyncIterator[Load]:
                 child = await stack.enter_async_context(running_child(task, "tests.load.endpoints"))
                 load.children[operator].append(child)
         stack.callback(load.spark.running.clear)
-        secret = load.spark.secret.hex()
-        strangers = {"host": host, "port": port, "secret": secret, "seed": plan.seed, "count": plan.strangers}
+        strangers = {
+            "host": host,
+            "port": port,
+            "secret": load.spark.secret.hex(),
+            "pin": pin,
+            "seed": plan.seed,
+            "count": plan.strangers,
+        }
         load.strangers = await stack.enter_async_context(running_child(strangers, "tests.load.strangers"))
         await load.open_ends()
         yield load

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.many_endpoints import allow_files, say
 from protocol.wire.keys import KeyRing
-from tests.fuzz.attackers import STRANGERS, Intruder
+from tests.fuzz.attackers import STRANGERS, TLS_STRANGERS, Intruder
 from tests.load.checker import Tally
 
 PAUSE_S = 0.05
@@ -28,6 +28,8 @@ async def lay_siege(task: dict[str, Any]) -> None:
     connections_before = 0
     # The right keys are used only to be nearly right.
     address, keys = (task["host"], task["port"]), KeyRing(bytes.fromhex(task["secret"]))
+    pin = bytes.fromhex(task["pin"])
+    attacks = (*STRANGERS, *TLS_STRANGERS) if pin else STRANGERS
 
     def connections() -> int:
         return connections_before + sum(len(lines) for each in intruders for lines in each.lines.values())
@@ -35,7 +37,7 @@ async def lay_siege(task: dict[str, Any]) -> None:
     async def stranger(intruder: Intruder) -> None:
         nonlocal connections_before
         while True:
-            attack = intruder.random.choice(STRANGERS)
+            attack = intruder.random.choice(attacks)
             try:
                 await attack(intruder)
             except (AssertionError, TimeoutError) as error:
@@ -46,7 +48,7 @@ async def lay_siege(task: dict[str, Any]) -> None:
 
     random = Random(task["seed"])
     async with asyncio.TaskGroup() as group:
-        intruders += [Intruder(Random(random.random()), address, keys) for _ in range(task["count"])]
+        intruders += [Intruder(Random(random.random()), address, keys, pin=pin) for _ in range(task["count"])]
         strangers = [group.create_task(stranger(intruder)) for intruder in intruders]
         while await commands.readline():
             say(connections=connections(), faults=tally.faults, stories=tally.stories)

@@ -24,7 +24,7 @@ def log_of_the_process() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def run(*, seed: int | None = None, lose: int | None = None) -> Report:
+def run(*, seed: int | None = None, lose: int | None = None, tls: bool = False) -> Report:
     """Run a few thousand events, as fast as they go, with kills, checkpoints, strangers and a neighbour."""
     seed = SystemRandom().randrange(2**31) if seed is None else seed
     print(f"replay with {seed=}")
@@ -39,12 +39,15 @@ def run(*, seed: int | None = None, lose: int | None = None) -> Report:
         kills=10,
         checkpoint_every=200,
         lose=lose,
+        tls=tls,
     )
     return asyncio.run(run_load(plan, lambda report: None))
 
 
-def test_nothing_is_lost_or_doubled_under_kills_strangers_and_a_flooding_neighbour() -> None:  # H20, H22, H30, H31, H32
-    report = run()
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_nothing_is_lost_or_doubled_under_kills_strangers_and_a_flooding_neighbour(*, tls: bool) -> None:
+    # H20, H22, H30, H31, H32, H77
+    report = run(tls=tls)
     assert report.tally.clean, report.tally
     assert report.neighbour.clean, report.neighbour
     assert report.passed
