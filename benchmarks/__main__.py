@@ -36,6 +36,7 @@ FIGURES = {
     "checkpoint": "checkpoint",
     "checkpoint_hold": "checkpoint",
     "neighbour_flood": "neighbour",
+    "status": "status",
     "memory": "memory",
     "recovery": "recovery",
     "spark_fact": "spark_fact",

@@ -317,10 +317,14 @@ class Crowd:
 
 
 @asynccontextmanager
-async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
-    """A streaming job of ``parallelism`` subtasks, none of which is open yet."""
+async def running_crowd(parallelism: int, *, bare_too: bool = True) -> AsyncIterator[Crowd]:
+    """A streaming job of ``parallelism`` subtasks, none of which is open yet.
+
+    ``bare_too``: there may be as many bare connections.
+    """
     count = min(CHILDREN, parallelism)
-    allow_files(2 * parallelism + OWN_FILES)
+    kinds = 2 if bare_too else 1
+    allow_files(kinds * parallelism + OWN_FILES)
     spark, raw = PretendedSpark(), RawCrowd()
     async with AsyncExitStack() as stack:
         server = await asyncio.get_running_loop().create_server(lambda: RawEnd(raw), "127.0.0.1", 0)
@@ -350,7 +354,7 @@ async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
             "parallelism": parallelism,
             "mode": int(RestoreMode.STREAMING),
             "stage_id": STAGE,
-            "files": 4 * -(-parallelism // count) + OWN_FILES,
+            "files": 2 * kinds * -(-parallelism // count) + OWN_FILES,
         }
         for _ in range(count):
             children.append(await stack.enter_async_context(running_child(task)))

@@ -16,6 +16,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator_context import failing
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.gateway_handle import SendBudget
+from actors.coordination.gateway_sight import GatewaySight
 from actors.coordination.messages import (
     AttachConnection,
     ConnectionClosed,
@@ -43,7 +44,6 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
 )
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
-from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
@@ -80,18 +80,17 @@ TAKEN_EVERY = 64
 class GatewayActor(DirectActor[GatewayMessage]):
     """Run one ``GatewayMachine`` and carry out its effects; see the module.
 
-    ``registered`` is sent to the attempt when its first connection attaches. ``requested_at`` is kept up to date: when
-    each request came that has no answer yet, by its id, oldest first.
+    ``registered`` is sent to the attempt when its first connection attaches. ``sight`` has the machine, and is kept up
+    to date.
 
     ``inject_barrier``: see ``OperatorConfig``; needed only for barriers that travel apart.
     """
 
     def __init__(
         self,
-        machine: GatewayMachine,
+        sight: GatewaySight,
         registered: Registered,
         *,
-        requested_at: dict[int, float],
         budget: SendBudget,
         coordinator_ref: ActorRef[CoordinatorMessage],
         tracker_ref: ActorRef[TrackerMessage],
@@ -99,9 +98,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         statistics: OperatorStatistics,
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
-        self._attempt = machine.attempt
-        self._machine = machine
-        self._requested_at = requested_at
+        self._sight = sight
+        self._machine = sight.machine
+        self._attempt = self._machine.attempt
+        self._requested_at = sight.requested_at
         self._registered = registered
         self._budget = budget
         self._coordinator_ref = coordinator_ref
@@ -123,6 +123,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def handle(self, context: ActorContext[GatewayMessage], message: GatewayMessage) -> None:
         now = context.clock.now()
+        self._sight.view = None
         act = _ACTS.get(type(message))
         if act is not None:
             act(self, message, now)

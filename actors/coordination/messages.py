@@ -13,11 +13,12 @@ a message; None if no fact caused it. It is only measured; no decision depends o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors import ActorRef, Reply
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.gateway_sight import GatewayView
 from actors.coordination.interface import SubtaskGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
@@ -280,26 +281,6 @@ class AskLabelledWork:
     reply_to: Reply[LabelledWork]
 
 
-class GatewayView(NamedTuple):
-    """The gateway of one attempt at one moment, for people. Times are readings of the system's clock.
-
-    ``heard_at``: when something last came from the task. ``unconfirmed_since``: how long the oldest event has been out.
-    ``requested_at``: when the oldest request came that is not answered yet. ``closed_for``: the checkpoints for which
-    events to the task are held back.
-    """
-
-    connected: bool
-    ready: bool
-    heard_at: float
-    events_held: int
-    events_unconfirmed: int
-    events_untaken: int
-    bytes: int
-    unconfirmed_since: float | None
-    requested_at: float | None
-    closed_for: tuple[int, ...]
-
-
 @value
 class OperatorView:
     """One operator at one moment, for people.
@@ -324,9 +305,9 @@ class ViewOperator:
 
 @value
 class ViewGateways:
-    """Answered with the gateways of these task attempts, by id. An attempt whose gateway is closed is left out."""
+    """Answered with the gateway of each of these task attempts; None for one that is closed."""
 
-    reply_to: Reply[dict[int, GatewayView]]
+    reply_to: Reply[list[GatewayView | None]]
     task_attempt_ids: Sequence[int]
 
 

@@ -11,11 +11,11 @@ from actors import ActorContext, ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.gateway_handle import GatewayHandle, SendBudget
+from actors.coordination.gateway_sight import GatewaySight, GatewayView
 from actors.coordination.messages import (
     AttachConnection,
     CoordinatorMessage,
     GatewayMessage,
-    GatewayView,
     SubtaskReadyWithGateway,
     TrackerMessage,
 )
@@ -23,7 +23,7 @@ from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, Opera
 from actors.coordination.statistics import OperatorStatistics
 from protocol.barrier_tracker import RestoreAttempt
 from protocol.errors import AttemptOver
-from protocol.gateway.machine import GatewayMachine, GatewayState
+from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import AttemptIsOver
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Registered
@@ -32,8 +32,7 @@ from protocol.wire.messages import Registered
 @dataclass(frozen=True, slots=True)
 class _Gateway:
     ref: ActorRef[GatewayMessage]
-    machine: GatewayMachine  # the actor's own, only to look at
-    requested_at: dict[int, float]
+    sight: GatewaySight
     budget: SendBudget
     handle: GatewayHandle
     events_sent: int  # in the attempt's restored history
@@ -73,10 +72,9 @@ class OpenGateways:
             self._ports.attempt_token(attempt),
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
-        machine = GatewayMachine(attempt, limits)
-        requested_at: dict[int, float] = {}
+        sight = GatewaySight(GatewayMachine(attempt, limits))
         ref = context.spawn(
-            self._actor(machine, registered, requested_at, budget),
+            self._actor(sight, registered, budget),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",
             mailbox=UNBOUNDED,
             log_context={
@@ -86,7 +84,7 @@ class OpenGateways:
             },
         )
         handle = GatewayHandle(attempt, ref, budget, context.clock.now)
-        self._open[attempt.task_attempt_id] = _Gateway(ref, machine, requested_at, budget, handle, effect.events_sent)
+        self._open[attempt.task_attempt_id] = _Gateway(ref, sight, budget, handle, effect.events_sent)
         self._statistics.attempts += 1
         ref.tell(AttachConnection(connection, None))
         self._ports.gateway_opened(attempt, ref, connection)
@@ -128,22 +126,18 @@ class OpenGateways:
     def __len__(self) -> int:
         return len(self._open)
 
-    def view(self, task_attempt_ids: Iterable[int]) -> dict[int, GatewayView]:
-        """The open gateways of these attempts at this moment."""
-        views = {}
-        for task_attempt_id in task_attempt_ids:
-            gateway = self._open.get(task_attempt_id)
-            if gateway is not None:
-                views[task_attempt_id] = _view(gateway)
-        return views
+    def view(self, task_attempt_ids: Iterable[int]) -> list[GatewayView | None]:
+        """The gateways of these attempts at this moment; None for one that is closed."""
+        gateways = self._open
+        return [
+            None if (gateway := gateways.get(task_attempt_id)) is None else gateway.sight.look()
+            for task_attempt_id in task_attempt_ids
+        ]
 
-    def _actor(
-        self, machine: GatewayMachine, registered: Registered, requested_at: dict[int, float], budget: SendBudget
-    ) -> Callable[[], GatewayActor]:
+    def _actor(self, sight: GatewaySight, registered: Registered, budget: SendBudget) -> Callable[[], GatewayActor]:
         return lambda: GatewayActor(
-            machine,
+            sight,
             registered,
-            requested_at=requested_at,
             budget=budget,
             coordinator_ref=self._coordinator_ref,
             tracker_ref=self._context.self_ref,
@@ -151,22 +145,6 @@ class OpenGateways:
             statistics=self._statistics,
             inject_barrier=self._config.inject_barrier,
         )
-
-
-def _view(gateway: _Gateway) -> GatewayView:
-    machine, figures = gateway.machine, gateway.machine.statistics()
-    return GatewayView(
-        machine.state is GatewayState.ATTACHED,
-        machine.ready,
-        machine.heard_at,
-        figures.held_events,
-        figures.unconfirmed_events,
-        figures.untaken_events,
-        figures.held_bytes + figures.unconfirmed_bytes + figures.untaken_bytes,
-        machine.unconfirmed_since,
-        next(iter(gateway.requested_at.values()), None),
-        figures.closed_for,
-    )
 
 
 __all__ = ["OpenGateways"]

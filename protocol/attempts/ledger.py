@@ -108,10 +108,12 @@ class AttemptLedger:
         operator = self._operators.get(operator_id)
         return None if operator is None else view_run(operator.record, self._engine)
 
-    def view_attempts(self, operator_id: str, first: int, count: int) -> list[AttemptView]:
+    def view_attempts(
+        self, operator_id: str, first: int, count: int, known: dict[int, AttemptView]
+    ) -> list[AttemptView]:
         """See ``views.view_attempts``; empty for an unknown operator."""
         operator = self._operators.get(operator_id)
-        return [] if operator is None else view_attempts(operator.record, self._engine, first, count)
+        return [] if operator is None else view_attempts(operator.record, self._engine, first, count, known)
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is impossible. Tests and the simulator call this after each step."""

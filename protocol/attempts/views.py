@@ -86,17 +86,28 @@ def view_run(record: OperatorRecord, engine: EngineRecords) -> RunView:
 _NO_TASK = TaskRecord(-1, -1, -1, -1)
 
 
-def view_attempts(record: OperatorRecord, engine: EngineRecords, first: int, count: int) -> list[AttemptView]:
-    """At most ``count`` attempts of the current run, from number ``first`` on, in the order of their acceptance."""
+def view_attempts(
+    record: OperatorRecord, engine: EngineRecords, first: int, count: int, known: dict[int, AttemptView]
+) -> list[AttemptView]:
+    """At most ``count`` attempts of the current run, from number ``first`` on, in the order of their acceptance.
+
+    ``known``: views of earlier calls, by task attempt id, which this keeps up to date. One in which nothing has changed
+    is returned again, so that looking often at many attempts makes no garbage.
+    """
     run = record.run
     if run is None:
+        known.clear()
         return []
     stage = engine.stages.get(run.run_id)
     tasks = {} if stage is None else stage.tasks
     views = []
     for task_attempt_id, entry in islice(run.by_task.items(), first, first + count):
         task = tasks.get(task_attempt_id, _NO_TASK)
-        views.append(
-            AttemptView(entry.attempt, entry.state, entry.accepted_at, entry.failure, task.executor_id, task.host)
-        )
+        view = known.get(task_attempt_id)
+        if view is None or view[0] is not entry.attempt or view[1] is not entry.state or view[4] != task.executor_id:
+            view = AttemptView(
+                entry.attempt, entry.state, entry.accepted_at, entry.failure, task.executor_id, task.host
+            )
+            known[task_attempt_id] = view
+        views.append(view)
     return views

@@ -103,8 +103,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case ViewRun(operator_id, reply_to):
                 reply_to.answer(self._ledger.view_run(operator_id))
                 return
-            case ViewAttempts(operator_id, first, count, view_to):
-                view_to.answer(self._ledger.view_attempts(operator_id, first, count))
+            case ViewAttempts(operator_id, first, count, known, view_to):
+                view_to.answer(self._ledger.view_attempts(operator_id, first, count, known))
                 return
             case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")

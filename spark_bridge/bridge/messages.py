@@ -89,11 +89,15 @@ class ViewRun:
 
 @dataclass(frozen=True, slots=True)
 class ViewAttempts:
-    """Answered with at most ``count`` attempts of an operator's run, from number ``first`` on."""
+    """Answered with at most ``count`` attempts of an operator's run, from number ``first`` on.
+
+    ``known`` are the views that the asker has; see ``AttemptLedger.view_attempts``.
+    """
 
     operator_id: str
     first: int
     count: int
+    known: dict[int, AttemptView]
     reply_to: Reply[list[AttemptView]]
 
 

@@ -9,14 +9,15 @@ two attempts may be a few milliseconds apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from actors import ActorRef
 from actors.clock import Clock
 from actors.coordination import OperatorStatistics
 from actors.coordination.call_watch import CallWatch
-from actors.coordination.messages import GatewayView, OperatorView, TrackerMessage, ViewGateways, ViewOperator
+from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
 from protocol.attempts import AttemptView, RunView
 from protocol.barrier_tracker import CheckpointView, Step
 from protocol.wire.messages import RestoreMode
@@ -36,7 +37,7 @@ from spark_bridge.observability.status import (
 
 __all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
 
-SLICE = 500
+SLICE = 250
 """How many attempts one turn of the event loop reads."""
 ANSWER_TIMEOUT_S = 10.0
 
@@ -86,6 +87,8 @@ class ObservedOperator:
         self.watch = watch
         self.mode = mode
         self.parallelism = parallelism
+        self.views: dict[int, AttemptView] = {}
+        self.rows: dict[int, tuple[AttemptView, GatewayView | None, AttemptStatus]] = {}
         self.rates = Rates()
         self.confirm = LatencySketch(statistics.confirm_us)
         self.request = LatencySketch(statistics.request_us)
@@ -157,6 +160,9 @@ class StatusCollector:
         view: OperatorView = await operator.tracker_ref.ask(ViewOperator, timeout_s=ANSWER_TIMEOUT_S)
         attempts: list[AttemptStatus] = []
         count = 0 if run is None else run.attempts
+        if not count:
+            operator.views.clear()
+            operator.rows.clear()
         for first in range(0, count, SLICE):
             attempts.extend(await self._slice(operator_id, operator, first))
         now, journal, statistics = self._clock.now(), self._journal.of(operator_id), operator.statistics
@@ -186,13 +192,22 @@ class StatusCollector:
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
         views: list[AttemptView] = await self._bridge_ref.ask(
-            lambda reply_to: ViewAttempts(operator_id, first, SLICE, reply_to), timeout_s=ANSWER_TIMEOUT_S
+            lambda reply_to: ViewAttempts(operator_id, first, SLICE, operator.views, reply_to),
+            timeout_s=ANSWER_TIMEOUT_S,
         )
         ids = [view.attempt.task_attempt_id for view in views]
-        gateways: dict[int, GatewayView] = await operator.tracker_ref.ask(
+        gateways: list[GatewayView | None] = await operator.tracker_ref.ask(
             lambda reply_to: ViewGateways(reply_to, ids), timeout_s=ANSWER_TIMEOUT_S
         )
-        return _attempts(views, gateways, self._clock.now(), self._journal.epoch)
+        made = []
+        for view, gateway in zip(views, gateways, strict=True):
+            task_attempt_id = view.attempt.task_attempt_id
+            known = operator.rows.get(task_attempt_id)
+            if known is None or known[0] is not view or known[1] is not gateway:
+                known = view, gateway, _attempt(view, gateway, self._journal.epoch)
+                operator.rows[task_attempt_id] = known
+            made.append(known[2])
+        return made
 
     def _run(self, run: RunView, journal: OperatorJournal, now: float) -> RunStatus | None:
         if run.stage_id is None:
@@ -236,32 +251,30 @@ def _call(watch: CallWatch) -> CallStatus | None:
     return None if call is None else CallStatus(call.name, watch.age_s(call), call.place)
 
 
-def _attempts(
-    views: Sequence[AttemptView], gateways: Mapping[int, GatewayView], now: float, epoch: float
-) -> list[AttemptStatus]:
-    made = []
-    for attempt, state, accepted_at, failure, executor_id, host in views:
-        task_attempt_id = attempt.task_attempt_id
-        gateway = gateways.get(task_attempt_id)
-        since_at, why = epoch + accepted_at, "" if failure is None else failure.name.lower()
-        head = (attempt.subtask, attempt.attempt, task_attempt_id, state.value, since_at, why, host, executor_id)
-        if gateway is None:
-            made.append(AttemptStatus(*head, False, False, None, 0, None, 0, (), 0, 0, None))
-            continue
-        connected, ready, heard_at, held, unconfirmed, untaken, size, unconfirmed_since, requested_at, closed = gateway
-        made.append(
-            AttemptStatus(
-                *head,
-                connected,
-                ready,
-                now - heard_at,
-                unconfirmed,
-                None if unconfirmed_since is None else now - unconfirmed_since,
-                held,
-                closed,
-                untaken,
-                size,
-                None if requested_at is None else now - requested_at,
-            )
-        )
-    return made
+def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> AttemptStatus:
+    attempt = view.attempt
+    head = (
+        attempt.subtask,
+        attempt.attempt,
+        attempt.task_attempt_id,
+        view.state.value,
+        epoch + view.accepted_at,
+        "" if view.failure is None else view.failure.name.lower(),
+        view.host,
+        view.executor_id,
+    )
+    if gateway is None:
+        return AttemptStatus(*head, False, False, None, 0, None, 0, (), 0, 0, None)
+    return AttemptStatus(
+        *head,
+        gateway.connected,
+        gateway.ready,
+        epoch + gateway.heard_at,
+        gateway.events_unconfirmed,
+        None if gateway.unconfirmed_since is None else epoch + gateway.unconfirmed_since,
+        gateway.events_held,
+        gateway.closed_for,
+        gateway.events_untaken,
+        gateway.bytes,
+        None if gateway.requested_at is None else epoch + gateway.requested_at,
+    )

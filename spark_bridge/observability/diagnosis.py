@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from spark_bridge.observability.status import (
     AttemptStatus,
@@ -51,7 +51,7 @@ def _of_operator(status: SidecarStatus, operator: OperatorStatus, waiting_s: flo
     for checkpoint in operator.checkpoints:
         if checkpoint.phase_s >= waiting_s:
             yield _of_checkpoint(operator, checkpoint)
-    yield from _of_attempts(operator, waiting_s)
+    yield from _of_attempts(status, operator, waiting_s)
 
 
 def _of_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
@@ -69,21 +69,25 @@ def _of_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: 
 
 
 def _waiting_for_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> list[str]:
-    asking = [attempt for attempt in operator.attempts if (attempt.request_s or 0.0) >= waiting_s]
+    since = status.taken_at - waiting_s
+    asking = [one for one in operator.attempts if one.requested_at is not None and one.requested_at <= since]
     not_told = [
-        attempt
-        for attempt in operator.attempts
-        if attempt.state == "ready" and attempt.connected and not attempt.known_to_coordinator
-        if status.taken_at - attempt.since_at >= waiting_s
+        one
+        for one in operator.attempts
+        if one.state == "ready" and one.connected and not one.known_to_coordinator and one.accepted_at <= since
     ]
     clauses = []
     if asking:
-        longest = max(attempt.request_s or 0.0 for attempt in asking)
-        clauses.append(f"{_have(asking)} waited {_seconds(longest)} for an answer to a request")
+        longest = _longest(status, (one.requested_at for one in asking))
+        clauses.append(f"{_have(asking)} waited {longest} for an answer to a request")
     if not_told:
-        longest = max(status.taken_at - attempt.since_at for attempt in not_told)
-        clauses.append(f"{_have(not_told)} waited {_seconds(longest)} for the coordinator's subtask_ready")
+        longest = _longest(status, (one.accepted_at for one in not_told))
+        clauses.append(f"{_have(not_told)} waited {longest} for the coordinator's subtask_ready")
     return clauses
+
+
+def _longest(status: SidecarStatus, points: Iterable[float | None]) -> str:
+    return _seconds(status.taken_at - min(point for point in points if point is not None))
 
 
 def _of_missing(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
@@ -141,20 +145,25 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
             return f"{name} has waited {waited} for the storage to write it"
 
 
-def _of_attempts(operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+def _of_attempts(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    since = status.taken_at - waiting_s
     live = [attempt for attempt in operator.attempts if attempt.is_live]
-    cut_off = [attempt for attempt in live if not attempt.connected and (attempt.silent_s or 0.0) >= waiting_s]
+    cut_off = [one for one in live if not one.connected and one.heard_at is not None and one.heard_at <= since]
     if cut_off:
-        silent_s = max(attempt.silent_s or 0.0 for attempt in cut_off)
-        yield f"{_have(cut_off)} had no connection to the sidecar for up to {_seconds(silent_s)}"
-    deaf = [attempt for attempt in live if attempt.connected and (attempt.unconfirmed_s or 0.0) >= waiting_s]
+        longest = _longest(status, (one.heard_at for one in cut_off))
+        yield f"{_have(cut_off)} had no connection to the sidecar for up to {longest}"
+    deaf = [
+        one
+        for one in live
+        if one.connected and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
+    ]
     if deaf:
-        longest = max(deaf, key=lambda attempt: attempt.unconfirmed_s or 0.0)
-        silent = _seconds(longest.silent_s or 0.0)
+        first = min(deaf, key=lambda one: one.unconfirmed_since_at or 0.0)
+        waited = _longest(status, [first.unconfirmed_since_at])
         yield (
-            f"{_have(deaf)} not confirmed an event for {_seconds(longest.unconfirmed_s or 0.0)}: the process is "
+            f"{_have(deaf)} not confirmed an event for {waited}: the process is "
             "stopped or holds the interpreter lock, or the mailbox is full; the last sign of life came "
-            f"{silent} ago"
+            f"{_longest(status, [first.heard_at])} ago"
         )
 
 

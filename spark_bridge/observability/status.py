@@ -57,31 +57,33 @@ class AttemptStatus(NamedTuple):
 
     ``state`` is ``"accepted"`` (it has registered, and its operator restores its state), ``"ready"``, ``"ending"`` (the
     operator has ended well, and Spark has not said so yet), ``"finished"`` or ``"over"``; then ``failure`` says why.
-    ``silent_s``: for how long nothing has come from the task's process. ``events_unconfirmed`` were sent to the task,
-    and ``unconfirmed_s`` is the age of the oldest. ``events_held`` wait for the checkpoints ``held_by``.
-    ``events_untaken`` came from the task, and the coordinator has not taken them yet. ``bytes``: of these events
-    together. ``request_s``: for how long its oldest request has waited for an answer. The figures of an attempt without
-    a gateway, because it is over, are zero or None.
+    ``accepted_at``: when it was accepted. ``heard_at``: when something last came from the task's process.
+    ``events_unconfirmed`` were sent to the task, the oldest of them at ``unconfirmed_since_at``. ``events_held`` wait
+    for the checkpoints ``held_by``. ``events_untaken`` came from the task, and the coordinator has not taken them yet.
+    ``bytes``: of these events together. ``requested_at``: when its oldest request came that has no answer yet. The
+    figures of an attempt without a gateway, because it is over, are zero or None.
+
+    An attempt in which nothing has changed is the same object in the next status.
     """
 
     subtask: int
     attempt: int
     task_attempt_id: int
     state: str
-    since_at: float
+    accepted_at: float
     failure: str
     host: str
     executor_id: str
     connected: bool
     known_to_coordinator: bool
-    silent_s: float | None
+    heard_at: float | None
     events_unconfirmed: int
-    unconfirmed_s: float | None
+    unconfirmed_since_at: float | None
     events_held: int
     held_by: tuple[int, ...]
     events_untaken: int
     bytes: int
-    request_s: float | None
+    requested_at: float | None
 
     @property
     def is_live(self) -> bool:
@@ -95,7 +97,7 @@ class AttemptStatus(NamedTuple):
             return ""
         if not self.connected:
             return "its connection to come back"
-        if self.request_s is not None:
+        if self.requested_at is not None:
             return "the answer to its request"
         if self.state == "accepted":
             return "its operator to open"

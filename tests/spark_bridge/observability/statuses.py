@@ -23,7 +23,7 @@ NOW = 1_000_000.0
 def attempt(subtask: int = 0, **changes: Any) -> AttemptStatus:
     """An attempt that works."""
     return AttemptStatus(
-        subtask, 0, 100 + subtask, "ready", NOW - 60, "", "host", "1", True, True, 0.1, 0, None, 0, (), 0, 0, None
+        subtask, 0, 100 + subtask, "ready", NOW - 60, "", "host", "1", True, True, NOW - 0.1, 0, None, 0, (), 0, 0, None
     )._replace(**changes)
 
 

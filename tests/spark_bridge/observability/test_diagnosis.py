@@ -10,7 +10,7 @@ import pytest
 
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.status import CallStatus, RegistrationStatus, RelayStatus
-from tests.spark_bridge.observability.statuses import attempt, checkpoint, operator, run, sidecar
+from tests.spark_bridge.observability.statuses import NOW, attempt, checkpoint, operator, run, sidecar
 
 BUSY = CallStatus("handle_request(subtask=1, attempt=0)", 40.0, "crawl.py:31 in fetch")
 
@@ -28,17 +28,17 @@ def test_nothing_is_said_while_everything_moves() -> None:
     ("changes", "sentence"),
     [
         (
-            {"call": BUSY, "attempts": attempts(3, request_s=41.0)},
+            {"call": BUSY, "attempts": attempts(3, requested_at=NOW - 41)},
             "subtask 3 has waited 41 s for an answer to a request; the coordinator of 'crawl' has been in "
             "handle_request(subtask=1, attempt=0) for 40 s, awaiting at crawl.py:31 in fetch",
         ),
         (
-            {"queued": 9, "attempts": attempts(1, 3, request_s=6.0)},
+            {"queued": 9, "attempts": attempts(1, 3, requested_at=NOW - 6)},
             "subtasks 1, 3 have waited 6 s for an answer to a request; 9 messages wait in the mailbox of the "
             "coordinator of 'crawl'",
         ),
         (
-            {"call": BUSY, "attempts": (attempt(0, request_s=41.0), attempt(1, known_to_coordinator=False))},
+            {"call": BUSY, "attempts": (attempt(0, requested_at=NOW - 41), attempt(1, known_to_coordinator=False))},
             "subtask 0 has waited 41 s for an answer to a request; subtask 1 has waited 60 s for the coordinator's "
             "subtask_ready; the coordinator of 'crawl' has been in handle_request(subtask=1, attempt=0) for 40 s, "
             "awaiting at crawl.py:31 in fetch",
@@ -82,11 +82,11 @@ def test_nothing_is_said_while_everything_moves() -> None:
             "savepoint 12 of 'crawl' has waited 25 s for the storage to write it",
         ),
         (
-            {"attempts": attempts(0, connected=False, silent_s=20.0)},
+            {"attempts": attempts(0, connected=False, heard_at=NOW - 20)},
             "subtask 0 has had no connection to the sidecar for up to 20 s",
         ),
         (
-            {"attempts": attempts(0, unconfirmed_s=12.0, silent_s=11.0)},
+            {"attempts": attempts(0, unconfirmed_since_at=NOW - 12, heard_at=NOW - 11)},
             "subtask 0 has not confirmed an event for 12 s: the process is stopped or holds the interpreter lock, or "
             "the mailbox is full; the last sign of life came 11 s ago",
         ),
@@ -128,7 +128,7 @@ def test_subtasks_without_a_task_are_counted_with_the_reason(
 
 
 def test_a_sentence_names_five_subtasks_at_most() -> None:
-    late = tuple(attempt(subtask, request_s=9.0) for subtask in range(40))
+    late = tuple(attempt(subtask, requested_at=NOW - 9) for subtask in range(40))
     (sentence,) = explain(sidecar(operator(parallelism=40, attempts=late, run=run(subtasks_seen=40, partitions=40))))
     assert sentence.startswith("subtasks 0, 1, 2, 3, 4 and 35 more have waited 9 s")
 
@@ -148,5 +148,5 @@ def test_the_sidecar_itself_comes_first_and_operators_in_the_order_of_their_name
 
 
 def test_attempts_that_have_ended_wait_for_nothing() -> None:
-    over = attempts(0, 1, 2, 3, state="over", connected=False, silent_s=99.0, unconfirmed_s=99.0)
+    over = attempts(0, 1, 2, 3, state="over", connected=False, heard_at=NOW - 99, unconfirmed_since_at=NOW - 99)
     assert explain(sidecar(operator(attempts=over))) == ()
