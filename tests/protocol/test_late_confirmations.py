@@ -9,6 +9,8 @@ leaves immediately. So does that of a duplicate, whose sender may have lost the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.gateway import types as g
@@ -32,16 +34,15 @@ ENDS = {COMPLETED: m.CheckpointCompleted, ABORTED: m.CheckpointAborted, g.Checkp
 # --- down: the subtask confirms ---------------------------------------------------------------------------
 
 
+def done(machine: GatewayMachine | SubtaskMachine, input: Any) -> list[object]:
+    """Return the messages that the machine sends on this input."""
+    effects = machine.handle(input, 1.0)
+    machine.check_invariants()
+    return [effect.message for effect in effects if isinstance(effect, s.SendToCoordinator | g.SendToAttempt)]
+
+
 def told(subtask: SubtaskMachine, message: m.DownMessage) -> list[object]:
-    """Return the messages that the subtask sends when it receives these."""
-    return subtasks.sent(subtasks.hear(subtask, message))
-
-
-def done(subtask: SubtaskMachine, input: s.SubtaskInput) -> list[object]:
-    """Return the messages that the subtask sends on this input."""
-    effects = subtasks.sent(subtask.handle(input, 1.0))
-    subtask.check_invariants()
-    return effects
+    return done(subtask, s.MessageReceived(message))
 
 
 def a_subtask_at_its_barrier() -> SubtaskMachine:
@@ -144,21 +145,13 @@ def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:  # H2
 
 
 def heard(gateway: GatewayMachine, message: m.UpMessage) -> list[object]:
-    """Return the messages that the gateway sends when it receives these."""
-    return gateways.sent(gateways.hear(gateway, message))
-
-
-def given(gateway: GatewayMachine, input: g.GatewayInput) -> list[object]:
-    """Return the messages that the gateway sends on this request."""
-    effects = gateways.sent(gateway.handle(input, 1.0))
-    gateway.check_invariants()
-    return effects
+    return done(gateway, g.MessageReceived(message))
 
 
 def a_gateway_that_heard_of_the_close() -> GatewayMachine:
     """Receive item 1 of the subtask: it has closed for 5."""
     gateway = a_wide_gateway()
-    assert given(gateway, g.CloseRequested(5)) == [m.CloseForCheckpoint(7, 1, 5)]
+    assert done(gateway, g.CloseRequested(5)) == [m.CloseForCheckpoint(7, 1, 5)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == []
     assert gateway.resume_seq == 1
     return gateway
@@ -166,8 +159,8 @@ def a_gateway_that_heard_of_the_close() -> GatewayMachine:
 
 def a_gateway_at_its_barrier() -> GatewayMachine:
     gateway = a_gateway_that_heard_of_the_close()
-    assert given(gateway, g.CutReached(5)) == []
-    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0), m.Confirm(7, 1)]
+    assert done(gateway, g.CutReached(5)) == []
+    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0), m.Confirm(7, 1)]
     return gateway
 
 
@@ -178,21 +171,21 @@ def test_that_a_subtask_has_closed_is_confirmed_with_its_barrier() -> None:  # H
 @pytest.mark.parametrize("outcome", ENDS)
 def test_or_with_the_end_of_a_checkpoint_that_came_to_no_barrier(outcome: g.CheckpointOutcome) -> None:  # H30, H44
     gateway = a_gateway_that_heard_of_the_close()
-    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 2, 5), m.Confirm(7, 1)]
+    assert done(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 2, 5), m.Confirm(7, 1)]
 
 
 def test_or_with_the_close_for_the_next_one() -> None:  # H30, H43
     gateway = a_gateway_that_heard_of_the_close()
-    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 2, 6), m.Confirm(7, 1)]
+    assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 2, 6), m.Confirm(7, 1)]
 
 
 def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
     # H23, H30: it leaves on a separate path
     gateway = a_gateway_that_heard_of_the_close()
-    given(gateway, g.CutReached(5))
-    assert given(gateway, g.BarrierRequested(5, apart=True)) == []
+    done(gateway, g.CutReached(5))
+    assert done(gateway, g.BarrierRequested(5, apart=True)) == []
     assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
-    assert given(gateway, g.CheckpointOver(5, COMPLETED)) == [m.CheckpointCompleted(7, 2, 5), m.Confirm(7, 2)]
+    assert done(gateway, g.CheckpointOver(5, COMPLETED)) == [m.CheckpointCompleted(7, 2, 5), m.Confirm(7, 2)]
 
 
 @pytest.mark.parametrize(
@@ -208,13 +201,13 @@ def test_the_answer_to_a_barrier_is_confirmed_with_the_end_of_its_checkpoint(
 ) -> None:  # H30, H45, H49
     gateway = a_gateway_at_its_barrier()
     assert heard(gateway, word) == []
-    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5), m.Confirm(7, 2)]
+    assert done(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5), m.Confirm(7, 2)]
 
 
 def test_what_was_confirmed_is_not_confirmed_a_second_time() -> None:  # H24, H30
     gateway = a_gateway_at_its_barrier()
-    assert given(gateway, g.CheckpointOver(5, ABORTED)) == [m.CheckpointAborted(7, 3, 5)]
-    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 4, 6)]
+    assert done(gateway, g.CheckpointOver(5, ABORTED)) == [m.CheckpointAborted(7, 3, 5)]
+    assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 4, 6)]
 
 
 def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # H42
@@ -222,7 +215,7 @@ def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # 
     submit(gateway, 1)
     assert cut(gateway, 5) == []
     assert gateways.hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1), g.ReportDrained(5)]
-    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 3, 5, 1)]
+    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 3, 5, 1)]
 
 
 @pytest.mark.parametrize("message", [m.EventMessage(7, 2, b"e"), m.RequestMessage(7, 2, 1, b"?")])
@@ -230,32 +223,32 @@ def test_an_event_that_comes_has_the_word_before_it_confirmed(message: m.UpMessa
     # H27, H30: the event itself is confirmed when it is taken
     gateway = a_gateway_that_heard_of_the_close()
     assert heard(gateway, message) == [m.Confirm(7, 1)]
-    assert given(gateway, g.ItemTaken(2)) == [m.Confirm(7, 2)]
+    assert done(gateway, g.ItemTaken(2)) == [m.Confirm(7, 2)]
 
 
 def test_a_word_behind_an_event_is_not_confirmed_before_the_event_is_taken() -> None:  # H27, H30
     gateway = a_wide_gateway()
-    given(gateway, g.CloseRequested(5))
+    done(gateway, g.CloseRequested(5))
     heard(gateway, m.EventMessage(7, 1, b"e"))
     assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == []
     assert gateway.resume_seq == 0
-    assert given(gateway, g.CutReached(5)) == []
-    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
-    assert given(gateway, g.ItemTaken(1)) == [m.Confirm(7, 2)]
+    assert done(gateway, g.CutReached(5)) == []
+    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert done(gateway, g.ItemTaken(1)) == [m.Confirm(7, 2)]
 
 
 def test_a_word_that_waited_for_readiness_is_confirmed_when_the_event_before_it_is_taken() -> None:  # H10, H27
     gateway = a_gateway(WIDE_DOWN, ready=False)
-    given(gateway, g.CloseRequested(5))
+    done(gateway, g.CloseRequested(5))
     batch: list[m.UpMessage] = [m.Opened(7, 1), m.EventMessage(7, 2, b"e"), m.ClosedForCheckpoint(7, 3, 5)]
     assert gateways.sent(gateway.handle_batch(batch, 1.0)) == [m.Confirm(7, 1)]
-    assert given(gateway, g.ReadyAnnounced()) == []
-    assert given(gateway, g.ItemTaken(2)) == [m.Confirm(7, 3)]
+    assert done(gateway, g.ReadyAnnounced()) == []
+    assert done(gateway, g.ItemTaken(2)) == [m.Confirm(7, 3)]
 
 
 def test_a_batch_with_anything_else_in_it_is_confirmed_at_once() -> None:  # H30
     gateway = a_gateway(WIDE_DOWN)
-    given(gateway, g.CloseRequested(5))
+    done(gateway, g.CloseRequested(5))
     assert gateways.sent(gateway.handle_batch([m.Opened(7, 1), m.ClosedForCheckpoint(7, 2, 5)], 1.0)) == [
         m.Confirm(7, 2)
     ]
@@ -265,37 +258,37 @@ def test_a_gateway_confirms_a_duplicate_at_once_however_often_it_comes() -> None
     gateway = a_gateway_that_heard_of_the_close()
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
-    given(gateway, g.CutReached(5))
-    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    done(gateway, g.CutReached(5))
+    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
 def test_a_stale_word_is_confirmed_like_any_other() -> None:  # H44
     gateway = a_gateway_that_heard_of_the_close()
-    given(gateway, g.CheckpointOver(5, ABORTED))
+    done(gateway, g.CheckpointOver(5, ABORTED))
     assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
-    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 3, 6), m.Confirm(7, 2)]
+    assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 3, 6), m.Confirm(7, 2)]
 
 
 def test_the_gateway_resumes_behind_the_words_that_it_has_not_confirmed() -> None:  # H24
     gateway = a_gateway_that_heard_of_the_close()
     gateway.handle(ConnectionLost(), 1.0)
     assert gateway.resume_seq == 1
-    assert given(gateway, ConnectionAttached(1)) == [m.Confirm(7, 1)]
-    given(gateway, g.CutReached(5))
-    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert done(gateway, ConnectionAttached(1)) == [m.Confirm(7, 1)]
+    done(gateway, g.CutReached(5))
+    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
 def test_an_item_that_was_asked_for_without_a_connection_leaves_with_the_confirmation() -> None:  # H24
     gateway = a_gateway_that_heard_of_the_close()
     gateway.handle(ConnectionLost(), 1.0)
-    assert given(gateway, g.CheckpointOver(5, ABORTED)) == []
-    assert given(gateway, ConnectionAttached(1)) == [m.CheckpointAborted(7, 2, 5), m.Confirm(7, 1)]
+    assert done(gateway, g.CheckpointOver(5, ABORTED)) == []
+    assert done(gateway, ConnectionAttached(1)) == [m.CheckpointAborted(7, 2, 5), m.Confirm(7, 1)]
 
 
 def test_what_a_peer_says_behind_its_goodbye_is_confirmed_at_once() -> None:
     # H47, H48: it waits for that, and nothing else may ever leave
     gateway = a_wide_gateway()
-    given(gateway, g.CloseRequested(5))
-    given(gateway, g.CheckpointOver(5, ABORTED))
+    done(gateway, g.CloseRequested(5))
+    done(gateway, g.CheckpointOver(5, ABORTED))
     assert heard(gateway, m.Finished(7, 1, "", b"s", 0)) == [m.Confirm(7, 1)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == [m.Confirm(7, 2)]

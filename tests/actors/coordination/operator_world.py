@@ -348,8 +348,9 @@ async def running_operator(
 
 @asynccontextmanager
 async def running_tasks(
-    count: int, coordinator: OperatorCoordinator | None = None, **config: Any
+    count: int, coordinator: OperatorCoordinator | None = None, *, task_type: type[Task] = Task, **config: Any
 ) -> AsyncIterator[tuple[World, list[Task]]]:
     """Yield a started operator whose first ``count`` subtasks have a ready attempt each. See ``running_operator``."""
     async with running_operator(coordinator, **config) as world:
+        world.task_type = task_type
         yield world, await world.running(*range(count))

@@ -85,12 +85,7 @@ class BenchContext:
         *args: Any,
         handler: Callable[[T | None, Exception | None], Awaitable[None]],
     ) -> None:
-        self._context.run_in_thread(
-            function,
-            *args,
-            on_result=lambda result: self._bench.step("handler", lambda: handler(result, None)),
-            on_error=lambda error: self._bench.step("handler", lambda: handler(None, error)),
-        )
+        self._begin(self._context.run_in_thread, function, args, handler)
 
     def run_in_background(
         self,
@@ -98,8 +93,11 @@ class BenchContext:
         *args: Any,
         handler: Callable[[T | None, Exception | None], Awaitable[None]],
     ) -> None:
-        self._context.run(
-            coroutine_function,
+        self._begin(self._context.run, coroutine_function, args, handler)
+
+    def _begin(self, begin: Callable[..., object], function: Callable[..., Any], args: Any, handler: Any) -> None:
+        begin(
+            function,
             *args,
             on_result=lambda result: self._bench.step("handler", lambda: handler(result, None)),
             on_error=lambda error: self._bench.step("handler", lambda: handler(None, error)),

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 from actors.coordination import SubtaskGateway
 from protocol.subtask.types import OperatorOpened
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_tasks
 
 
 class WaitingTask(Task):
@@ -17,16 +21,20 @@ class WaitingTask(Task):
         self._drive(OperatorOpened(awaits_start=True))
 
 
+@asynccontextmanager
+async def a_waiting_task(subtask_ready: Method, **config: Any) -> AsyncIterator[tuple[World, Task]]:
+    coordinator = RecordingCoordinator(subtask_ready=subtask_ready)
+    async with running_tasks(1, coordinator, task_type=WaitingTask, **config) as (world, (task,)):
+        yield world, task
+
+
 async def send_rules(subtask: int, gateway: SubtaskGateway) -> None:
     for number in range(5):
         await gateway.send_event(number)
 
 
 async def test_what_subtask_ready_sends_comes_before_the_word_to_begin() -> None:  # H66
-    coordinator = RecordingCoordinator(subtask_ready=send_rules)
-    async with running_operator(coordinator) as world:
-        world.task_type = WaitingTask
-        (task,) = await world.running(0)
+    async with a_waiting_task(send_rules) as (_, task):
         assert task.handled == [0, 1, 2, 3, 4, ("start",)]
 
 
@@ -35,9 +43,7 @@ async def test_so_does_what_had_to_wait_for_room_or_may_get_lost() -> None:  # H
         await send_rules(subtask, gateway)
         await gateway.send_event("loose", loss_tolerant=True)
 
-    async with running_operator(RecordingCoordinator(subtask_ready=send), events_max=2) as world:
-        world.task_type = WaitingTask
-        (task,) = await world.running(0)
+    async with a_waiting_task(send, events_max=2) as (_, task):
         assert task.handled == [0, 1, 2, 3, 4, "loose", ("start",)]
 
 
@@ -45,9 +51,7 @@ async def test_a_coordinator_may_await_a_confirmation_inside_subtask_ready() -> 
     async def send(subtask: int, gateway: SubtaskGateway) -> None:
         await (await gateway.send_event("rule"))
 
-    async with running_operator(RecordingCoordinator(subtask_ready=send)) as world:
-        world.task_type = WaitingTask
-        (task,) = await world.running(0)
+    async with a_waiting_task(send) as (_, task):
         assert task.handled == ["rule", ("start",)]
 
 
@@ -55,9 +59,7 @@ async def test_an_operator_whose_subtask_ready_fails_does_not_begin() -> None:  
     async def fail(subtask: int, gateway: SubtaskGateway) -> None:
         raise ValueError("no rules")
 
-    async with running_operator(RecordingCoordinator(subtask_ready=fail)) as world:
-        world.task_type = WaitingTask
-        (task,) = await world.running(0)
+    async with a_waiting_task(fail) as (world, task):
         assert [str(failure) for failure in world.failures] == ["no rules"]
         assert task.handled == []
         world.fail(task, reset=False)
@@ -67,10 +69,7 @@ async def test_an_operator_whose_subtask_ready_fails_does_not_begin() -> None:  
 
 
 async def test_a_subtask_that_opens_while_others_close_for_a_checkpoint_begins_behind_it() -> None:  # H66, H11, H40
-    coordinator = RecordingCoordinator(subtask_ready=send_rules)
-    async with running_operator(coordinator) as world:
-        world.task_type = WaitingTask
-        (first,) = await world.running(0)
+    async with a_waiting_task(send_rules) as (world, first):
         first.silent = True
         answer = await world.checkpoint()
         late = world.accept(1)

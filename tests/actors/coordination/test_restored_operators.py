@@ -225,9 +225,7 @@ class ForgetfulTask(Task):
 
 
 async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None:  # H32, H45
-    async with running_operator() as world:
-        world.task_type = ForgetfulTask
-        (task,) = await world.running(0)
+    async with running_tasks(1, task_type=ForgetfulTask) as (world, (task,)):
         task.send("heard")
         answer = await world.checkpoint()
         assert world.coordinator.events == ["heard"]
