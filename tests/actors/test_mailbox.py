@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors import (
-    ActorStopped,
-    AskTimeout,
-    DeadLetterReason,
-    MailboxConfig,
-    MailboxFull,
-    OnFull,
-)
+from actors import ActorStopped, AskTimeout, DeadLetterReason, MailboxConfig, MailboxFull, OnFull
 from actors.mailbox import Mailbox
 from actors.testing import VirtualClock, deterministic_system, settle
 from tests.actors.actors_under_test import (

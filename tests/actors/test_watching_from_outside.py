@@ -30,15 +30,7 @@ from actors import (
     Supervision,
 )
 from actors.testing import VirtualClock, settle
-from tests.actors.actors_under_test import (
-    Add,
-    Counter,
-    Diary,
-    Explode,
-    GetTotal,
-    busy_counter,
-    running_system,
-)
+from tests.actors.actors_under_test import Add, Counter, Diary, Explode, GetTotal, busy_counter, running_system
 
 
 @pytest.fixture

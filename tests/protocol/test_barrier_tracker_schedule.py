@@ -6,14 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.attempts import (
-    OperatorReset,
-    RunEnded,
-    SubtaskFailed,
-    SubtaskFinished,
-    SubtaskReady,
-    SubtaskReset,
-)
+from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReady, SubtaskReset
 from protocol.barrier_tracker import (
     CheckpointConfig,
     CheckpointStored,
