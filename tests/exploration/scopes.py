@@ -151,14 +151,7 @@ _ALL = (
         drops=1,
     ),
     Scope(
-        "deep",
-        "one subtask with all of it",
-        attempts=2,
-        events_up=2,
-        events_down=2,
-        checkpoints=2,
-        failures=1,
-        drops=1,
+        "deep", "one subtask with all of it", attempts=2, events_up=2, events_down=2, checkpoints=2, failures=1, drops=1
     ),
 )
 LONG = frozenset({"example-events"})

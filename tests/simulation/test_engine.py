@@ -96,6 +96,13 @@ class Stage:
         return [(task.stage_attempt, task.partition, task.attempt_number) for task in self.engine.running()]
 
 
+def started(*, shuffles: bool = False, reads: bool = False, **stage: Any) -> Stage:
+    """Return a stage whose first job runs."""
+    under_test = Stage(**stage)
+    under_test.start(shuffles=shuffles, reads=reads)
+    return under_test
+
+
 def outcomes(facts: list[Any]) -> list[tuple[int, TaskOutcome]]:
     return [(fact.task_attempt_id, fact.outcome) for fact in facts if isinstance(fact, TaskEnded)]
 
@@ -104,8 +111,7 @@ def outcomes(facts: list[Any]) -> list[tuple[int, TaskOutcome]]:
 
 
 def test_an_end_is_posted_before_the_start_of_the_retry() -> None:
-    stage = Stage()
-    stage.start()
+    stage = started()
     assert stage.told(JobStarted, StageSubmitted) == [JobStarted(0, (10,)), StageSubmitted(10, 0, 2, partitions=2)]
     stage.engine.exited(100, "broken")
     end, start = stage.told()
@@ -114,8 +120,7 @@ def test_an_end_is_posted_before_the_start_of_the_retry() -> None:
 
 
 def test_a_job_that_fails_too_often_is_given_up_and_its_other_tasks_end_later() -> None:
-    stage = Stage()
-    stage.start()
+    stage = started()
     for _ in range(4):
         stage.engine.exited(next(t.task_attempt_id for t in stage.engine.running() if t.partition == 0), "broken")
     facts = stage.told(JobEnded, StageCompleted, TaskEnded)
@@ -144,8 +149,7 @@ def test_a_killed_task_talks_on_until_the_kill_is_carried_out_and_counts_as_no_f
 
 
 def test_a_kill_may_come_when_the_task_has_ended() -> None:
-    stage = Stage(partitions=1)
-    stage.start()
+    stage = started(partitions=1)
     stage.engine.request_kill(100, "no answer")
     stage.engine.exited(100, "")
     assert outcomes(stage.told()) == [(100, TaskOutcome.SUCCESS)]
@@ -153,8 +157,7 @@ def test_a_kill_may_come_when_the_task_has_ended() -> None:
 
 
 def test_the_loser_of_two_copies_is_killed_even_if_it_ends_well() -> None:
-    stage = Stage()
-    stage.start()
+    stage = started()
     accidents.copy_a_task(stage.engine)
     stage.engine.exited(102, "")
     stage.engine.exited(100, "")
@@ -169,8 +172,7 @@ def test_the_loser_of_two_copies_is_killed_even_if_it_ends_well() -> None:
 
 
 def test_after_a_fetch_failure_a_zombie_and_its_rival_have_one_number() -> None:
-    stage = Stage(partitions=3)
-    stage.start(reads=True)
+    stage = started(partitions=3, reads=True)
     stage.engine.exited(103, "")  # task 100 belongs to the stage before
     stage.told()
     accidents.fail_fetch(stage.engine)
@@ -198,8 +200,7 @@ def test_of_two_successes_the_first_is_the_result_and_the_last_is_read_by_a_shuf
 
 
 def test_a_zombie_starts_no_retry() -> None:
-    stage = Stage(partitions=2)
-    stage.start(reads=True)
+    stage = started(partitions=2, reads=True)
     accidents.fail_fetch(stage.engine)
     (zombie,) = stage.engine.running()
     stage.told()
@@ -209,8 +210,7 @@ def test_a_zombie_starts_no_retry() -> None:
 
 def test_only_what_is_missing_runs_again_when_outputs_cannot_be_read() -> None:
     # H17: success is revoked without a fact of the task's own
-    stage = Stage(partitions=2)
-    stage.start(shuffles=True)
+    stage = started(partitions=2, shuffles=True)
     stage.engine.exited(100, "")
     stage.engine.exited(101, "")
     assert stage.told(StageCompleted) == [StageCompleted(10, 0)]
@@ -224,8 +224,7 @@ def test_only_what_is_missing_runs_again_when_outputs_cannot_be_read() -> None:
 
 
 def test_a_barrier_stage_fails_and_starts_again_as_a_whole() -> None:
-    stage = Stage(barrier=True)
-    stage.start(shuffles=True)
+    stage = started(barrier=True, shuffles=True)
     stage.engine.exited(100, "")
     stage.engine.exited(101, "broken")
     stage.work()
@@ -239,8 +238,7 @@ def test_a_barrier_stage_fails_and_starts_again_as_a_whole() -> None:
 
 
 def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:
-    stage = Stage(barrier=True)
-    stage.start(shuffles=True)
+    stage = started(barrier=True, shuffles=True)
     stage.engine.exited(101, "broken")
     stage.random.unusual = [0.999]  # the kill comes too late
     stage.engine.exited(100, "")
@@ -251,8 +249,7 @@ def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:
 
 def test_a_barrier_stage_is_given_up_in_the_end_and_at_once_when_nothing_reads_it() -> None:
     for shuffles, attempts in ((True, 4), (False, 1)):
-        stage = Stage(partitions=1, barrier=True)
-        stage.start(shuffles=shuffles)
+        stage = started(partitions=1, barrier=True, shuffles=shuffles)
         while stage.engine.active:
             stage.engine.exited(next(iter(stage.processes)), "broken")
             stage.work()
@@ -264,8 +261,7 @@ def test_a_barrier_stage_is_given_up_in_the_end_and_at_once_when_nothing_reads_i
 
 
 def test_with_an_executor_go_its_tasks_and_the_outputs_of_a_stage_that_runs() -> None:
-    stage = Stage(partitions=3)
-    stage.start(shuffles=True)
+    stage = started(partitions=3, shuffles=True)
     stage.engine.exited(100, "")
     stage.told()
     accidents.lose_executor(stage.engine)
@@ -281,8 +277,7 @@ def test_with_an_executor_go_its_tasks_and_the_outputs_of_a_stage_that_runs() ->
 
 
 def test_an_output_elsewhere_is_made_again_when_a_failed_attempt_was_on_the_lost_executor() -> None:
-    stage = Stage(partitions=2)
-    stage.start(shuffles=True)
+    stage = started(partitions=2, shuffles=True)
     stage.random.answers = ["executor-1"]
     stage.engine.exited(100, "broken")
     stage.engine.exited(102, "")
@@ -294,8 +289,7 @@ def test_an_output_elsewhere_is_made_again_when_a_failed_attempt_was_on_the_lost
 
 
 def test_a_result_is_not_lost_with_its_executor() -> None:
-    stage = Stage(partitions=2)
-    stage.start()
+    stage = started(partitions=2)
     stage.engine.exited(100, "")
     accidents.lose_executor(stage.engine)
     assert stage.engine.finished == {0: 100}
@@ -303,8 +297,7 @@ def test_a_result_is_not_lost_with_its_executor() -> None:
 
 
 def test_outputs_of_a_stage_that_is_complete_are_missed_when_they_are_read() -> None:
-    stage = Stage(partitions=1)
-    stage.start(shuffles=True)
+    stage = started(partitions=1, shuffles=True)
     stage.engine.exited(100, "")
     stage.told()
     accidents.lose_executor(stage.engine)
@@ -315,8 +308,7 @@ def test_outputs_of_a_stage_that_is_complete_are_missed_when_they_are_read() -> 
 
 @pytest.mark.parametrize("place", ["before", "between", "late", "never"])
 def test_the_executors_own_fact_comes_anywhere(place: str) -> None:
-    stage = Stage(partitions=2)
-    stage.start()
+    stage = started(partitions=2)
     stage.told()
     stage.random.answers = [place]
     accidents.lose_executor(stage.engine)
@@ -331,8 +323,7 @@ def test_the_executors_own_fact_comes_anywhere(place: str) -> None:
 
 
 def test_a_ghost_lives_on_after_its_executor() -> None:
-    stage = Stage(partitions=1)
-    stage.start()
+    stage = started(partitions=1)
     stage.random.unusual = [0.0]
     accidents.lose_executor(stage.engine)
     assert stage.processes == {100, 101}
@@ -354,8 +345,7 @@ def test_lost_facts_are_counted_and_reported() -> None:
 
 
 def test_a_look_may_find_the_books_of_yesterday() -> None:
-    stage = Stage(partitions=1, budget=1)
-    stage.start()
+    stage = started(partitions=1, budget=1)
     both = frozenset({100, 999}), frozenset({0})
     assert stage.engine.status(*both).tasks == {100: TaskState.RUNNING, 999: TaskState.UNKNOWN}
     stage.engine.exited(100, "")
@@ -368,8 +358,7 @@ def test_a_look_may_find_the_books_of_yesterday() -> None:
 
 def test_two_jobs_run_at_once() -> None:
     # H55: refusing one is the ledger's job
-    stage = Stage(partitions=1)
-    stage.start()
+    stage = started(partitions=1)
     stage.engine.start_rival()
     assert len({task.stage_id for task in stage.engine.running()}) == 2
     stage.engine.exited(100, "")
