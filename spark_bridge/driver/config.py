@@ -15,6 +15,7 @@ from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from spark_bridge.bridge.relay import RelayKind
 from spark_bridge.certificates import TlsCertificate
+from spark_bridge.observability.status_server import check_status_access
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class SidecarConfig:
     ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
     until the coordinator's ``subtask_ready`` has returned.
 
+    **Looking at it.** With ``status_port``, the sidecar shows its status over HTTP to people and machines, on
+    ``status_host`` and this port (0 chooses a free one). On a loopback address, everybody on this machine may look; any
+    other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
+    ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
+
     **Leaving** the ``with`` block takes at most the sum of these times:
 
     * 1 s until the last run is known to be over, and 5 s more for a run that is still going and is failed;
@@ -95,11 +101,15 @@ class SidecarConfig:
     retained_checkpoints: int = 3
     allow_older_checkpoint: bool = False
     savepoint_roots: Sequence[str | PathLike[str]] | None = None
+    status_port: int | None = None
+    status_host: str = "127.0.0.1"
+    status_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)
         if not 0 < self.stalled_report_s < inf:
             raise ValueError(f"stalled_report_s must be a positive number of seconds, not {self.stalled_report_s!r}")
+        check_status_access(self.status_host, self.status_port, self.status_token)
         if not isinstance(self.tls, bool | TlsCertificate):
             raise TypeError(f"tls must be True, False or a TlsCertificate, not {self.tls!r}")
         if isinstance(self.savepoint_roots, str | PathLike):  # its characters would be the roots, "/" among them

@@ -52,6 +52,7 @@ from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
+from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
@@ -90,6 +91,7 @@ class SidecarRuntime:
         self._encryption: Encryption
         self._relay: Relay
         self._collector: StatusCollector
+        self._status_server: StatusServer | None = None
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
@@ -165,6 +167,7 @@ class SidecarRuntime:
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
+            self._serve_status(stack)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -210,6 +213,29 @@ class SidecarRuntime:
             lambda: ObserverActor(collector, lambda: self._operators.observed, report_s), name="observer"
         )
 
+    def _serve_status(self, stack: AsyncExitStack) -> None:
+        config = self._config
+        if config.status_port is None:
+            return
+        call = LoopCaller(self.loop)
+        routes = self._status_routes(RecentStatus(call, self.status))
+        server = StatusServer(config.status_host, config.status_port, routes, config.status_token)
+        server.start()
+        self._status_server = server
+
+        async def close() -> None:
+            call.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(server.close)
+
+        stack.push_async_callback(close)
+        host, port = server.address
+        log.info("status shown", host=host, port=port)
+
+    def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
+        """What the status server shows, by path. The routes are called on its threads."""
+        return {}
+
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
         self._router.attach(self._bridge_ref)
@@ -223,6 +249,11 @@ class SidecarRuntime:
     def address(self) -> tuple[str, int]:
         """The host and port that tasks connect to."""
         return self._server.address
+
+    @property
+    def status_address(self) -> tuple[str, int] | None:
+        """See ``Sidecar.status_address``."""
+        return None if self._status_server is None else self._status_server.address
 
     @property
     def relay_kind(self) -> str:

@@ -276,6 +276,11 @@ class Sidecar:
         return self._entered()[1].address
 
     @property
+    def status_address(self) -> tuple[str, int] | None:
+        """The host and port on which the status is shown; None without ``SidecarConfig.status_port``."""
+        return self._entered()[1].status_address
+
+    @property
     def relay_kind(self) -> str:
         """The way Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"`` if configured or as the fallback."""
         return self._entered()[1].relay_kind

@@ -7,9 +7,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["add_command"]
 
 DEFAULT_PORT = 7650
+STATUS_TOKEN = "HEADGATE_STATUS_TOKEN"
 EPILOG = """\
 MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
 sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming")`. Drivers attach with
@@ -50,6 +53,19 @@ def add_command(commands: Any) -> None:
         action="append",
         metavar="URL",
         help="savepoints may be written here and below (default: --storage); may be given several times",
+    )
+    parser.add_argument(
+        "--status-port", type=int, metavar="PORT", help="show the status over HTTP (default: off; 0 takes a free port)"
+    )
+    parser.add_argument(
+        "--status-host",
+        metavar="HOST",
+        help="where the status is shown (default: loopback); any other address needs a token",
+    )
+    parser.add_argument(
+        "--status-token-file",
+        metavar="FILE",
+        help=f"holds the token that those who look must show (default: the environment variable {STATUS_TOKEN}; none)",
     )
     parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
     parser.add_argument(
@@ -132,7 +148,20 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
         storage=storage,
         tls=config.tls or options.tls,
         savepoint_roots=options.savepoint_root or config.savepoint_roots,
+        status_port=config.status_port if options.status_port is None else options.status_port,
+        status_host=options.status_host or config.status_host,
+        status_token=status_token(options.status_token_file) or config.status_token,
     )
+
+
+def status_token(file: str | None) -> str | None:
+    """The token in ``file``, or in the environment. It is never an argument, which other users could see."""
+    if file is None:
+        return os.environ.get(STATUS_TOKEN)
+    try:
+        return Path(file).read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the token from --status-token-file {file}: {error}") from error
 
 
 def find(name: str) -> Any:
@@ -175,7 +204,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
             except ExceptionGroup as group:
                 if (refused := group.subgroup(ServerStartError)) is None:
                     raise
-                complain(f"{first_of(refused)} (--host, --port, --relay-port, --task-port)")
+                complain(f"{first_of(refused)} (--host, --port, --relay-port, --task-port, --status-port)")
                 return 1
             finally:
                 tasks.cancel_scope.cancel()
