@@ -51,6 +51,7 @@ from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
+from spark_bridge.observability.prometheus import metrics_route
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
@@ -234,7 +235,7 @@ class SidecarRuntime:
 
     def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
         """What the status server shows, by path. The routes are called on its threads."""
-        return {}
+        return {"/metrics": metrics_route(recent)}
 
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""

@@ -188,6 +188,7 @@ class StatusCollector:
             request=operator.request.status(),
             checkpoint=operator.checkpoint.status(),
             fact=operator.fact.status(),
+            failures_by_kind=dict(statistics.failures_by_kind),
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:

@@ -55,7 +55,7 @@ class LatencySketch:
         if self.sketch is None or not self.sketch.count:
             return LatencyStatus(self._recorder.count, None, None, None)
         p50, p99, p999 = (round(self.sketch.get_quantile_value(rank), 1) for rank in (0.5, 0.99, 0.999))
-        return LatencyStatus(self._recorder.count, p50, p99, p999)
+        return LatencyStatus(self._recorder.count, p50, p99, p999, round(self.sketch.sum, 1))
 
 
 class Rates:

@@ -9,7 +9,7 @@ plain form for JSON: ``SidecarStatus.to_dict``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -30,14 +30,15 @@ __all__ = [
 class LatencyStatus(NamedTuple):
     """One latency, in microseconds, since the operator was coordinated.
 
-    The percentiles are within 1 % of the exact values. They are None before the first sample, and without the package
-    ``ddsketch`` (``pip install 'headgate[observability]'``).
+    The percentiles are within 1 % of the exact values. They and the sum are None before the first sample, and without
+    the package ``ddsketch`` (``pip install 'headgate[observability]'``).
     """
 
     samples: int
     p50_us: float | None
     p99_us: float | None
     p999_us: float | None
+    sum_us: float | None = None
 
 
 class CallStatus(NamedTuple):
@@ -211,6 +212,7 @@ class OperatorStatus:
     request: LatencyStatus
     checkpoint: LatencyStatus
     fact: LatencyStatus
+    failures_by_kind: Mapping[str, int] = field(default_factory=dict)
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

@@ -54,11 +54,11 @@ def test_the_recorder_returns_what_came_since_newest_first_as_far_as_it_is_kept(
 def test_before_the_first_sample_and_without_the_package_there_are_no_percentiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None)
+    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None, None)
     monkeypatch.setattr(meters, "_new_sketch", None)
     recorder = LatencyRecorder()
     recorder.record(1.0)
-    assert LatencySketch(recorder).status() == (1, None, None, None)
+    assert LatencySketch(recorder).status() == (1, None, None, None, None)
 
 
 def test_a_rate_is_over_the_last_seconds_only() -> None:

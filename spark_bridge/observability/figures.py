@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The figures that machines read, as a table: name, kind, unit, labels, meaning, and how a status gives the value.
+
+The table is the source for Prometheus, for Spark's metrics and for the table in docs/observability.md. Names follow
+Prometheus' conventions: base units (seconds, bytes) at the end, and ``_total`` for counters. Labels are bounded by the
+number of operators and by fixed lists of states; a subtask is never a label.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from protocol.attempts import FailureKind
+from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
+
+__all__ = ["FAMILIES", "PREFIX", "Family", "Kind", "Sample", "figures"]
+
+PREFIX = "headgate_"
+STATES = ("accepted", "ready", "ending", "finished", "over")
+FAILURES = tuple(sorted(kind.name.lower() for kind in FailureKind))
+PHASES = ("waiting", "closing", "snapshotting", "draining", "acknowledging", "storing")
+
+Kind = Literal["gauge", "counter", "summary"]
+Values = Iterable[tuple[tuple[str, ...], float | LatencyStatus | None]]
+S = TypeVar("S")
+
+
+class Sample(NamedTuple):
+    """One value of a family: the values of its labels, in the family's order, and the figure."""
+
+    labels: tuple[str, ...]
+    value: float | LatencyStatus
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family(Generic[S]):
+    """Figures with one name. ``read`` takes them from its source; a value of None is left out."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+    read: Callable[[S], Values]
+
+    @property
+    def full_name(self) -> str:
+        """The name as Prometheus shows it."""
+        return f"{PREFIX}{self.name}"
+
+
+class Operator:
+    """An operator's status, with what is summed up over its attempts in one pass."""
+
+    def __init__(self, status: OperatorStatus, taken_at: float) -> None:
+        self.status = status
+        self.states: Counter[str] = Counter()
+        self.disconnected = self.unconfirmed = self.held = self.untaken = self.bytes = 0
+        unconfirmed_since_at = requested_at = taken_at
+        for attempt in status.attempts:
+            self.states[attempt.state] += 1
+            self.disconnected += attempt.is_live and not attempt.connected
+            self.unconfirmed += attempt.events_unconfirmed
+            self.held += attempt.events_held
+            self.untaken += attempt.events_untaken
+            self.bytes += attempt.bytes
+            unconfirmed_since_at = min(unconfirmed_since_at, attempt.unconfirmed_since_at or taken_at)
+            requested_at = min(requested_at, attempt.requested_at or taken_at)
+        self.unconfirmed_s, self.request_s = taken_at - unconfirmed_since_at, taken_at - requested_at
+        self.completed = next((one for one in reversed(status.checkpoint_history) if one.outcome == "completed"), None)
+
+
+def _one(name: str, kind: Kind, meaning: str, read: Callable[[S], float | LatencyStatus | None]) -> Family[S]:
+    """A family without labels of its own."""
+    return _labelled(name, kind, (), meaning, lambda source: [((), read(source))])
+
+
+def _labelled(
+    name: str,
+    kind: Kind,
+    labels: tuple[str, ...],
+    meaning: str,
+    read: Callable[[S], Values],
+) -> Family[S]:
+    unit = next((unit for unit in ("seconds", "bytes") if name.endswith(unit)), "")
+    return Family(name, kind, unit, labels, meaning, read)
+
+
+def _count(name: str, key: str, meaning: str) -> Family[Operator]:
+    """A counter that ``OperatorStatus.counts`` holds under ``key``."""
+    return _one(name, "counter", meaning, lambda operator: operator.status.counts.get(key, 0))
+
+
+_SIDECAR: tuple[Family[SidecarStatus], ...] = (
+    _labelled(
+        "sidecar_info",
+        "gauge",
+        ("relay", "tls"),
+        "Always 1: how Spark's facts reach the sidecar (jvm, py4j), and whether tasks' connections are encrypted.",
+        lambda status: [((status.relay.kind, str(status.tls).lower()), 1)],
+    ),
+    _one(
+        "start_time_seconds",
+        "gauge",
+        "When the sidecar started, in seconds since the epoch.",
+        lambda status: round(status.taken_at - status.uptime_s, 1),
+    ),
+    _one(
+        "event_loop_lag_p99_seconds",
+        "gauge",
+        "How late the event loop runs its timers: the 99th percentile over the last minute.",
+        lambda status: status.loop_lag_p99_ms / 1e3,
+    ),
+    _one(
+        "event_loop_lag_max_seconds",
+        "gauge",
+        "How late the event loop has run a timer at most in the last minute.",
+        lambda status: status.loop_lag_max_ms / 1e3,
+    ),
+    _one(
+        "spark_facts_total",
+        "counter",
+        "What Spark has reported of jobs, stages, tasks and executors.",
+        lambda status: status.relay.facts,
+    ),
+    _one(
+        "spark_facts_dropped_total",
+        "counter",
+        "Of these, what was lost on the way; anything above 0 delays the detection of failures.",
+        lambda status: status.relay.dropped,
+    ),
+    _one(
+        "relay_reconnects_total",
+        "counter",
+        "How often the connection to Spark's JVM had to be made again.",
+        lambda status: status.relay.reconnects,
+    ),
+    _one("operators", "gauge", "Operators that are coordinated.", lambda status: len(status.operators)),
+)
+
+_OPERATOR: tuple[Family[Operator], ...] = (
+    _labelled(
+        "operator_info",
+        "gauge",
+        ("mode",),
+        "Always 1: the operator's mode, batch or streaming.",
+        lambda operator: [((operator.status.mode,), 1)],
+    ),
+    _one("subtasks", "gauge", "The operator's parallelism.", lambda operator: operator.status.parallelism),
+    _one(
+        "subtasks_ready",
+        "gauge",
+        "Subtasks that are ready or have ended well.",
+        lambda operator: operator.status.ready,
+    ),
+    _one("run_active", "gauge", "1 while a run is on, else 0.", lambda operator: int(operator.status.run is not None)),
+    _one(
+        "run_start_time_seconds",
+        "gauge",
+        "When the current run began, in seconds since the epoch; missing without a run.",
+        lambda operator: None if operator.status.run is None else round(operator.status.run.started_at, 1),
+    ),
+    _labelled(
+        "attempts",
+        "gauge",
+        ("state",),
+        f"Attempts of the current run by state: {', '.join(STATES)}.",
+        lambda operator: [((state,), operator.states[state]) for state in STATES],
+    ),
+    _one(
+        "attempts_disconnected",
+        "gauge",
+        "Living attempts whose connection is broken.",
+        lambda operator: operator.disconnected,
+    ),
+    _one(
+        "registrations_waiting",
+        "gauge",
+        "Tasks that have registered and are not accepted yet.",
+        lambda operator: 0 if operator.status.run is None else len(operator.status.run.registrations),
+    ),
+    _one(
+        "coordinator_queue_messages",
+        "gauge",
+        "Messages that wait for the coordinator.",
+        lambda operator: operator.status.queued,
+    ),
+    _one(
+        "coordinator_call_seconds",
+        "gauge",
+        "For how long the coordinator's oldest method has been running; 0 if none runs.",
+        lambda operator: 0.0 if operator.status.call is None else operator.status.call.running_s,
+    ),
+    _one(
+        "oldest_request_seconds",
+        "gauge",
+        "For how long the oldest request of a subtask has waited for its answer; 0 if none waits.",
+        lambda operator: operator.request_s,
+    ),
+    _one(
+        "oldest_unconfirmed_event_seconds",
+        "gauge",
+        "The age of the oldest event that its task has not confirmed; 0 if there is none.",
+        lambda operator: operator.unconfirmed_s,
+    ),
+    _one(
+        "unconfirmed_events",
+        "gauge",
+        "Events that were sent to tasks and are not confirmed yet.",
+        lambda operator: operator.unconfirmed,
+    ),
+    _one("held_events", "gauge", "Events that wait for a checkpoint.", lambda operator: operator.held),
+    _one(
+        "untaken_events",
+        "gauge",
+        "Events of tasks that the coordinator has not taken yet.",
+        lambda operator: operator.untaken,
+    ),
+    _one("buffered_bytes", "gauge", "The size of all these events together.", lambda operator: operator.bytes),
+    _count("runs_total", "runs", "Runs that began."),
+    _count("attempts_accepted_total", "attempts", "Attempts that were accepted."),
+    _count("attempts_ready_total", "ready", "Attempts that became ready."),
+    _labelled(
+        "attempt_failures_total",
+        "counter",
+        ("kind",),
+        f"Attempts that failed, by the kind of failure: {', '.join(FAILURES)}.",
+        lambda operator: [((kind,), operator.status.failures_by_kind.get(kind, 0)) for kind in FAILURES],
+    ),
+    _count("subtask_resets_total", "subtask_resets", "Resets of one subtask, one for each failed attempt."),
+    _count("operator_resets_total", "operator_resets", "Resets of a whole operator."),
+    _count("events_sent_total", "events_sent", "Events that the coordinator has sent to tasks."),
+    _count(
+        "events_delayed_total",
+        "events_held",
+        "Of these, those that had to wait for a checkpoint or a connection.",
+    ),
+    _count("events_confirmed_total", "events_confirmed", "Events that a task has confirmed."),
+    _count("events_failed_total", "events_failed", "Events that failed, because their attempt has ended."),
+    _count("events_received_total", "events_received", "Events that tasks have sent to the coordinator."),
+    _count("requests_received_total", "requests_received", "Requests of tasks to the coordinator."),
+    _count("client_requests_total", "client_requests", "Requests of the driver's program to the coordinator."),
+    _count("messages_dropped_total", "messages_dropped", "Messages of attempts that were over, which are ignored."),
+    _labelled(
+        "checkpoints_total",
+        "counter",
+        ("outcome",),
+        "Checkpoints that ended: completed, aborted, or refused before they began.",
+        lambda operator: [
+            ((outcome,), operator.status.counts.get(f"checkpoints_{outcome}", 0))
+            for outcome in ("completed", "aborted", "refused")
+        ],
+    ),
+    _count("savepoints_completed_total", "savepoints_completed", "Savepoints that were written."),
+    _one(
+        "checkpoints_in_progress",
+        "gauge",
+        "Checkpoints and savepoints in progress.",
+        lambda operator: len(operator.status.checkpoints),
+    ),
+    _one(
+        "checkpoints_in_doubt",
+        "gauge",
+        "Aborted checkpoints that the storage may hold.",
+        lambda operator: len(operator.status.in_doubt),
+    ),
+    _one(
+        "last_checkpoint_id",
+        "gauge",
+        "The id of the last completed checkpoint; missing before the first.",
+        lambda operator: _unless_negative(operator.status.last_completed_checkpoint_id),
+    ),
+    _one(
+        "last_checkpoint_time_seconds",
+        "gauge",
+        "When the last completed checkpoint ended, in seconds since the epoch; missing before the first.",
+        lambda operator: (
+            None
+            if operator.completed is None
+            else round(operator.completed.triggered_at + operator.completed.duration_s, 3)
+        ),
+    ),
+    _labelled(
+        "last_checkpoint_phase_seconds",
+        "gauge",
+        ("phase",),
+        f"How long each phase of the last completed checkpoint took: {', '.join(PHASES)}.",
+        lambda operator: (
+            []
+            if operator.completed is None
+            else [((phase,), operator.completed.phases_s.get(phase, 0.0)) for phase in PHASES]
+        ),
+    ),
+    _one(
+        "event_confirm_seconds",
+        "summary",
+        "From an event's sending to its confirmation by the task.",
+        lambda operator: operator.status.confirm,
+    ),
+    _one(
+        "request_seconds",
+        "summary",
+        "From the arrival of a task's request to its answer.",
+        lambda operator: operator.status.request,
+    ),
+    _one(
+        "checkpoint_seconds",
+        "summary",
+        "From a checkpoint's trigger to its durable write.",
+        lambda operator: operator.status.checkpoint,
+    ),
+    _one(
+        "spark_fact_seconds",
+        "summary",
+        "From a fact in Spark to the coordinator's reaction.",
+        lambda operator: operator.status.fact,
+    ),
+)
+
+
+def _unless_negative(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def _with_operator(family: Family[Operator]) -> Family[tuple[Operator, ...]]:
+    def read(operators: tuple[Operator, ...]) -> Values:
+        for operator in operators:
+            for labels, value in family.read(operator):
+                yield (operator.status.operator_id, *labels), value
+
+    return Family(family.name, family.kind, family.unit, ("operator", *family.labels), family.meaning, read)
+
+
+_OF_OPERATORS = tuple(map(_with_operator, _OPERATOR))
+
+AnyFamily = Family[SidecarStatus] | Family[tuple[Operator, ...]]
+
+FAMILIES: tuple[AnyFamily, ...] = (*_SIDECAR, *_OF_OPERATORS)
+"""Every family, those of the sidecar first."""
+
+
+def figures(status: SidecarStatus) -> list[tuple[AnyFamily, list[Sample]]]:
+    """Every family with its samples in this status; a latency that has never occurred has a count of 0."""
+    operators = tuple(Operator(one, status.taken_at) for _, one in sorted(status.operators.items()))
+    found: list[tuple[AnyFamily, list[Sample]]] = [(family, _samples(family.read(status))) for family in _SIDECAR]
+    found.extend((family, _samples(family.read(operators))) for family in _OF_OPERATORS)
+    return found
+
+
+def _samples(values: Values) -> list[Sample]:
+    return [Sample(labels, value) for labels, value in values if value is not None]
