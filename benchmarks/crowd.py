@@ -317,12 +317,12 @@ class Crowd:
 
 
 @asynccontextmanager
-async def running_crowd(parallelism: int, *, bare_too: bool = True) -> AsyncIterator[Crowd]:
+async def running_crowd(parallelism: int, *, bare_too: bool = True, processes: int = CHILDREN) -> AsyncIterator[Crowd]:
     """A streaming job of ``parallelism`` subtasks, none of which is open yet.
 
-    ``bare_too``: there may be as many bare connections.
+    ``bare_too``: there may be as many bare connections. ``processes``: how many children have the subtasks.
     """
-    count = min(CHILDREN, parallelism)
+    count = min(processes, parallelism)
     kinds = 2 if bare_too else 1
     allow_files(kinds * parallelism + OWN_FILES)
     spark, raw = PretendedSpark(), RawCrowd()
@@ -354,7 +354,7 @@ async def running_crowd(parallelism: int, *, bare_too: bool = True) -> AsyncIter
             "parallelism": parallelism,
             "mode": int(RestoreMode.STREAMING),
             "stage_id": STAGE,
-            "files": 2 * kinds * -(-parallelism // count) + OWN_FILES,
+            "files": (kinds + 3) * -(-parallelism // count) + OWN_FILES,
         }
         for _ in range(count):
             children.append(await stack.enter_async_context(running_child(task)))

@@ -30,7 +30,7 @@ def status(quick: bool, progress: Progress) -> list[Figure]:
 
 async def _measure(subtasks: int, rounds: int, count: int, progress: Progress) -> Figure:
     progress(f"{subtasks} subtasks: connecting")
-    async with running_crowd(subtasks, bare_too=False) as crowd:
+    async with running_crowd(subtasks, bare_too=False, processes=4) as crowd:
         for opened in range(0, subtasks, PORTION):
             await crowd.open(min(PORTION, subtasks - opened))
         turns: list[float] = []
