@@ -16,23 +16,9 @@ from protocol.barrier_tracker import CoordinatorSnapshotTaken
 from protocol.gateway.types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
+from tests.exploration import vocabulary as v
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, event_down, event_up, is_event_up
-from tests.exploration.vocabulary import (
-    AttemptFinished,
-    CheckpointEnded,
-    Destroyed,
-    Discarded,
-    EventCame,
-    Output,
-    SavepointEnded,
-    Send,
-    Slot,
-    Snapshot,
-    Subtask,
-    To,
-    demand,
-)
 
 
 @dataclass(frozen=True)
@@ -81,10 +67,10 @@ class CoordinatorEnd:
         self.taken = TakenEvents()
         self.live: dict[int, ExecutionAttempt] = {}
         self.handed: dict[int, int] = {}
-        self.received: dict[int, int] = dict.fromkeys(map(Subtask, range(scope.subtasks)), 0)
-        self.sent: dict[int, int] = dict.fromkeys(map(Subtask, range(scope.subtasks)), 0)
+        self.received: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
+        self.sent: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
         self.snapshots: dict[int, bytes] = {}
-        self.told: dict[int, tuple[str, int]] = dict.fromkeys(map(Subtask, range(scope.subtasks)), ("reset", -1))
+        self.told: dict[int, tuple[str, int]] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), ("reset", -1))
         self.pending: set[int] = set()
         self.asked = -1
         self.complete = -1
@@ -95,75 +81,79 @@ class CoordinatorEnd:
 
     # --- inputs ---
 
-    def step(self, message: Any) -> list[Output]:
-        out: list[Output] = []
+    def step(self, message: Any) -> list[v.Output]:
+        out: list[v.Output] = []
         match message:
-            case Send(slot):
+            case v.Send(slot):
                 self._send(slot, out)
-            case EventCame():
+            case v.EventCame():
                 self._hear(message, out)
-            case Snapshot(checkpoint_id):
+            case v.Snapshot(checkpoint_id):
                 self._snapshot(checkpoint_id, out)
-            case CheckpointEnded(checkpoint_id, completed, in_doubt):
+            case v.CheckpointEnded(checkpoint_id, completed, in_doubt):
                 self._end_checkpoint(checkpoint_id, completed)
                 if not completed:
                     self.aborted.add(checkpoint_id)
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
-            case Discarded(checkpoint_id):
-                demand(checkpoint_id in self.aborted, "H64", f"{checkpoint_id} is discarded, and not aborted or twice")
+            case v.Discarded(checkpoint_id):
+                v.demand(
+                    checkpoint_id in self.aborted, "H64", f"{checkpoint_id} is discarded, and not aborted or twice"
+                )
                 self.aborted.remove(checkpoint_id)
                 self.in_doubt.discard(checkpoint_id)
                 self._clean_up(out)
-            case SavepointEnded(checkpoint_id):
+            case v.SavepointEnded(checkpoint_id):
                 self.pending.discard(checkpoint_id)
-            case AttemptFinished(slot):
+            case v.AttemptFinished(slot):
                 self._forget(slot)
             case _:
                 self._hear_lifecycle(message, out)
         return out
 
-    def _send(self, slot: int, out: list[Output]) -> None:
+    def _send(self, slot: int, out: list[v.Output]) -> None:
         attempt = self.live[slot]
         payload = event_down(attempt.task_attempt_id, self.sent[attempt.subtask])
         self.sent[attempt.subtask] += 1
-        out.append((To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload, self.tolerant)))
+        out.append((v.To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload, self.tolerant)))
         self.handed[slot] += 1
 
-    def _hear(self, event: EventCame, out: list[Output]) -> None:
+    def _hear(self, event: v.EventCame, out: list[v.Output]) -> None:
         attempt = self.live.get(event.slot)
         if attempt is None:
             return  # from an attempt that is over: dropped in one place (H3)
         subtask = attempt.subtask
         expected = event_up(subtask, self.received[subtask])
-        demand(is_event_up(event.payload, expected), "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}")
-        demand(event.is_request == event.payload.startswith(REQUEST), "H73", f"{event.payload!r} comes as {event}")
-        demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
+        v.demand(
+            is_event_up(event.payload, expected), "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}"
+        )
+        v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", f"{event.payload!r} comes as {event}")
+        v.demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
         self.taken.take(attempt, subtask)
         self.received[subtask] += 1
         place = self.taken.position(subtask)
-        demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
+        v.demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
         self.taken.taken()
         if event.request_id is not None:
-            out.append((To.GATEWAYS + event.slot, AnswerSubmitted(event.request_id, "", b"answer")))
-        out.append((To.GATEWAYS + event.slot, ItemTaken(event.seq)))
+            out.append((v.To.GATEWAYS + event.slot, AnswerSubmitted(event.request_id, "", b"answer")))
+        out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq)))
 
-    def _snapshot(self, checkpoint_id: int, out: list[Output]) -> None:
-        demand(checkpoint_id > self.asked, "H43", f"asked for checkpoint {checkpoint_id} after {self.asked}")
-        demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
+    def _snapshot(self, checkpoint_id: int, out: list[v.Output]) -> None:
+        v.demand(checkpoint_id > self.asked, "H43", f"asked for checkpoint {checkpoint_id} after {self.asked}")
+        v.demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
         self.asked = checkpoint_id
         self.pending.add(checkpoint_id)
         self.prepared[checkpoint_id] = ()
         self.prepared = {cut: (*referring, checkpoint_id) for cut, referring in self.prepared.items()}
         words = [b"%d=%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
         state = self.snapshots[checkpoint_id] = b" ".join(words)
-        out.extend((To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
-        out.append((To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
+        out.extend((v.To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
+        out.append((v.To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
 
     def _end_checkpoint(self, checkpoint_id: int, completed: bool) -> None:
         if completed:
-            demand(checkpoint_id in self.pending, "H40", f"{checkpoint_id} is complete, and was never asked for")
-            demand(checkpoint_id > self.complete, "H4", f"{checkpoint_id} is complete after {self.complete}")
+            v.demand(checkpoint_id in self.pending, "H40", f"{checkpoint_id} is complete, and was never asked for")
+            v.demand(checkpoint_id > self.complete, "H4", f"{checkpoint_id} is complete after {self.complete}")
             self.complete = checkpoint_id
             self.prepared = {cut: referring for cut, referring in self.prepared.items() if cut > checkpoint_id}
         self.pending.discard(checkpoint_id)
@@ -172,24 +162,24 @@ class CoordinatorEnd:
 
     # --- attempts (H10) ---
 
-    def _hear_lifecycle(self, message: Any, out: list[Output]) -> None:
+    def _hear_lifecycle(self, message: Any, out: list[v.Output]) -> None:
         match message:
             case Ready(attempt, events_sent):
                 last, number = self.told[attempt.subtask]
-                demand(last == "reset", "H10", f"{attempt} is ready behind {last} {number}")
-                demand(attempt.attempt > number, "H2", f"{attempt} is ready behind number {number}")
+                v.demand(last == "reset", "H10", f"{attempt} is ready behind {last} {number}")
+                v.demand(attempt.attempt > number, "H2", f"{attempt} is ready behind number {number}")
                 self.told[attempt.subtask] = "ready", attempt.attempt
-                slot = Slot(attempt.task_attempt_id - 1)
+                slot = v.Slot(attempt.task_attempt_id - 1)
                 self.live[slot] = attempt
                 self.handed[slot] = 0
                 self.taken.begin(attempt, events_sent)
                 if self.greets and self.sent[attempt.subtask] < self.to_send:
                     self._send(slot, out)
-                out.append((To.GATEWAYS + slot, ReadyAnnounced()))
+                out.append((v.To.GATEWAYS + slot, ReadyAnnounced()))
             case Failed(attempt):
                 last, number = self.told[attempt.subtask]
-                demand(last == "reset" or number == attempt.attempt, "H10", f"{attempt} fails behind {last} {number}")
-                demand(last != "failed", "H10", f"{attempt} fails twice")
+                v.demand(last == "reset" or number == attempt.attempt, "H10", f"{attempt} fails behind {last} {number}")
+                v.demand(last != "failed", "H10", f"{attempt} fails twice")
                 self.told[attempt.subtask] = "failed", attempt.attempt
                 self._forget(attempt.task_attempt_id - 1)
                 self.taken.forget(attempt)
@@ -201,10 +191,10 @@ class CoordinatorEnd:
             case _:
                 raise AssertionError(f"beyond what is explored: {message}")
 
-    def _clean_up(self, out: list[Output]) -> None:
+    def _clean_up(self, out: list[v.Output]) -> None:
         """Destroy prepared parts that no checkpoint can need any more (H64)."""
         if not self.in_doubt:
-            out.extend((To.OUTPUT, Destroyed(cut, referring)) for cut, referring in sorted(self.dead.items()))
+            out.extend((v.To.OUTPUT, v.Destroyed(cut, referring)) for cut, referring in sorted(self.dead.items()))
             self.dead.clear()
 
     def _forget(self, slot: int) -> None:
@@ -213,10 +203,10 @@ class CoordinatorEnd:
 
     def _reset(self, subtask: int, checkpoint_id: int) -> None:
         last, number = self.told[subtask]
-        demand(last == "failed", "H10", f"subtask {subtask} is reset behind {last} {number}")
+        v.demand(last == "failed", "H10", f"subtask {subtask} is reset behind {last} {number}")
         expected = -1 if self.batch else self.complete
-        demand(checkpoint_id == expected, "H18", f"reset to {checkpoint_id}, told complete was {expected}")
-        demand(not self.pending, "H16", f"subtask {subtask} is reset while {self.pending} are pending")
+        v.demand(checkpoint_id == expected, "H18", f"reset to {checkpoint_id}, told complete was {expected}")
+        v.demand(not self.pending, "H16", f"subtask {subtask} is reset while {self.pending} are pending")
         self.told[subtask] = "reset", number
         counts = read_counts(self.snapshots[checkpoint_id]) if checkpoint_id >= 0 else {}
         self.received[subtask], self.sent[subtask] = counts.get(subtask, (0, 0))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol import barrier_tracker as t
 from protocol.attempts import (
     AttemptAccepted,
     AttemptLedger,
@@ -23,58 +24,15 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.barrier_tracker import (
-    AbortRequested,
-    BarrierTracker,
-    CheckpointConfig,
-    CheckpointDiscarded,
-    CheckpointStored,
-    CheckpointStoreFailed,
-    CheckpointTriggered,
-    CloseSubtask,
-    CompletedCheckpoint,
-    DiscardCheckpoint,
-    EndSavepoint,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    NotifyCheckpointDiscarded,
-    RaiseGlobalFailure,
-    RefuseCheckpoint,
-    ReopenSubtask,
-    ReportStale,
-    RestoreAttempt,
-    SendBarrier,
-    SnapshotCoordinator,
-    StoreCheckpoint,
-    SubtaskResetToCheckpoint,
-    SubtaskSnapshot,
-    TrackerEffect,
-)
 from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.messages import Register
+from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
-from tests.exploration.vocabulary import (
-    OPERATOR,
-    AttemptFinished,
-    CheckpointEnded,
-    Discarded,
-    DiscardEnds,
-    Forged,
-    Looked,
-    Output,
-    SavepointEnded,
-    Slot,
-    Snapshot,
-    To,
-    Trigger,
-    WriteEnds,
-    demand,
-)
 
 
 class LedgerEnd:
@@ -84,18 +42,18 @@ class LedgerEnd:
         self.mode = scope.mode
         self.forged = -1  # the task id of a registration that no look has been about yet
         self.ledger = AttemptLedger()
-        self.ledger.handle(OperatorAdded(OPERATOR, scope.subtasks), 0.0)
+        self.ledger.handle(OperatorAdded(v.OPERATOR, scope.subtasks), 0.0)
         self.ledger.handle(JobStarted(RUN, (RUN,)), 0.0)
         self.ledger.handle(StageSubmitted(RUN, 0, scope.subtasks, partitions=scope.subtasks), 0.0)
 
-    def step(self, message: Any) -> list[Output]:
-        out: list[Output] = []
+    def step(self, message: Any) -> list[v.Output]:
+        out: list[v.Output] = []
         match message:
-            case Forged(task, number):
+            case v.Forged(task, number):
                 self.forged = task
-                register = Register(task, OPERATOR, 0, RUN, number, self.mode, 1, "host", "3.11")
+                register = Register(task, v.OPERATOR, 0, RUN, number, self.mode, 1, "host", "3.11")
                 effects = self.ledger.handle(RegistrationArrived(-1, register), 0.0)
-            case Looked(running):
+            case v.Looked(running):
                 effects = self._look([slot + 1 for slot in running])
             case _:
                 effects = self.ledger.handle(message, 0.0)
@@ -104,15 +62,15 @@ class LedgerEnd:
         for effect in effects:
             match effect:
                 case KillTask(task):
-                    out.append((To.ENGINE, task - 1))
+                    out.append((v.To.ENGINE, task - 1))
                 case AttemptAccepted(connection_id=-1, attempt=attempt):
-                    demand(False, "H75", f"{attempt} is accepted, and Spark does not know it")
+                    v.demand(False, "H75", f"{attempt} is accepted, and Spark does not know it")
                 case RefuseRegistration(task_attempt_id=task, connection_id=connection_id, message=text):
-                    demand(connection_id == -1, "H11", f"task {task} is refused: {text}")
+                    v.demand(connection_id == -1, "H11", f"task {task} is refused: {text}")
                 case CancelJobs(_, reason):
-                    demand(False, "H45", f"the job is given up: {reason}")
+                    v.demand(False, "H45", f"the job is given up: {reason}")
                 case AttemptAccepted() | SubtaskReady() | SubtaskFailed() | SubtaskFinished() | SubtaskReset():
-                    out.append((To.TRACKER, effect))
+                    out.append((v.To.TRACKER, effect))
                 case RunStarted():
                     pass  # it is the only one
                 case _:
@@ -154,8 +112,8 @@ class TrackerEnd:
     """
 
     def __init__(self, scope: Scope) -> None:
-        config = CheckpointConfig(tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent)
-        self.tracker = BarrierTracker(OPERATOR, scope.subtasks, config)
+        config = t.CheckpointConfig(tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent)
+        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config)
         self.subtasks = scope.subtasks
         self.apart = scope.apart
         self.latest = -1
@@ -169,149 +127,151 @@ class TrackerEnd:
 
     # --- inputs ---
 
-    def step(self, message: Any) -> list[Output]:
-        out: list[Output] = []
+    def step(self, message: Any) -> list[v.Output]:
+        out: list[v.Output] = []
         match message:
-            case Trigger(savepoint):
+            case v.Trigger(savepoint):
                 self.latest += 1
                 self.asked.add(self.latest)
                 if savepoint:
                     self.savepoints.add(self.latest)
-                self._handle(CheckpointTriggered(self.latest, savepoint), out)
-            case WriteEnds(checkpoint_id, stored):
+                self._handle(t.CheckpointTriggered(self.latest, savepoint), out)
+            case v.WriteEnds(checkpoint_id, stored):
                 self.writing.discard(checkpoint_id)
-                answer = CheckpointStored(checkpoint_id) if stored else CheckpointStoreFailed(checkpoint_id, "no space")
-                out.append((To.TRACKER, answer))
-            case DiscardEnds(checkpoint_id):
+                answer = (
+                    t.CheckpointStored(checkpoint_id) if stored else t.CheckpointStoreFailed(checkpoint_id, "no space")
+                )
+                out.append((v.To.TRACKER, answer))
+            case v.DiscardEnds(checkpoint_id):
                 self.discarding.discard(checkpoint_id)
-                out.append((To.TRACKER, CheckpointDiscarded(checkpoint_id)))
+                out.append((v.To.TRACKER, t.CheckpointDiscarded(checkpoint_id)))
             case SubtaskFailed(attempt):
                 self.over.add(attempt.task_attempt_id)
                 self._handle(message, out)
             case SubtaskFinished(attempt):
                 self._close(attempt, "it has finished", out)
-                out.append((To.COORDINATOR, AttemptFinished(Slot(attempt.task_attempt_id - 1))))
+                out.append((v.To.COORDINATOR, v.AttemptFinished(v.Slot(attempt.task_attempt_id - 1))))
                 self._handle(message, out)
             case _:
                 self._handle(message, out)
         return out
 
-    def _handle(self, message: Any, out: list[Output]) -> None:
+    def _handle(self, message: Any, out: list[v.Output]) -> None:
         effects = self.tracker.handle(message, 0.0)
         self.tracker.check_invariants()
         for effect in effects:
             self._carry_out(effect, out)
 
-    def _tell(self, attempt: ExecutionAttempt, message: Any, out: list[Output]) -> None:
+    def _tell(self, attempt: ExecutionAttempt, message: Any, out: list[v.Output]) -> None:
         if attempt.task_attempt_id in self.open:
-            out.append((To.GATEWAYS + attempt.task_attempt_id - 1, message))
+            out.append((v.To.GATEWAYS + attempt.task_attempt_id - 1, message))
 
-    def _tell_all(self, message: Any, out: list[Output]) -> None:
-        out.extend((To.GATEWAYS + task - 1, message) for task in sorted(self.open))
+    def _tell_all(self, message: Any, out: list[v.Output]) -> None:
+        out.extend((v.To.GATEWAYS + task - 1, message) for task in sorted(self.open))
 
-    def _close(self, attempt: ExecutionAttempt, reason: str, out: list[Output]) -> None:
+    def _close(self, attempt: ExecutionAttempt, reason: str, out: list[v.Output]) -> None:
         self._tell(attempt, g.AttemptIsOver(reason), out)
         self.open.discard(attempt.task_attempt_id)
 
     # --- effects of its machine ---
 
-    def _carry_out(self, effect: TrackerEffect, out: list[Output]) -> None:
+    def _carry_out(self, effect: t.TrackerEffect, out: list[v.Output]) -> None:
         match effect:
-            case CloseSubtask(attempt, checkpoint_id):
+            case t.CloseSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CloseRequested(checkpoint_id), out)
-            case SendBarrier(attempt, checkpoint_id):
+            case t.SendBarrier(attempt, checkpoint_id):
                 self._tell(attempt, g.BarrierRequested(checkpoint_id, self.apart), out)
-            case ReopenSubtask(attempt, checkpoint_id):
+            case t.ReopenSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
-            case SnapshotCoordinator(checkpoint_id):
-                out.append((To.COORDINATOR, Snapshot(checkpoint_id)))
-            case StoreCheckpoint(checkpoint):
+            case t.SnapshotCoordinator(checkpoint_id):
+                out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id)))
+            case t.StoreCheckpoint(checkpoint):
                 self._check(checkpoint)
                 self.writing.add(checkpoint.checkpoint_id)
-            case DiscardCheckpoint(checkpoint_id, savepoint):
+            case t.DiscardCheckpoint(checkpoint_id, savepoint):
                 self.writing.discard(checkpoint_id)
                 if not savepoint:
                     self.discarding.add(checkpoint_id)
-            case NotifyCheckpointDiscarded(checkpoint_id):
-                out.append((To.COORDINATOR, Discarded(checkpoint_id)))
-            case NotifyCheckpointComplete() | NotifyCheckpointAborted() | EndSavepoint() | RefuseCheckpoint():
+            case t.NotifyCheckpointDiscarded(checkpoint_id):
+                out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
+            case t.NotifyCheckpointComplete() | t.NotifyCheckpointAborted() | t.EndSavepoint() | t.RefuseCheckpoint():
                 self._end_checkpoint(effect, out)
-            case RestoreAttempt(attempt=attempt):
+            case t.RestoreAttempt(attempt=attempt):
                 self.open.add(attempt.task_attempt_id)
                 self._tell(attempt, effect, out)
-            case RaiseGlobalFailure(cause):
-                out.append((To.BRIDGE, GlobalFailureRaised(OPERATOR, cause)))
-            case ReportStale():
+            case t.RaiseGlobalFailure(cause):
+                out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, cause)))
+            case t.ReportStale():
                 pass
             case _:
                 self._tell_coordinator(effect, out)
 
-    def _tell_coordinator(self, effect: TrackerEffect, out: list[Output]) -> None:
+    def _tell_coordinator(self, effect: t.TrackerEffect, out: list[v.Output]) -> None:
         match effect:
             case SubtaskReady(attempt):
                 if attempt.task_attempt_id in self.open:
                     events_sent = self.tracker._attempts.by_task[attempt.task_attempt_id].events_restored
-                    out.append((To.COORDINATOR, Ready(attempt, events_sent)))
+                    out.append((v.To.COORDINATOR, Ready(attempt, events_sent)))
             case SubtaskFailed(attempt, reason):
                 self._close(attempt, str(reason), out)
-                out.append((To.COORDINATOR, Failed(attempt)))
-            case SubtaskResetToCheckpoint(subtask, checkpoint_id):
-                out.append((To.COORDINATOR, Reset(subtask, checkpoint_id)))
+                out.append((v.To.COORDINATOR, Failed(attempt)))
+            case t.SubtaskResetToCheckpoint(subtask, checkpoint_id):
+                out.append((v.To.COORDINATOR, Reset(subtask, checkpoint_id)))
             case _:
                 raise AssertionError(f"beyond what is explored: {effect}")
 
     def _end_checkpoint(
         self,
-        effect: NotifyCheckpointComplete | NotifyCheckpointAborted | EndSavepoint | RefuseCheckpoint,
-        out: list[Output],
+        effect: t.NotifyCheckpointComplete | t.NotifyCheckpointAborted | t.EndSavepoint | t.RefuseCheckpoint,
+        out: list[v.Output],
     ) -> None:
         checkpoint_id = effect.checkpoint_id
-        demand(checkpoint_id in self.asked, "H44", f"checkpoint {checkpoint_id} is answered twice, or unasked")
+        v.demand(checkpoint_id in self.asked, "H44", f"checkpoint {checkpoint_id} is answered twice, or unasked")
         self.asked.discard(checkpoint_id)
         match effect:
-            case NotifyCheckpointComplete():
-                demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
+            case t.NotifyCheckpointComplete():
+                v.demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.COMPLETED), out)
-                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, True)))
-            case EndSavepoint():
+                out.append((v.To.COORDINATOR, v.CheckpointEnded(checkpoint_id, True)))
+            case t.EndSavepoint():
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.SAVEPOINT), out)
-                out.append((To.COORDINATOR, SavepointEnded(checkpoint_id)))
-            case NotifyCheckpointAborted(in_doubt=in_doubt):
+                out.append((v.To.COORDINATOR, v.SavepointEnded(checkpoint_id)))
+            case t.NotifyCheckpointAborted(in_doubt=in_doubt):
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
-                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False, in_doubt)))
+                out.append((v.To.COORDINATOR, v.CheckpointEnded(checkpoint_id, False, in_doubt)))
                 if not in_doubt:
-                    out.append((To.COORDINATOR, Discarded(checkpoint_id)))
-            case RefuseCheckpoint():
+                    out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
+            case t.RefuseCheckpoint():
                 pass
 
     # --- the invariant of the contract ---
 
-    def _check(self, checkpoint: CompletedCheckpoint) -> None:
+    def _check(self, checkpoint: t.CompletedCheckpoint) -> None:
         """Restore the checkpoint, and compare both ends of every channel."""
         theirs = read_counts(checkpoint.coordinator_state)
         for subtask in range(self.subtasks):
             came, went = theirs.get(subtask, (0, 0))
-            snapshot = checkpoint.subtask_states.get(subtask, SubtaskSnapshot())
+            snapshot = checkpoint.subtask_states.get(subtask, t.SubtaskSnapshot())
             name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
             sent = received = 0
             if snapshot.states:
                 task, sent, received = map(int, snapshot.states[0].state.split(b":"))
                 own = snapshot.states[0].subtask
-                demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
+                v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
                 known = self.tracker._restore_point()
                 same = known is not None and known.subtask_states.get(subtask) == snapshot
                 late = task in self.over and not same
-                demand(not late, "H44", f"{name} holds the state of task {task}, which was over")
-            demand(went == received, "invariant", f"{name}, down: {went} events sent, {received} received")
+                v.demand(not late, "H44", f"{name} holds the state of task {task}, which was over")
+            v.demand(went == received, "invariant", f"{name}, down: {went} events sent, {received} received")
             held = len(snapshot.held)
             text = f"{name}, up: {sent} events sent, {came} received and {held} stored"
-            demand(sent == came + held, "invariant", text)
+            v.demand(sent == came + held, "invariant", text)
             for place, event in enumerate(snapshot.held, came):
                 text = f"{name} stores {event.payload!r} as event {place}"
-                demand(is_event_up(event.payload, event_up(subtask, place)), "H31", text)
-                demand(event.is_request == event.payload.startswith(REQUEST), "H73", text)
-            demand(snapshot.events_sent == came, "H32", f"{name}: {snapshot.events_sent} events left, {came} came")
+                v.demand(is_event_up(event.payload, event_up(subtask, place)), "H31", text)
+                v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", text)
+            v.demand(snapshot.events_sent == came, "H32", f"{name}: {snapshot.events_sent} events left, {came} came")
 
     def facts(self) -> TrackerFacts:
         return TrackerFacts(self)
@@ -327,5 +287,5 @@ class TrackerFacts:
         self.writing = tuple(sorted(end.writing))
         self.discarding = tuple(sorted(end.discarding))
         self.restorable = frozenset(n for n in end.discarding | end.writing if n > end.complete) - end.savepoints
-        self.abortable = tuple(AbortRequested(checkpoint_id, "asked for") for checkpoint_id in sorted(end.asked))
+        self.abortable = tuple(t.AbortRequested(checkpoint_id, "asked for") for checkpoint_id in sorted(end.asked))
         self.idle = not end.asked and not end.tracker.pending_ids and end.tracker.phase.name == "IDLE"

@@ -7,15 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from protocol import barrier_tracker as t
 from protocol.attempts import AttemptCondemned, ConnectionExpired, OperatorEnded, OperatorOpened
-from protocol.barrier_tracker import (
-    GatewayDrained,
-    RestoreAttempt,
-    SubtaskAcknowledged,
-    SubtaskClosed,
-    SubtaskDeclined,
-    SubtaskFinalState,
-)
 from protocol.errors import RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine, GatewayState
@@ -23,20 +16,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.wire.messages import AttemptEnded, BarrierMessage, Registered, Resumed
-from tests.exploration.vocabulary import (
-    OPERATOR,
-    Attached,
-    CameApart,
-    CameDown,
-    CameUp,
-    EventCame,
-    LossNoticed,
-    OutOfTime,
-    Output,
-    Slot,
-    To,
-    demand,
-)
+from tests.exploration import vocabulary as v
 
 LIMITS = g.GatewayLimits(upward_events_max=64)
 """High enough that no bound is reached: bounds are explored one machine at a time, elsewhere."""
@@ -51,7 +31,7 @@ class GatewayEnd:
     """
 
     def __init__(self, slot: int, *, tolerant: bool) -> None:
-        self.slot = Slot(slot)
+        self.slot = v.Slot(slot)
         self.tolerant = tolerant  # the scope's events down are loss-tolerant
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
@@ -65,32 +45,32 @@ class GatewayEnd:
 
     # --- inputs ---
 
-    def step(self, message: Any) -> list[Output]:
-        out: list[Output] = []
-        if isinstance(message, RestoreAttempt):
+    def step(self, message: Any) -> list[v.Output]:
+        out: list[v.Output] = []
+        if isinstance(message, t.RestoreAttempt):
             self._open(message, out)
             return out
         if self.over:
-            if isinstance(message, Attached):
+            if isinstance(message, v.Attached):
                 self._attach(None, True, out)
             return out
         assert self.machine is not None
         match message:
-            case CameUp(item):
+            case v.CameUp(item):
                 self._carry_out(self.machine.handle_batch([item], 0.0), out)
-            case Attached(received_seq, over):
+            case v.Attached(received_seq, over):
                 self._attach(received_seq, over, out)
-            case LossNoticed():
+            case v.LossNoticed():
                 self._carry_out(self.machine.handle(ConnectionLost(), 0.0), out)
             case g.AttemptIsOver(reason):
                 self.over = True
                 self._carry_out(self.machine.handle(message, 0.0), out)
                 self._hang_up(reason, out)
-                demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
+                v.demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
                 self.machine, self.registered, self.cuts = None, None, {}
                 self.submitted = self.confirmed = 0
                 self.tolerated = set()
-            case OutOfTime():
+            case v.OutOfTime():
                 deadline = self.machine.next_deadline()
                 assert deadline is not None
                 self._carry_out(self.machine.handle(TimePassed(), deadline), out)
@@ -101,10 +81,10 @@ class GatewayEnd:
             self.machine.check_invariants()
             waits = self.tolerated and not self.machine.statistics().held_events
             if waits and self.machine.state is GatewayState.ATTACHED:
-                demand(self.machine.next_deadline() is not None, "H72", f"{self.attempt} waits for ever for an event")
+                v.demand(self.machine.next_deadline() is not None, "H72", f"{self.attempt} waits for ever for an event")
         return out
 
-    def _open(self, effect: RestoreAttempt, out: list[Output]) -> None:
+    def _open(self, effect: t.RestoreAttempt, out: list[v.Output]) -> None:
         self.attempt = attempt = effect.attempt
         self.machine = GatewayMachine(attempt, LIMITS)
         self.registered = Registered(
@@ -122,7 +102,7 @@ class GatewayEnd:
 
     def _note(self, message: Any) -> None:
         if isinstance(message, g.EventSubmitted):
-            demand(message.event_id == self.submitted, "H22", f"event {message.event_id} after {self.submitted}")
+            v.demand(message.event_id == self.submitted, "H22", f"event {message.event_id} after {self.submitted}")
             self.submitted += 1
             self.unsettled.add(message.event_id)
             if message.loss_tolerant:
@@ -130,63 +110,63 @@ class GatewayEnd:
         elif isinstance(message, g.CutReached):
             self.cuts[message.checkpoint_id] = self.submitted
 
-    def _attach(self, received_seq: int | None, over: bool, out: list[Output]) -> None:
+    def _attach(self, received_seq: int | None, over: bool, out: list[v.Output]) -> None:
         assert self.attempt is not None
         task = self.attempt.task_attempt_id
         if over or self.machine is None:
-            out.append((To.RESUMED, None))
-            out.append((To.DOWN, CameDown(AttemptEnded(task, "the attempt is over"))))
-            out.append((To.HANG_UP, None))
+            out.append((v.To.RESUMED, None))
+            out.append((v.To.DOWN, v.CameDown(AttemptEnded(task, "the attempt is over"))))
+            out.append((v.To.HANG_UP, None))
             return
         try:
             effects = self.machine.handle(ConnectionAttached(received_seq or 0), 0.0)
         except RemoteProtocolError as error:
-            demand(False, "H24", f"the gateway of {self.attempt} refuses its only new connection: {error}")
+            v.demand(False, "H24", f"the gateway of {self.attempt} refuses its only new connection: {error}")
             return
-        out.append((To.RESUMED, None))
+        out.append((v.To.RESUMED, None))
         if received_seq is None:
             assert self.registered is not None
-            out.append((To.DOWN, CameDown(self.registered)))
+            out.append((v.To.DOWN, v.CameDown(self.registered)))
         else:
-            out.append((To.DOWN, CameDown(Resumed(task, self.machine.resume_seq))))
+            out.append((v.To.DOWN, v.CameDown(Resumed(task, self.machine.resume_seq))))
         self._carry_out(effects, out)
 
-    def _hang_up(self, reason: str, out: list[Output]) -> None:
+    def _hang_up(self, reason: str, out: list[v.Output]) -> None:
         assert self.attempt is not None
-        out.append((To.DOWN, CameDown(AttemptEnded(self.attempt.task_attempt_id, reason))))
-        out.append((To.HANG_UP, None))
+        out.append((v.To.DOWN, v.CameDown(AttemptEnded(self.attempt.task_attempt_id, reason))))
+        out.append((v.To.HANG_UP, None))
 
     def _settle(self, event_id: int, confirmed: bool) -> None:
-        demand(event_id in self.unsettled, "H21", f"event {event_id} of {self.attempt} is settled twice, or unasked")
+        v.demand(event_id in self.unsettled, "H21", f"event {event_id} of {self.attempt} is settled twice, or unasked")
         self.unsettled.discard(event_id)
         self.tolerated.discard(event_id)
         if confirmed:
-            demand(event_id == self.confirmed, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn")
+            v.demand(event_id == self.confirmed, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn")
             self.confirmed += 1
 
     def _expire(self, event_id: int) -> None:
         """End the wait for an event, which must be loss-tolerant, and only once (H72)."""
-        demand(event_id in self.tolerated, "H72", f"the wait for event {event_id} of {self.attempt} ends, unasked")
+        v.demand(event_id in self.tolerated, "H72", f"the wait for event {event_id} of {self.attempt} ends, unasked")
         self.tolerated.discard(event_id)
 
     def _check_drained(self, checkpoint_id: int) -> None:
         cut = self.cuts.get(checkpoint_id)
         holds = cut is not None and (self.tolerant or self.confirmed >= cut)
-        demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
+        v.demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
 
     # --- effects of its machine ---
 
-    def _carry_out(self, effects: Sequence[g.GatewayEffect], out: list[Output]) -> None:
+    def _carry_out(self, effects: Sequence[g.GatewayEffect], out: list[v.Output]) -> None:
         assert self.attempt is not None
         task = self.attempt.task_attempt_id
         for effect in effects:
             match effect:
                 case g.SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
-                    out.append((To.DOWN, CameDown(message, self.cuts.get(checkpoint_id, 0))))
+                    out.append((v.To.DOWN, v.CameDown(message, self.cuts.get(checkpoint_id, 0))))
                 case g.SendToAttempt(message):
-                    out.append((To.DOWN, CameDown(message)))
+                    out.append((v.To.DOWN, v.CameDown(message)))
                 case g.InjectBarrier(checkpoint_id, events_before):
-                    out.append((To.APART, CameApart(checkpoint_id, events_before, self.cuts.get(checkpoint_id, 0))))
+                    out.append((v.To.APART, v.CameApart(checkpoint_id, events_before, self.cuts.get(checkpoint_id, 0))))
                 case g.ConfirmEvent(event_id):
                     self._settle(event_id, True)
                 case g.FailEvent(event_id):
@@ -194,37 +174,37 @@ class GatewayEnd:
                 case g.ExpireEvent(event_id):
                     self._expire(event_id)
                 case g.DeliverEvent(seq, payload, sender):
-                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender)))
+                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender)))
                 case g.DeliverRequest(seq, request_id, payload, sender):
-                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender, request_id, True)))
+                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender, request_id, True)))
                 case g.FailAttempt(reason):
-                    demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
-                    out.append((To.BRIDGE, AttemptCondemned(OPERATOR, task, reason)))
+                    v.demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
+                    out.append((v.To.BRIDGE, AttemptCondemned(v.OPERATOR, task, reason)))
                     self._hang_up(reason, out)
                 case g.ExpireConnection():
-                    out.append((To.BRIDGE, ConnectionExpired(OPERATOR, task)))
+                    out.append((v.To.BRIDGE, ConnectionExpired(v.OPERATOR, task)))
                 case DropConnection(why):
-                    demand(False, "H30", f"the gateway of {self.attempt} drops its connection: {why}")
+                    v.demand(False, "H30", f"the gateway of {self.attempt} drops its connection: {why}")
                 case _:
                     self._report(self.attempt, effect, out)
 
-    def _report(self, attempt: ExecutionAttempt, effect: g.GatewayEffect, out: list[Output]) -> None:
+    def _report(self, attempt: ExecutionAttempt, effect: g.GatewayEffect, out: list[v.Output]) -> None:
         match effect:
             case g.ReportOpened():
-                out.append((To.BRIDGE, OperatorOpened(OPERATOR, attempt.task_attempt_id)))
+                out.append((v.To.BRIDGE, OperatorOpened(v.OPERATOR, attempt.task_attempt_id)))
             case g.ReportFinished(failure, state, events_sent):
                 if not failure:
-                    out.append((To.TRACKER, SubtaskFinalState(attempt, state, events_sent)))
-                out.append((To.BRIDGE, OperatorEnded(OPERATOR, attempt.task_attempt_id, failure)))
+                    out.append((v.To.TRACKER, t.SubtaskFinalState(attempt, state, events_sent)))
+                out.append((v.To.BRIDGE, OperatorEnded(v.OPERATOR, attempt.task_attempt_id, failure)))
             case g.ReportClosed(checkpoint_id):
-                out.append((To.TRACKER, SubtaskClosed(attempt, checkpoint_id)))
+                out.append((v.To.TRACKER, t.SubtaskClosed(attempt, checkpoint_id)))
             case g.ReportDrained(checkpoint_id):
                 self._check_drained(checkpoint_id)
-                out.append((To.TRACKER, GatewayDrained(attempt, checkpoint_id)))
+                out.append((v.To.TRACKER, t.GatewayDrained(attempt, checkpoint_id)))
             case g.ReportAcknowledged(checkpoint_id, state, held, events_sent):
-                out.append((To.TRACKER, SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
+                out.append((v.To.TRACKER, t.SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
             case g.ReportDeclined(checkpoint_id, reason):
-                out.append((To.TRACKER, SubtaskDeclined(attempt, checkpoint_id, reason)))
+                out.append((v.To.TRACKER, t.SubtaskDeclined(attempt, checkpoint_id, reason)))
 
     # --- view for the world ---
 

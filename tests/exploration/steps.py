@@ -8,25 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+from tests.exploration import vocabulary as v
 from tests.exploration.interning import Memo
 from tests.exploration.subtask_end import Life
-from tests.exploration.vocabulary import (
-    CameDown,
-    CameUp,
-    Died,
-    DiscardEnds,
-    Finish,
-    Forged,
-    Killed,
-    Leave,
-    Looked,
-    MeetBarrier,
-    OutOfTime,
-    Send,
-    Slot,
-    Trigger,
-    WriteEnds,
-)
 from tests.exploration.world import (
     BUDGETS,
     COORDINATOR,
@@ -65,15 +49,15 @@ class Steps:
     def __init__(self, world: World) -> None:
         self.world = world
         number = world.messages.number
-        self.trigger = number(Trigger())
-        self.savepoint = number(Trigger(savepoint=True))
-        self.send, self.sends = number(Send()), [number(Send(Slot(slot))) for slot in range(world.slots)]
-        self.died, self.killed = number(Died()), number(Killed())
-        self.forged = [number(Forged(task, attempt)) for task in (0, 90) for attempt in (0, 9)]
-        self.finish, self.leave = number(Finish()), number(Leave())
-        self.timeout = number(OutOfTime())
-        self.barrier, self.declined = number(MeetBarrier()), number(MeetBarrier(declines=True))
-        self.barrier_sends = number(MeetBarrier(sends=True))
+        self.trigger = number(v.Trigger())
+        self.savepoint = number(v.Trigger(savepoint=True))
+        self.send, self.sends = number(v.Send()), [number(v.Send(v.Slot(slot))) for slot in range(world.slots)]
+        self.died, self.killed = number(v.Died()), number(v.Killed())
+        self.forged = [number(v.Forged(task, attempt)) for task in (0, 90) for attempt in (0, 9)]
+        self.finish, self.leave = number(v.Finish()), number(v.Leave())
+        self.timeout = number(v.OutOfTime())
+        self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
+        self.barrier_sends = number(v.MeetBarrier(sends=True))
         self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
         self._of_engine = [Step("Spark starts", slot) for slot in range(world.slots)]
         self._do: dict[str, Callable[[list[int], int, int], None]] = {
@@ -128,7 +112,7 @@ class Steps:
             text += f" {slot // attempts}#{slot % attempts}"
         if message >= 0:
             value: Any = self.world.messages.values[message]
-            if isinstance(value, CameUp | CameDown):
+            if isinstance(value, v.CameUp | v.CameDown):
                 value = value.message
             text += f" {value}"
         return text.replace(": ", " ", 1)
@@ -168,7 +152,7 @@ class Steps:
             running = tuple(
                 slot for slot in range(world.slots) if tasks[state[base_of(slot) + TASK]].life in NEVER_ENDED
             )
-            yield Step("the ledger:", -1, world.messages.number(Looked(running)))
+            yield Step("the ledger:", -1, world.messages.number(v.Looked(running)))
         if world.budgets[state[BUDGETS]][Budget.FORGERIES] and 1 in world.trackers.facts[state[TRACKER]].open:
             for forged in self.forged:
                 yield Step("the ledger:", -1, forged, Budget.FORGERIES)
@@ -188,11 +172,11 @@ class Steps:
             for abort in facts.abortable:
                 yield Step("the tracker:", -1, number(abort), Budget.ABORTS)
         for checkpoint_id in facts.discarding:
-            yield Step("the tracker:", -1, number(DiscardEnds(checkpoint_id)))
+            yield Step("the tracker:", -1, number(v.DiscardEnds(checkpoint_id)))
         for checkpoint_id in facts.writing:
-            yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id)))
+            yield Step("the tracker:", -1, number(v.WriteEnds(checkpoint_id)))
             if budgets[Budget.STORE_FAILURES]:
-                yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id, stored=False)), Budget.STORE_FAILURES)
+                yield Step("the tracker:", -1, number(v.WriteEnds(checkpoint_id, stored=False)), Budget.STORE_FAILURES)
 
     def of_gateway(self, state: State, slot: int) -> Iterator[Step]:
         world, base = self.world, base_of(slot)

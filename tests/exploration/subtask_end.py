@@ -17,27 +17,7 @@ from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
-from tests.exploration.vocabulary import (
-    OPERATOR,
-    CameApart,
-    CameDown,
-    CameUp,
-    Died,
-    Finish,
-    Killed,
-    KillRequested,
-    Leave,
-    LossNoticed,
-    MeetBarrier,
-    OutOfTime,
-    Output,
-    Send,
-    Started,
-    Subtask,
-    Task,
-    To,
-    demand,
-)
+from tests.exploration import vocabulary as v
 
 RUN = 7
 
@@ -76,8 +56,8 @@ class SubtaskEnd:
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
-        self.task = Task(slot + 1)
-        self.subtask = Subtask(subtask)
+        self.task = v.Task(slot + 1)
+        self.subtask = v.Subtask(subtask)
         self.number = number
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange
@@ -98,47 +78,47 @@ class SubtaskEnd:
 
     # --- inputs ---
 
-    def step(self, message: Any) -> list[Output]:
-        out: list[Output] = []
+    def step(self, message: Any) -> list[v.Output]:
+        out: list[v.Output] = []
         match message:
-            case Started():
+            case v.Started():
                 self._start(out)
-            case KillRequested():
+            case v.KillRequested():
                 self.condemned = self.life not in (Life.GONE, Life.SUCCEEDED)
-            case Died():
+            case v.Died():
                 self._end(Life.GONE, TaskOutcome.FAILED, out)
-            case Killed():
+            case v.Killed():
                 self._end(Life.GONE, TaskOutcome.KILLED, out)
-            case Leave():
+            case v.Leave():
                 self._end(Life.SUCCEEDED, TaskOutcome.SUCCESS, out)
-            case CameDown(m.Registered() as registered):
+            case v.CameDown(m.Registered() as registered):
                 self._register(registered, out)
-            case CameDown(m.AttemptEnded() | m.Refused()) if self.machine is None or not self.attached:
+            case v.CameDown(m.AttemptEnded() | m.Refused()) if self.machine is None or not self.attached:
                 self._end(Life.GONE, TaskOutcome.FAILED, out)
-            case CameDown(m.Resumed() as resumed):
+            case v.CameDown(m.Resumed() as resumed):
                 self.attached = True
                 self._handle(ConnectionAttached(resumed.received_seq), out)
-            case CameDown(item, events_before):
+            case v.CameDown(item, events_before):
                 self._take(item, events_before, out)
-            case LossNoticed():
+            case v.LossNoticed():
                 self._reconnect(out)
             case _:
                 self._operate(message, out)
         return out
 
-    def _operate(self, message: Any, out: list[Output]) -> None:
+    def _operate(self, message: Any, out: list[v.Output]) -> None:
         match message:
-            case Send():
+            case v.Send():
                 self._send(out)
-            case MeetBarrier(declines, sends):
+            case v.MeetBarrier(declines, sends):
                 self._meet_barrier(declines, sends, out)
-            case CameApart(checkpoint_id, item_before, events_before):
+            case v.CameApart(checkpoint_id, item_before, events_before):
                 self.expected.setdefault(checkpoint_id, events_before)
                 self._handle(s.BarrierArrived(checkpoint_id, item_before), out)
-            case Finish():
+            case v.Finish():
                 self.life = Life.LEAVING
                 self._handle(s.OperatorFinished("", self._state()), out)
-            case OutOfTime():
+            case v.OutOfTime():
                 assert self.machine is not None
                 deadline = self.machine.next_deadline()
                 assert deadline is not None
@@ -146,16 +126,16 @@ class SubtaskEnd:
             case _:
                 raise AssertionError(f"no step of a task: {message}")
 
-    def _start(self, out: list[Output]) -> None:
+    def _start(self, out: list[v.Output]) -> None:
         self.life = Life.WAITING
         if not self.start_is_lost:
-            out.append((To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
+            out.append((v.To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
         register = m.Register(
-            self.task, OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
+            self.task, v.OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
         )
-        out.append((To.BRIDGE, RegistrationArrived(self.task, register)))
+        out.append((v.To.BRIDGE, RegistrationArrived(self.task, register)))
 
-    def _end(self, life: Life, outcome: TaskOutcome, out: list[Output]) -> None:
+    def _end(self, life: Life, outcome: TaskOutcome, out: list[v.Output]) -> None:
         """End the task; only its end and the data that it wrote remain."""
         self.life = life
         self.attached = self.condemned = self.unanswered = self.started = False
@@ -163,16 +143,16 @@ class SubtaskEnd:
         self.mailbox.clear()
         self.sent = self.received = self.put = self.to_greet = 0
         self.expected = {}
-        out.append((To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
+        out.append((v.To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
 
-    def _register(self, message: m.Registered, out: list[Output]) -> None:
+    def _register(self, message: m.Registered, out: list[v.Output]) -> None:
         """Take the answer to its registration: it restores, and opens immediately."""
         for state in message.states:
-            demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
+            v.demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
             _, self.sent, self.received = map(int, state.state.split(b":"))
         for place, event in enumerate(message.held):
             sent = event_up(self.subtask, self.sent - len(message.held) + place)
-            demand(
+            v.demand(
                 is_event_up(event.payload, sent), "H31", f"task {self.task} restores {event.payload!r}, not {sent!r}"
             )
         limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
@@ -182,21 +162,21 @@ class SubtaskEnd:
         self.to_greet = self.received + (self.greeted and self.received < self.to_receive)
         self._handle(s.OperatorOpened(awaits_start=True), out)
 
-    def _reconnect(self, out: list[Output]) -> None:
+    def _reconnect(self, out: list[v.Output]) -> None:
         assert self.machine is not None
         if self.attached:
             self._handle(ConnectionLost(), out)
         self.attached = False
-        out.append((To.UP, CameUp(m.Resume(self.task, OPERATOR, self.machine.resume_seq))))
+        out.append((v.To.UP, v.CameUp(m.Resume(self.task, v.OPERATOR, self.machine.resume_seq))))
 
-    def _take(self, message: Any, events_before: int, out: list[Output]) -> None:
+    def _take(self, message: Any, events_before: int, out: list[v.Output]) -> None:
         if events_before or hasattr(message, "events_before"):
             self.expected[message.checkpoint_id] = events_before
         self._handle(s.MessageReceived(message), out)
 
     # --- the operator ---
 
-    def _send(self, out: list[Output]) -> None:
+    def _send(self, out: list[v.Output]) -> None:
         payload = event_up(self.subtask, self.sent)
         self.sent += 1
         if self.asks and self.sent == self.to_send:
@@ -205,7 +185,7 @@ class SubtaskEnd:
         else:
             self._handle(s.EventSubmitted(payload), out)
 
-    def _meet_barrier(self, declines: bool, sends: bool, out: list[Output]) -> None:
+    def _meet_barrier(self, declines: bool, sends: bool, out: list[v.Output]) -> None:
         barrier = self.mailbox.popleft()
         assert isinstance(barrier, s.MailboxBarrier)
         assert self.machine is not None
@@ -230,13 +210,13 @@ class SubtaskEnd:
             if isinstance(item, s.MailboxEvent):
                 expected = event_down(self.task, self.received)
                 text = f"task {self.task} gets {item.payload!r}, not {expected!r}"
-                demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
-                demand(item.payload == expected, "H22", text)
+                v.demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
+                v.demand(item.payload == expected, "H22", text)
                 self.received += 1
             elif isinstance(item, s.MailboxStart):
-                demand(not self.started, "H66", f"task {self.task} begins twice")
+                v.demand(not self.started, "H66", f"task {self.task} begins twice")
                 text = f"task {self.task} begins with its records behind {self.received} events of {self.to_greet}"
-                demand(self.received >= self.to_greet, "H66", text)
+                v.demand(self.received >= self.to_greet, "H66", text)
                 self.started = True
 
     def _put(self, item: s.MailboxItem) -> None:
@@ -245,38 +225,38 @@ class SubtaskEnd:
         elif isinstance(item, s.MailboxBarrier):
             cut = self.expected.pop(item.checkpoint_id, None)
             what = f"task {self.task} gets barrier {item.checkpoint_id} behind {self.put} events"
-            demand(self.put == cut, "H23", f"{what}, not {cut}")
+            v.demand(self.put == cut, "H23", f"{what}, not {cut}")
         elif isinstance(item, s.MailboxCompleted | s.MailboxAborted):
             self.expected.pop(item.checkpoint_id, None)
         self.mailbox.append(item)
 
     # --- its machine ---
 
-    def _handle(self, message: Any, out: list[Output]) -> None:
+    def _handle(self, message: Any, out: list[v.Output]) -> None:
         assert self.machine is not None
         self._carry_out(self.machine.handle(message, 0.0), out)
         if self.machine is not None:
             self.machine.check_invariants()
             self._handle_mail()
 
-    def _carry_out(self, effects: Sequence[s.SubtaskEffect], out: list[Output]) -> None:
+    def _carry_out(self, effects: Sequence[s.SubtaskEffect], out: list[v.Output]) -> None:
         confirmed = False
         for effect in effects:
             match effect:
                 case s.SendToCoordinator(message):
                     confirmed = confirmed or isinstance(message, m.Confirm)
-                    out.append((To.UP, CameUp(message)))
+                    out.append((v.To.UP, v.CameUp(message)))
                 case s.PutInMailbox(item):
-                    demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
+                    v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
                     self._put(item)
                 case s.EndAttempt():
                     self._end(Life.GONE, TaskOutcome.FAILED, out)
                     return
                 case s.ResolveRequest():
-                    demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
+                    v.demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
                     self.unanswered = False
                 case DropConnection(why):
-                    demand(False, "H22", f"task {self.task} drops its connection: {why}")
+                    v.demand(False, "H22", f"task {self.task} drops its connection: {why}")
                 case _:
                     pass
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from protocol.gateway.types import ItemTaken
 from protocol.wire.messages import Confirm, Resume
+from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
 from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
 from tests.exploration.gateway_end import GatewayEnd, GatewayFacts
@@ -22,21 +23,10 @@ from tests.exploration.interning import Boxes, Link, Links, Memo, Messages, Numb
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import Life, SubtaskEnd, SubtaskFacts
 from tests.exploration.symmetry import Exchange, Exchanged
-from tests.exploration.vocabulary import (
-    Attached,
-    CameDown,
-    CameUp,
-    Killed,
-    KillRequested,
-    LossNoticed,
-    Started,
-    To,
-    demand,
-)
 
 State = tuple[int, ...]
 TRACKER, TRACKER_BOX, COORDINATOR, COORDINATOR_BOX, LEDGER, LEDGER_BOX, BUDGETS, SLOTS = range(8)
-BOX_OF: dict[int, int] = {To.TRACKER: TRACKER_BOX, To.COORDINATOR: COORDINATOR_BOX, To.BRIDGE: LEDGER_BOX}
+BOX_OF: dict[int, int] = {v.To.TRACKER: TRACKER_BOX, v.To.COORDINATOR: COORDINATOR_BOX, v.To.BRIDGE: LEDGER_BOX}
 GATEWAY, GATEWAY_BOX, TASK, LINK = range(4)  # from the base of a slot
 WIDTH = 4
 
@@ -92,7 +82,7 @@ class World:
             COORDINATOR: self.coordinators,
             LEDGER: self.ledgers,
         }
-        self.loss = self.messages.number(LossNoticed())
+        self.loss = self.messages.number(v.LossNoticed())
 
     def initial(self) -> State:
         scope = self.scope
@@ -126,7 +116,7 @@ class World:
 
     def _kind(self, message: int) -> type:
         value = self.messages.values[message]
-        return type(value.message if isinstance(value, CameUp | CameDown) else value)
+        return type(value.message if isinstance(value, v.CameUp | v.CameDown) else value)
 
     def lesser(self, state: State) -> tuple[State, bool]:
         """Return the lesser of this state and its renamed equivalent; and whether that is the renamed one."""
@@ -195,18 +185,18 @@ class World:
     def emit(self, state: list[int], slot: int, out: Numbered) -> None:
         push = self.boxes.push
         for to, message in out:
-            if to >= To.GATEWAYS:
-                self._to_gateway(state, to - To.GATEWAYS, message)
+            if to >= v.To.GATEWAYS:
+                self._to_gateway(state, to - v.To.GATEWAYS, message)
             elif to in BOX_OF:
                 state[BOX_OF[to]] = push(state[BOX_OF[to]], message)
-            elif to == To.OUTPUT:
+            elif to == v.To.OUTPUT:
                 self._destroy(state, self.messages.values[message])
-            elif to == To.DOWN:
+            elif to == v.To.DOWN:
                 self._write_down(state, slot, message)
-            elif to == To.UP:
+            elif to == v.To.UP:
                 self._write_up(state, slot, message)
-            elif to == To.ENGINE:
-                self.task(state, message_slot(self.messages.values[message]), self.messages.number(KillRequested()))
+            elif to == v.To.ENGINE:
+                self.task(state, message_slot(self.messages.values[message]), self.messages.number(v.KillRequested()))
             else:
                 self._change_link(state, slot, to, message)
 
@@ -215,7 +205,7 @@ class World:
         restorable = self.trackers.facts[state[TRACKER]].restorable
         needed = [checkpoint_id for checkpoint_id in destroyed.referring if checkpoint_id in restorable]
         text = f"what was prepared at the cut of {destroyed.cut} is destroyed, and {needed} may be restored"
-        demand(not needed, "H64", text)
+        v.demand(not needed, "H64", text)
 
     def _to_gateway(self, state: list[int], slot: int, message: int) -> None:
         base = base_of(slot)
@@ -257,9 +247,9 @@ class World:
     def _change_link(self, state: list[int], slot: int, to: int, message: int) -> None:
         place = base_of(slot) + LINK
         link = self.links.values[state[place]]
-        if to == To.APART:
+        if to == v.To.APART:
             link = link._replace(apart=tuple(sorted((*link.apart, message))))
-        elif to == To.RESUMED:
+        elif to == v.To.RESUMED:
             link = link._replace(old=0, bound=1)
         elif link.bound == 1:  # hang up
             link = link._replace(up=0, bound=0, open=False, broken=False)
@@ -271,7 +261,7 @@ class World:
 
     def start(self, state: list[int], slot: int) -> None:
         state[base_of(slot) + LINK] = self.links.number(Link(open=True))
-        self.task(state, slot, self.messages.number(Started()))
+        self.task(state, slot, self.messages.number(v.Started()))
 
     def break_link(self, state: list[int], slot: int) -> None:
         """Break the link: data already written may be read up to any point, and later data is lost."""
@@ -303,7 +293,7 @@ class World:
         assert isinstance(resume, Resume)
         state[place] = self.links.number(link._replace(up=self.boxes.rest[link.up]))
         over = slot + 1 not in self.trackers.facts[state[TRACKER]].open
-        self.gateway(state, slot, self.messages.number(Attached(resume.received_seq, over)))
+        self.gateway(state, slot, self.messages.number(v.Attached(resume.received_seq, over)))
 
     def read_up(self, state: list[int], slot: int) -> None:
         place = base_of(slot) + LINK
@@ -344,6 +334,3 @@ class World:
 def message_slot(message: Any) -> int:
     assert isinstance(message, int)
     return message
-
-
-__all__ = ["Killed", "State", "World"]

@@ -6,24 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol import barrier_tracker as t
 from protocol.attempts import AttemptAccepted, SubtaskReady
 from protocol.attempts.types import FailureKind, FailureReason
-from protocol.barrier_tracker import (
-    BarrierTracker,
-    CheckpointConfig,
-    CheckpointStored,
-    CheckpointTriggered,
-    CompletedCheckpoint,
-    CoordinatorSnapshotTaken,
-    GatewayDrained,
-    StoreCheckpoint,
-    SubtaskAcknowledged,
-    SubtaskClosed,
-    SubtaskSnapshot,
-    TimePassed,
-    TrackerEffect,
-    TrackerInput,
-)
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
@@ -43,10 +28,10 @@ def held_by(attempt: ExecutionAttempt) -> tuple[HeldEvent, ...]:
     return (HeldEvent(attempt.subtask, b"held"),)
 
 
-def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) -> SubtaskSnapshot:
+def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) -> t.SubtaskSnapshot:
     """The default checkpoint part of a subtask: its own state and its own events."""
     events = tuple(HeldEvent(subtask, payload) for payload in held)
-    return SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)
+    return t.SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)
 
 
 def accepted(attempt: ExecutionAttempt, mode: RestoreMode = RestoreMode.STREAMING) -> AttemptAccepted:
@@ -62,18 +47,18 @@ class Dialogue:
         *,
         tolerated_failures: int = 0,
         mode: RestoreMode = RestoreMode.STREAMING,
-        restored: CompletedCheckpoint | None = None,
+        restored: t.CompletedCheckpoint | None = None,
         interval_s: float | None = None,
         min_pause_s: float = 0.0,
         concurrent_max: int = 1,
     ) -> None:
-        config = CheckpointConfig(10.0, tolerated_failures, mode, interval_s, min_pause_s, concurrent_max)
+        config = t.CheckpointConfig(10.0, tolerated_failures, mode, interval_s, min_pause_s, concurrent_max)
         self.mode = mode
         self.now = 0.0
-        self.tracker = BarrierTracker("words", parallelism, config, restored)
+        self.tracker = t.BarrierTracker("words", parallelism, config, restored)
 
-    def tell(self, *inputs: TrackerInput) -> list[TrackerEffect]:
-        out: list[TrackerEffect] = []
+    def tell(self, *inputs: t.TrackerInput) -> list[t.TrackerEffect]:
+        out: list[t.TrackerEffect] = []
         for input in inputs:
             out.extend(self.tracker.handle(input, self.now))
             self.tracker.check_invariants()
@@ -85,21 +70,21 @@ class Dialogue:
         return self
 
     def close(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
-        self.tell(CheckpointTriggered(checkpoint_id, savepoint))
-        self.tell(*(SubtaskClosed(attempt, checkpoint_id) for attempt in attempts))
+        self.tell(t.CheckpointTriggered(checkpoint_id, savepoint))
+        self.tell(*(t.SubtaskClosed(attempt, checkpoint_id) for attempt in attempts))
         return self
 
     def cut(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
         """Run a checkpoint up to the barriers."""
         self.close(checkpoint_id, *attempts, savepoint=savepoint)
-        self.tell(CoordinatorSnapshotTaken(checkpoint_id, b"coordinator %d" % checkpoint_id))
-        self.tell(*(GatewayDrained(attempt, checkpoint_id) for attempt in attempts))
+        self.tell(t.CoordinatorSnapshotTaken(checkpoint_id, b"coordinator %d" % checkpoint_id))
+        self.tell(*(t.GatewayDrained(attempt, checkpoint_id) for attempt in attempts))
         return self
 
-    def acknowledge(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[TrackerEffect]:
+    def acknowledge(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[t.TrackerEffect]:
         return self.tell(
             *(
-                SubtaskAcknowledged(
+                t.SubtaskAcknowledged(
                     attempt, checkpoint_id, b"%d at %d" % (attempt.subtask, checkpoint_id), held_by(attempt)
                 )
                 for attempt in attempts
@@ -111,21 +96,21 @@ class Dialogue:
         self.cut(checkpoint_id, *attempts, savepoint=savepoint).acknowledge(checkpoint_id, *attempts)
         return self
 
-    def complete(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[TrackerEffect]:
+    def complete(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[t.TrackerEffect]:
         self.store(checkpoint_id, *attempts)
-        return self.tell(CheckpointStored(checkpoint_id))
+        return self.tell(t.CheckpointStored(checkpoint_id))
 
-    def wait(self, seconds: float) -> list[TrackerEffect]:
+    def wait(self, seconds: float) -> list[t.TrackerEffect]:
         self.now += seconds
-        return self.tell(TimePassed())
+        return self.tell(t.TimePassed())
 
 
-def kinds(effects: Sequence[TrackerEffect]) -> list[type]:
+def kinds(effects: Sequence[t.TrackerEffect]) -> list[type]:
     return [type(effect) for effect in effects]
 
 
-def stored(effects: Sequence[TrackerEffect]) -> CompletedCheckpoint:
+def stored(effects: Sequence[t.TrackerEffect]) -> t.CompletedCheckpoint:
     """The checkpoint of the only pending durable write."""
     [effect] = effects
-    assert isinstance(effect, StoreCheckpoint)
+    assert isinstance(effect, t.StoreCheckpoint)
     return effect.checkpoint

@@ -6,38 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from protocol import barrier_tracker as t
 from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReady, SubtaskReset
 from protocol.attempts.types import FailureKind, FailureReason
-from protocol.barrier_tracker import (
-    AbortRequested,
-    CheckpointStored,
-    CheckpointStoreFailed,
-    CheckpointTriggered,
-    CloseSubtask,
-    CompletedCheckpoint,
-    CoordinatorSnapshotFailed,
-    CoordinatorSnapshotTaken,
-    DiscardCheckpoint,
-    GatewayDrained,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    OperatorResetToCheckpoint,
-    Phase,
-    RaiseGlobalFailure,
-    RefuseCheckpoint,
-    ReopenSubtask,
-    ReportStale,
-    RestoreAttempt,
-    SendBarrier,
-    SnapshotCoordinator,
-    StoreCheckpoint,
-    SubtaskAcknowledged,
-    SubtaskClosed,
-    SubtaskDeclined,
-    SubtaskFinalState,
-    SubtaskResetToCheckpoint,
-    TrackerInput,
-)
 from protocol.errors import LocalProtocolError
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, held_by, kinds, snapshot_of, stored
@@ -48,37 +19,39 @@ from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accep
 def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None:  # H40
     dialogue = Dialogue().run(A, B)
     tell = dialogue.tell
-    assert tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1), CloseSubtask(B, 1)]
-    assert tell(SubtaskClosed(B, 1)) == []
-    assert tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1)]
-    assert tell(CoordinatorSnapshotTaken(1, b"c")) == []
-    assert tell(GatewayDrained(A, 1)) == []
-    assert tell(GatewayDrained(B, 1)) == [SendBarrier(A, 1), SendBarrier(B, 1)]
-    assert tell(SubtaskAcknowledged(A, 1, b"a", (HeldEvent(0, b"x"), HeldEvent(0, b"y")))) == []
-    whole = CompletedCheckpoint(1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")})
-    assert tell(SubtaskAcknowledged(B, 1, b"b")) == [StoreCheckpoint(whole)]
-    assert tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
-    assert dialogue.tracker.phase is Phase.IDLE
+    assert tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(A, 1), t.CloseSubtask(B, 1)]
+    assert tell(t.SubtaskClosed(B, 1)) == []
+    assert tell(t.SubtaskClosed(A, 1)) == [t.SnapshotCoordinator(1)]
+    assert tell(t.CoordinatorSnapshotTaken(1, b"c")) == []
+    assert tell(t.GatewayDrained(A, 1)) == []
+    assert tell(t.GatewayDrained(B, 1)) == [t.SendBarrier(A, 1), t.SendBarrier(B, 1)]
+    assert tell(t.SubtaskAcknowledged(A, 1, b"a", (HeldEvent(0, b"x"), HeldEvent(0, b"y")))) == []
+    whole = t.CompletedCheckpoint(1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")})
+    assert tell(t.SubtaskAcknowledged(B, 1, b"b")) == [t.StoreCheckpoint(whole)]
+    assert tell(t.CheckpointStored(1)) == [t.NotifyCheckpointComplete(1)]
+    assert dialogue.tracker.phase is t.Phase.IDLE
     assert dialogue.tracker.next_deadline() is None
 
 
 def test_a_drain_that_is_reported_before_the_coordinators_snapshot_counts() -> None:
     # H42: the gateways close within the coordinator's call order; their reports may come first.
     dialogue = Dialogue().run(A, B).close(1, A, B)
-    assert dialogue.tell(GatewayDrained(A, 1), GatewayDrained(B, 1)) == []
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [SendBarrier(A, 1), SendBarrier(B, 1)]
+    assert dialogue.tell(t.GatewayDrained(A, 1), t.GatewayDrained(B, 1)) == []
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [t.SendBarrier(A, 1), t.SendBarrier(B, 1)]
 
 
 def test_no_barrier_leaves_before_every_gateway_has_drained() -> None:  # H40, H42
     dialogue = Dialogue().run(A, B).close(1, A, B)
-    assert dialogue.tell(GatewayDrained(A, 1), CoordinatorSnapshotTaken(1, b"c")) == []
-    assert dialogue.tracker.phase is Phase.DRAINING
+    assert dialogue.tell(t.GatewayDrained(A, 1), t.CoordinatorSnapshotTaken(1, b"c")) == []
+    assert dialogue.tracker.phase is t.Phase.DRAINING
 
 
 def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
     dialogue = Dialogue(1)
-    assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"")) == [StoreCheckpoint(CompletedCheckpoint(1, 1, b"", {}))]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"")) == [
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"", {}))
+    ]
 
 
 # --- who takes part --------------------------------------------------------------------------------------
@@ -86,10 +59,10 @@ def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
 
 def test_a_subtask_that_never_started_takes_part_as_empty() -> None:  # H47
     dialogue = Dialogue().run(B)
-    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(B, 1)]
-    dialogue.tell(SubtaskClosed(B, 1), CoordinatorSnapshotTaken(1, b"c"), GatewayDrained(B, 1))
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(B, 1)]
+    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"), t.GatewayDrained(B, 1))
     assert dialogue.acknowledge(1, B) == [
-        StoreCheckpoint(CompletedCheckpoint(1, 2, b"c", {1: snapshot_of(1, b"1 at 1", b"held")}))
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {1: snapshot_of(1, b"1 at 1", b"held")}))
     ]
 
 
@@ -107,20 +80,20 @@ def test_a_subtask_that_waits_for_its_restart_takes_part_with_what_it_will_resto
 
 def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # H47
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
-    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(B, 1)]
-    dialogue.tell(SubtaskClosed(B, 1), CoordinatorSnapshotTaken(1, b"c"), GatewayDrained(B, 1))
+    dialogue.tell(t.SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(B, 1)]
+    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"), t.GatewayDrained(B, 1))
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")
 
 
 def test_a_final_state_that_comes_instead_of_the_close_settles_that_part() -> None:
     # H47: the operator had ended before it was asked.
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(CheckpointTriggered(1), SubtaskClosed(B, 1))
-    assert dialogue.tell(SubtaskFinalState(A, b"final")) == [ReopenSubtask(A, 1), SnapshotCoordinator(1)]
-    assert kinds(dialogue.tell(SubtaskClosed(A, 1))) == [ReportStale]
-    dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
-    assert dialogue.tell(GatewayDrained(B, 1)) == [SendBarrier(B, 1)]
+    dialogue.tell(t.CheckpointTriggered(1), t.SubtaskClosed(B, 1))
+    assert dialogue.tell(t.SubtaskFinalState(A, b"final")) == [t.ReopenSubtask(A, 1), t.SnapshotCoordinator(1)]
+    assert kinds(dialogue.tell(t.SubtaskClosed(A, 1))) == [t.ReportStale]
+    dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
+    assert dialogue.tell(t.GatewayDrained(B, 1)) == [t.SendBarrier(B, 1)]
 
 
 @pytest.mark.parametrize("reached", ["closed", "cut", "barrier"])
@@ -128,46 +101,48 @@ def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_sta
     # H47: it ends only when its valve holds nothing, so its final state is its whole part (H31).
     dialogue = Dialogue(1).run(A).close(1, A)
     if reached != "closed":
-        dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
+        dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
     if reached == "barrier":
-        dialogue.tell(GatewayDrained(A, 1))
-    effects = dialogue.tell(SubtaskFinalState(A, b"final"))
+        dialogue.tell(t.GatewayDrained(A, 1))
+    effects = dialogue.tell(t.SubtaskFinalState(A, b"final"))
     if reached == "closed":
-        effects += dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
-    whole = CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")})
-    assert effects == [ReopenSubtask(A, 1), StoreCheckpoint(whole)]
+        effects += dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
+    whole = t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")})
+    assert effects == [t.ReopenSubtask(A, 1), t.StoreCheckpoint(whole)]
 
 
 def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> None:
     # H47: the engine's report and the subtask's own arrive on different paths.
     dialogue = Dialogue(1).run(A)
     dialogue.tell(SubtaskFinished(A))
-    assert dialogue.tell(CheckpointTriggered(1)) == []
-    assert dialogue.tell(SubtaskFinalState(A, b"final")) == [ReopenSubtask(A, 1), SnapshotCoordinator(1)]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == []
+    assert dialogue.tell(t.SubtaskFinalState(A, b"final")) == [t.ReopenSubtask(A, 1), t.SnapshotCoordinator(1)]
 
 
 def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -> None:
     # H47: no other attempt.
     dialogue = Dialogue()
-    assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [StoreCheckpoint(CompletedCheckpoint(1, 2, b"c", {}))]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {}))
+    ]
 
 
 def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:  # H47, H57
     dialogue = Dialogue(1).run(A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A), RunEnded("words", 7, True))
-    dialogue.tell(CheckpointTriggered(1))
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [
-        StoreCheckpoint(CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}))
+    dialogue.tell(t.SubtaskFinalState(A, b"final"), SubtaskFinished(A), RunEnded("words", 7, True))
+    dialogue.tell(t.CheckpointTriggered(1))
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}))
     ]
 
 
 def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_after_the_snapshot() -> None:
     # The invariant: an event between it and the coordinator before the cut would be in one half only.
     dialogue = Dialogue().run(A)
-    dialogue.tell(accepted(B), CheckpointTriggered(1))
+    dialogue.tell(accepted(B), t.CheckpointTriggered(1))
     assert dialogue.tell(SubtaskReady(B)) == []
-    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), SubtaskReady(B)]
+    assert dialogue.tell(t.SubtaskClosed(A, 1)) == [t.SnapshotCoordinator(1), SubtaskReady(B)]
 
 
 def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediately() -> None:
@@ -180,16 +155,16 @@ def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediatel
 
 def test_an_attempt_that_dies_while_it_is_withheld_is_never_announced_ready() -> None:  # H11
     dialogue = Dialogue().run(A)
-    dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
+    dialogue.tell(accepted(B), t.CheckpointTriggered(1), SubtaskReady(B))
     effects = dialogue.tell(SubtaskFailed(B, FAILED))
-    assert kinds(effects) == [NotifyCheckpointAborted, SubtaskFailed]
+    assert kinds(effects) == [t.NotifyCheckpointAborted, SubtaskFailed]
 
 
 def test_a_withheld_attempt_is_announced_when_the_checkpoint_is_aborted() -> None:
     # H48: no wait is unlimited.
     dialogue = Dialogue(tolerated_failures=5).run(A)
-    dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
-    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted, SubtaskReady]
+    dialogue.tell(accepted(B), t.CheckpointTriggered(1), SubtaskReady(B))
+    assert kinds(dialogue.wait(10)) == [t.NotifyCheckpointAborted, SubtaskReady]
 
 
 # --- restores and resets ---------------------------------------------------------------------------------
@@ -200,16 +175,16 @@ def test_in_batch_mode_a_retry_restores_nothing_whatever_has_been_completed() ->
     dialogue = Dialogue(mode=RestoreMode.BATCH).run(A, B)
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
-    assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [RestoreAttempt(A2, -1, (), (), 0)]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, -1)]
+    assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [t.RestoreAttempt(A2, -1, (), (), 0)]
 
 
 def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> None:  # H18, H31
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
-    assert dialogue.tell(accepted(A2)) == [RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0)]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
+    assert dialogue.tell(accepted(A2)) == [t.RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0)]
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
@@ -219,24 +194,24 @@ def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_c
     dialogue.cut(2, A, B)
     dialogue.acknowledge(2, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
-    assert kinds(dialogue.tell(CheckpointStored(2))) == [ReportStale]
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
+    assert kinds(dialogue.tell(t.CheckpointStored(2))) == [t.ReportStale]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
 
 
 def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_checkpoint() -> None:  # H15
     dialogue = Dialogue().run(A, B)
-    assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(-1, None)]
+    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(-1, None)]
     dialogue.run(A, B)
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), SubtaskFailed(B, FAILED))
-    assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(1, b"coordinator 1")]
+    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(1, b"coordinator 1")]
 
 
 def test_a_new_application_restores_what_it_was_given() -> None:  # H52
-    restored = CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
+    restored = t.CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
     dialogue = Dialogue(restored=restored)
-    assert dialogue.tell(accepted(A)) == [RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)]
-    assert dialogue.tell(accepted(B)) == [RestoreAttempt(B, 4, (), (), 0)]
+    assert dialogue.tell(accepted(A)) == [t.RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)]
+    assert dialogue.tell(accepted(B)) == [t.RestoreAttempt(B, 4, (), (), 0)]
 
 
 # --- forwarding ------------------------------------------------------------------------------------------
@@ -245,12 +220,12 @@ def test_a_new_application_restores_what_it_was_given() -> None:  # H52
 def test_facts_pass_through_in_their_order() -> None:  # H10
     dialogue = Dialogue(1)
     assert dialogue.tell(accepted(A), SubtaskReady(A)) == [
-        RestoreAttempt(A, -1, (), (), 0),
+        t.RestoreAttempt(A, -1, (), (), 0),
         SubtaskReady(A),
     ]
     assert dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0)) == [
         SubtaskFailed(A, FAILED),
-        SubtaskResetToCheckpoint(0, -1),
+        t.SubtaskResetToCheckpoint(0, -1),
     ]
     assert dialogue.tell(RunEnded("words", 3, False, "why")) == [RunEnded("words", 3, False, "why")]
 
@@ -262,20 +237,20 @@ def test_an_attempt_that_never_was_accepted_is_reported_failed_all_the_same() ->
 def test_what_an_attempt_says_after_its_end_is_stale() -> None:  # H3
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
-    for late in (SubtaskReady(A), SubtaskFinished(A), SubtaskFinalState(A, b"late")):
-        assert kinds(dialogue.tell(late)) == [ReportStale]
+    for late in (SubtaskReady(A), SubtaskFinished(A), t.SubtaskFinalState(A, b"late")):
+        assert kinds(dialogue.tell(late)) == [t.ReportStale]
 
 
 def test_our_own_side_out_of_turn_is_refused_and_changes_nothing() -> None:
     dialogue = Dialogue().run(A, B).close(1, A)
     for wrong in (
-        CoordinatorSnapshotTaken(1, b"c"),
-        CheckpointStored(1),
+        t.CoordinatorSnapshotTaken(1, b"c"),
+        t.CheckpointStored(1),
         accepted(A, RestoreMode.BATCH),
     ):
         with pytest.raises(LocalProtocolError):
             dialogue.tell(wrong)
-    assert dialogue.tell(SubtaskClosed(B, 1)) == [SnapshotCoordinator(1)]
+    assert dialogue.tell(t.SubtaskClosed(B, 1)) == [t.SnapshotCoordinator(1)]
 
 
 # --- aborts and requests ------------------------------------------------------------------------------------
@@ -298,9 +273,9 @@ def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(
             dialogue.cut(1, A, B).acknowledge(1, A, B)
     assert dialogue.tracker.phase.value == reached
     effects = dialogue.tell(SubtaskFailed(A, FAILED))
-    discard = [DiscardCheckpoint] if reached == "storing" else []
-    assert kinds(effects) == [NotifyCheckpointAborted, *discard, SubtaskFailed]
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
+    discard = [t.DiscardCheckpoint] if reached == "storing" else []
+    assert kinds(effects) == [t.NotifyCheckpointAborted, *discard, SubtaskFailed]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, -1)]
 
 
 def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:  # H45, H48
@@ -308,7 +283,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() ->
     assert dialogue.tracker.next_deadline() == 10.0
     assert dialogue.wait(9.9) == []
     [aborted] = dialogue.wait(0.1)
-    assert isinstance(aborted, NotifyCheckpointAborted)
+    assert isinstance(aborted, t.NotifyCheckpointAborted)
     assert aborted.checkpoint_id == 1
     assert str(B) in aborted.reason
     assert str(A) not in aborted.reason
@@ -317,15 +292,15 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() ->
 @pytest.mark.parametrize(
     ("ended", "who"),
     [
-        (SubtaskDeclined(A, 1, "no room"), "no room"),
-        (AbortRequested(1, "the user said so"), "the user said so"),
-        (CoordinatorSnapshotFailed(1, "returned None"), "returned None"),
+        (t.SubtaskDeclined(A, 1, "no room"), "no room"),
+        (t.AbortRequested(1, "the user said so"), "the user said so"),
+        (t.CoordinatorSnapshotFailed(1, "returned None"), "returned None"),
     ],
 )
-def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who: str) -> None:  # H45
+def test_a_refusal_a_request_and_the_coordinator_abort(ended: t.TrackerInput, who: str) -> None:  # H45
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
     [aborted] = dialogue.tell(ended)
-    assert isinstance(aborted, NotifyCheckpointAborted)
+    assert isinstance(aborted, t.NotifyCheckpointAborted)
     assert who in aborted.reason
     assert dialogue.tracker.next_deadline() is None
 
@@ -333,9 +308,9 @@ def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who:
 def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:  # H45, H50
     dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
-    assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
-        NotifyCheckpointAborted(1, "storage: disk full", in_doubt=True),
-        DiscardCheckpoint(1),
+    assert dialogue.tell(t.CheckpointStoreFailed(1, "disk full")) == [
+        t.NotifyCheckpointAborted(1, "storage: disk full", in_doubt=True),
+        t.DiscardCheckpoint(1),
     ]
     assert dialogue.tracker.restore_id == -1
 
@@ -343,23 +318,23 @@ def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:  # H4
 def test_an_acknowledgement_before_its_barrier_aborts() -> None:
     # H40: whatever that snapshot holds, it is not a snapshot of the cut.
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
-    assert kinds(dialogue.acknowledge(1, A)) == [NotifyCheckpointAborted]
+    assert kinds(dialogue.acknowledge(1, A)) == [t.NotifyCheckpointAborted]
 
 
 def test_a_repeated_report_changes_nothing() -> None:  # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A)
-    for again in (SubtaskClosed(A, 1), GatewayDrained(A, 1), SubtaskAcknowledged(A, 1, b"other")):
-        assert kinds(dialogue.tell(again)) == [ReportStale]
+    for again in (t.SubtaskClosed(A, 1), t.GatewayDrained(A, 1), t.SubtaskAcknowledged(A, 1, b"other")):
+        assert kinds(dialogue.tell(again)) == [t.ReportStale]
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"0 at 1", b"held")
 
 
 def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:  # H45, G13
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
-    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
+    assert kinds(dialogue.wait(10)) == [t.NotifyCheckpointAborted]
     dialogue.close(2, A, B)
-    effects = dialogue.tell(CoordinatorSnapshotFailed(2, "returned None"))
-    assert kinds(effects) == [NotifyCheckpointAborted, RaiseGlobalFailure]
+    effects = dialogue.tell(t.CoordinatorSnapshotFailed(2, "returned None"))
+    assert kinds(effects) == [t.NotifyCheckpointAborted, t.RaiseGlobalFailure]
     assert "returned None" in str(effects[1])
 
 
@@ -370,15 +345,15 @@ def test_one_that_completes_ends_the_row_of_failures() -> None:
     dialogue.wait(10)
     dialogue.complete(2, A, B)
     dialogue.close(3, A)
-    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
+    assert kinds(dialogue.wait(10)) == [t.NotifyCheckpointAborted]
 
 
 def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:  # H47, H57
     dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A).cut(1, A)
     dialogue.acknowledge(1, A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    dialogue.tell(t.SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert dialogue.tell(RunEnded("words", 7, True)) == [RunEnded("words", 7, True, "")]
-    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
+    assert dialogue.tell(t.CheckpointStored(1)) == [t.NotifyCheckpointComplete(1)]
 
 
 # --- one at a time ---------------------------------------------------------------------------------------
@@ -386,24 +361,24 @@ def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> No
 
 def test_a_request_that_waits_can_be_withdrawn() -> None:  # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
-    dialogue.tell(CheckpointTriggered(2))
-    assert dialogue.tell(AbortRequested(2, "never mind")) == [RefuseCheckpoint(2, "never mind")]
+    dialogue.tell(t.CheckpointTriggered(2))
+    assert dialogue.tell(t.AbortRequested(2, "never mind")) == [t.RefuseCheckpoint(2, "never mind")]
     dialogue.acknowledge(1, A, B)
-    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
+    assert dialogue.tell(t.CheckpointStored(1)) == [t.NotifyCheckpointComplete(1)]
 
 
 def test_a_request_waits_for_the_reset_that_is_due() -> None:
     # H16: started before it, the checkpoint would only be aborted by it.
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
-    assert dialogue.tell(CheckpointTriggered(1)) == []
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1), CloseSubtask(B, 1)]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == []
+    assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, -1), t.CloseSubtask(B, 1)]
 
 
 def test_a_request_does_not_wait_permanently() -> None:  # H48
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(SubtaskFailed(A, FAILED), CheckpointTriggered(1))
-    assert kinds(dialogue.wait(10)) == [RefuseCheckpoint]
+    dialogue.tell(SubtaskFailed(A, FAILED), t.CheckpointTriggered(1))
+    assert kinds(dialogue.wait(10)) == [t.RefuseCheckpoint]
     assert dialogue.tracker.next_deadline() is None
 
 
@@ -411,13 +386,13 @@ def test_a_copy_that_dies_leaves_no_reset_due() -> None:
     # H13: another attempt of the subtask is still alive.
     dialogue = Dialogue().run(A, B, A2)
     dialogue.tell(SubtaskFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))
-    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(A2, 1), t.CloseSubtask(B, 1)]
 
 
 def test_checkpoint_ids_must_increase() -> None:  # H4
-    dialogue = Dialogue(restored=CompletedCheckpoint(5, 2, b"c", {}))
+    dialogue = Dialogue(restored=t.CompletedCheckpoint(5, 2, b"c", {}))
     with pytest.raises(LocalProtocolError, match="must increase"):
-        dialogue.tell(CheckpointTriggered(5))
-    dialogue.tell(CheckpointTriggered(6), AbortRequested(6, "enough"))
+        dialogue.tell(t.CheckpointTriggered(5))
+    dialogue.tell(t.CheckpointTriggered(6), t.AbortRequested(6, "enough"))
     with pytest.raises(LocalProtocolError, match="must increase"):
-        dialogue.tell(CheckpointTriggered(6))
+        dialogue.tell(t.CheckpointTriggered(6))
