@@ -38,49 +38,38 @@ def doer(kit: DeterministicKit, name: str = "doer") -> tuple[Any, list[Any]]:
     return kit.system.spawn(lambda: Doer(results), name=name), results
 
 
-@pytest.mark.parametrize("sleep", [anyio.sleep, asyncio.sleep])
-async def test_sleep_inside_an_actor_follows_the_virtual_clock(sleep: Callable[[float], Awaitable[Any]]) -> None:
+async def asyncio_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60.0):
+            await asyncio.get_running_loop().create_future()
+
+
+async def anyio_timeout() -> None:
+    with anyio.move_on_after(60.0) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert anyio.current_time() == 60.0
+
+
+async def tasks_that_sleep() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.sleep, 50.0)
+        tasks.start_soon(anyio.sleep, 60.0)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda: anyio.sleep(60.0), lambda: asyncio.sleep(60.0), asyncio_timeout, anyio_timeout, tasks_that_sleep],
+    ids=["anyio.sleep", "asyncio.sleep", "asyncio.timeout", "anyio.move_on_after", "tasks of an actor"],
+)
+async def test_what_an_actor_waits_for_follows_the_virtual_clock(wait: Behaviour) -> None:
     async with deterministic_system() as kit:
         ref, results = doer(kit)
-
-        async def sleep_long() -> float:
-            await sleep(3600.0)
-            return kit.clock.now()
-
-        ref.tell(sleep_long)
-        await kit.advance(3599.9)
+        ref.tell(wait)
+        await kit.advance(59.9)
         assert results == []
         await kit.advance(0.1)
-        assert results == [3600.0]
-
-
-async def test_asyncio_timeout_follows_the_virtual_clock() -> None:
-    async with deterministic_system() as kit:
-        ref, results = doer(kit)
-
-        async def wait_forever() -> None:
-            async with asyncio.timeout(60.0):
-                await asyncio.get_running_loop().create_future()
-
-        ref.tell(wait_forever)
-        await kit.advance(59.0)
-        assert results == []
-        await kit.advance(1.0)
-        assert [type(result) for result in results] == [TimeoutError]
-
-
-async def test_anyio_timeout_follows_the_virtual_clock() -> None:
-    async with deterministic_system() as kit:
-        ref, results = doer(kit)
-
-        async def wait_forever() -> tuple[bool, float]:
-            with anyio.move_on_after(60.0) as scope:
-                await anyio.sleep_forever()
-            return scope.cancelled_caught, anyio.current_time()
-
-        ref.tell(wait_forever)
-        await kit.advance(60.0)
-        assert results == [(True, 60.0)]
+        assert results == [None]
 
 
 async def test_cancelled_timeout_never_fires() -> None:
@@ -95,21 +84,6 @@ async def test_cancelled_timeout_never_fires() -> None:
         ref.tell(finish_in_time)
         await kit.advance(10.0)
         assert results == ["in time"]
-
-
-async def test_tasks_of_an_actor_inherit_virtual_time() -> None:
-    async with deterministic_system() as kit:
-        ref, results = doer(kit)
-
-        async def in_parallel() -> float:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(anyio.sleep, 5.0)
-                tasks.start_soon(anyio.sleep, 7.0)
-            return kit.clock.now()
-
-        ref.tell(in_parallel)
-        await kit.advance(10.0)
-        assert results == [7.0]
 
 
 async def test_the_test_itself_keeps_real_time() -> None:
