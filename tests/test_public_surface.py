@@ -62,13 +62,17 @@ def test_an_internal_package_collects_only_what_others_import_from_it(name: str)
 
 @functools.cache
 def imported_names() -> dict[str, set[str]]:
-    """Return, for each module, the names that this repository's code imports from it."""
+    """Return, for each module, the names that this repository's code imports from it, or uses with it as a prefix."""
     names: dict[str, set[str]] = {}
     for folder in ("actors", "benchmarks", "headgate", "protocol", "spark_bridge", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
+            prefixes: dict[str, str] = {}
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and node.module:
                     names.setdefault(node.module, set()).update(alias.name for alias in node.names)
+                    prefixes.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in prefixes:
+                    names.setdefault(prefixes[node.value.id], set()).add(node.attr)
     return names
 
 
