@@ -34,8 +34,10 @@ from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
 from actors.errors import ActorCancelled, ActorError, ActorStopped, HandlerCancelled, HandlerFailed, MailboxFull
 from actors.exits import as_exception, contained, forget_cancellations
 from actors.hooks import Hook, Receive, SlowHandler, around, overriding
+from actors.logs import get_logger
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
 from actors.ref import ActorRef, AskEnvelope, Reply, Surroundings
+from actors.repeated_lines import LimitedLog
 from actors.signals import ChildFailed, FailCommand, StopCommand, Stopping, Terminated
 from actors.stepping import Steps
 from actors.supervision import Decision, Directive, Failure, Supervision, decide
@@ -130,6 +132,7 @@ class ActorCell(Generic[M]):
         "_history",
         "_instance",
         "_log",
+        "_repeated",
         "_scope",
         "_steps",
         "_watches",
@@ -185,6 +188,7 @@ class ActorCell(Generic[M]):
         self._history: tuple[float, ...] = ()
         self._instance: Actor[M] | None = None
         self._log: Any = None
+        self._repeated: LimitedLog | None = None
         self._scope = anyio.CancelScope()
         self._closing_scope: anyio.CancelScope | None = None
         self._steps: Steps[None]
@@ -489,6 +493,8 @@ class ActorCell(Generic[M]):
         self.finished = True
         self.ended_with = cause
         self.context.cancel_timers()
+        if self._repeated is not None:
+            self._repeated.close()
         self.mailbox.close()
         self.mailbox.signals.clear()
         for reply in tuple(self.open_replies):
@@ -563,9 +569,7 @@ class ActorCell(Generic[M]):
     def log(self) -> Any:
         """The bound logger, made when it is first used."""
         if self._log is None:
-            self._log = structlog.get_logger("actors").bind(
-                system=self.system.name, actor=self.path, **self.log_context
-            )
+            self._log = get_logger("headgate.actors").bind(system=self.system.name, actor=self.path, **self.log_context)
         return self._log
 
     def bury(self, item: object, reason: DeadLetterReason) -> None:
@@ -611,7 +615,9 @@ class ActorCell(Generic[M]):
     def held(self, what: str, held_s: float) -> None:
         """A step of this actor's code held the loop for too long: count it, log it, tell the hooks."""  # H9
         self.system.slow_handlers += 1
-        self.log.warning("handler held the event loop", what=what, held_s=round(held_s, 6))
+        if self._repeated is None:
+            self._repeated = LimitedLog(self.log, self.system.clock)
+        self._repeated.warning("handler held the event loop", what=what, held_s=round(held_s, 6))
         for hook in self.system.hooks:
             hook.slow_handler(SlowHandler(self.ref, what, held_s))
 

@@ -10,12 +10,15 @@ one kind soon costs 21 lines in ten minutes, and a few lines are written without
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from actors.clock import Clock, Scheduled
 
-__all__ = ["LINES_MAX", "LimitedLog", "LineLimit", "Suppressed"]
+__all__ = ["LINES_MAX", "CountedLog", "LimitedLog", "LineLimit", "Suppressed"]
 
 LINES_MAX = 20
 INTERVAL_S = 10.0
@@ -113,6 +116,10 @@ class LimitedLog:
         """Write the line, or count it."""
         self._write("info", event, keys)
 
+    def error(self, event: str, **keys: Any) -> None:
+        """Write the line, or count it."""
+        self._write("error", event, keys)
+
     def close(self) -> None:
         """Write the counts that are not due yet. Lines may still follow. Idempotent."""
         if self._timer is not None:
@@ -137,8 +144,36 @@ class LimitedLog:
         self._arm()
 
     def _tell(self, counts: list[Suppressed]) -> None:
-        for each in counts:
-            level, event = each.kind
-            getattr(self._log, level)(
-                "similar lines suppressed", line=event, count=each.count, within_s=round(each.interval_s)
-            )
+        _tell(self._log, counts)
+
+
+class CountedLog:
+    """Like ``LimitedLog``, without a timer: the counts that are due are written before the next line. Any thread."""
+
+    def __init__(self, log: Any, now: Callable[[], float] = time.monotonic, lines_max: int = LINES_MAX) -> None:
+        self._log = log
+        self._now = now
+        self._limit = LineLimit(lines_max)
+        self._lock = threading.RLock()  # a collected object may write a line while another one is being written
+
+    def warning(self, event: str, **keys: Any) -> None:
+        """Write the line, or count it."""
+        self._write("warning", event, keys)
+
+    def error(self, event: str, **keys: Any) -> None:
+        """Write the line, or count it."""
+        self._write("error", event, keys)
+
+    def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
+        with self._lock:
+            now = self._now()
+            counts, admitted = self._limit.take_due(now), self._limit.admit((level, event), now)
+        _tell(self._log, counts)
+        if admitted:
+            getattr(self._log, level)(event, **keys)
+
+
+def _tell(log: Any, counts: list[Suppressed]) -> None:
+    for each in counts:
+        level, event = each.kind
+        getattr(log, level)("similar lines suppressed", line=event, count=each.count, within_s=round(each.interval_s))

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 import anyio.to_thread
-import structlog
 
 from actors.actor import Actor
 from actors.background import Background
@@ -34,6 +33,7 @@ from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlo
 from actors.exits import as_exception, contained
 from actors.gate import Gate
 from actors.hooks import Hook
+from actors.logs import get_logger
 from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
 from actors.signals import StopCommand
@@ -87,7 +87,7 @@ class ActorSystem:
         self.slow_handlers = 0
         self.loop_timer = loop_timer
         self.gate = gate
-        self.log: Any = structlog.get_logger("actors").bind(system=name)
+        self.log: Any = get_logger("headgate.actors").bind(system=name)
         self.dead_letters = DeadLetters(self.log)
         self.clock: Clock
         self.loop: asyncio.AbstractEventLoop

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from headgate.actors import (
     Actor,
     ActorContext,
@@ -103,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         "--on-full", choices=policies, default="wait", help="if there is no room (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.getLogger("headgate").setLevel(logging.ERROR)
     asyncio.run(run(options.lines, MailboxConfig(options.capacity, OnFull(options.on_full))))
     return 0
 

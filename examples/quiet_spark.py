@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -60,11 +59,8 @@ def readable(text: str) -> str:
 
 def set_log_level(level: int) -> None:
     """Log to standard error from ``level`` on; this quiets Py4J, too, which otherwise logs much about a Ctrl-C."""
-    logging.getLogger("py4j").setLevel(level)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    for name in ("headgate", "py4j"):
+        logging.getLogger(name).setLevel(level)
 
 
 def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSession:

@@ -18,8 +18,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from headgate.actors import (
     Actor,
     ActorContext,
@@ -139,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--readings", type=int, default=5, help="how many readings to wait for (default: %(default)s)")
     options = parser.parse_args(arguments)
     # The runtime logs each failure with its traceback; here the hook reports it in one line.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.getLogger("headgate").setLevel(logging.ERROR)
     asyncio.run(run(max(1, options.readings)))
     return 0
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import platform
 import re
@@ -13,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,11 +63,6 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def run_check(_: argparse.Namespace) -> int:
     """Check one thing after the other, and end with the first that fails."""
-    with _warnings_to_stderr():
-        return _check_all()
-
-
-def _check_all() -> int:
     with_spark = _WithSpark()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("packages", check_packages),
@@ -89,24 +82,6 @@ def _check_all() -> int:
         with_spark.stop()
     _say("Headgate works here.")
     return 0
-
-
-@contextmanager
-def _warnings_to_stderr() -> Iterator[None]:
-    """Keep the log out of the command's output, and leave structlog as it was."""
-    import structlog
-
-    before, was_configured = structlog.get_config(), structlog.is_configured()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
-        if not was_configured:
-            structlog.reset_defaults()
 
 
 def _say(line: str) -> None:

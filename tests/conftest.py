@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # The duration of an example depends on the machine, not on the code. pytest's own timeout bounds a hang.
@@ -17,6 +19,15 @@ settings.load_profile("headgate")
 # Ctrl-C, which some tests send, would do nothing. A Python handler becomes the default again in a new process.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """``capture_logs`` leaves structlog configured, and the log would go to standard output from then on."""
+    configured = structlog.is_configured()
+    yield
+    if not configured:
+        structlog.reset_defaults()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

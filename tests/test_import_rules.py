@@ -81,7 +81,7 @@ LAYERS = (
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(
         "spark_bridge/storage/",
-        STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
+        STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "actors.logs", "protocol", "anyio", "fsspec"},
     ),
     Layer(
         "spark_bridge/command.py",
@@ -226,10 +226,10 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("spark_bridge.sink.operator", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
-        ("spark_bridge.storage", ["actors", "pyspark", "py4j"]),
-        ("spark_bridge.command", ["actors", "pyspark", "py4j"]),
+        ("spark_bridge.storage", ["pyspark", "py4j"]),
+        ("spark_bridge.command", ["pyspark", "py4j"]),
         ("headgate", ["actors", "protocol", "pyspark", "anyio", "structlog", "msgpack"]),
-        ("headgate.__main__", ["actors", "pyspark", "py4j"]),
+        ("headgate.__main__", ["pyspark", "py4j"]),
         ("headgate.testing", ["pyspark", "py4j", "pytest", "hypothesis"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import structlog
-
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
+from actors.logs import get_logger
 from protocol.overrides import errors_in_overrides, names_never_called
 
 __all__ = ["check_coordinator", "handles_events"]
 
-log = structlog.get_logger("headgate.coordinator")
+log = get_logger("headgate.coordinator")
 
 _MISTAKEN = {
     "handle_event": "handle_event_from_operator",

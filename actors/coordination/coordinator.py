@@ -315,7 +315,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
         except Exception as error:
-            context.log.warning("client request failed", error=describe(error), exc_info=error)
+            self._peer_log.warning("client request failed", error=describe(error), exc_info=error)
             message.reply_to.fail(error)
             if is_fatal(error):
                 self.raise_global_failure("handle_client_request", error, context)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 
-import structlog
-
+from actors.logs import get_logger
+from actors.repeated_lines import CountedLog
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
 
 __all__ = ["AwaitCheck", "check_thread"]
 
-log = structlog.get_logger("headgate.coordinator")
+log = CountedLog(get_logger("headgate.coordinator"))
 
 
 class AwaitCheck:

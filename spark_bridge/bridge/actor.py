@@ -85,6 +85,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def stopped(self, context: ActorContext[BridgeMessage], cause: BaseException | None) -> None:
         self._peer_log.close()
+        self._commands.close()
 
     def handle(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
@@ -92,7 +93,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case RelayedFact(fact, callback_us):
                 self._running.hear(fact)
                 if isinstance(fact, FactsDropped):
-                    context.log.warning("Spark facts dropped", count=fact.count)
+                    self._peer_log.warning("Spark facts dropped", count=fact.count)
                 self._carry_out(context, self._ledger.handle(fact, now), callback_us)
             case RegistrationReceived():
                 self._register(context, message, now)

@@ -8,11 +8,10 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
-
 from actors import ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
+from actors.logs import get_logger
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of
 from protocol.wire.messages import RefusalCode, Refused, Register, Resume
@@ -26,7 +25,7 @@ from spark_bridge.server.server import Connection
 
 __all__ = ["ConnectionRouter"]
 
-log = structlog.get_logger("headgate.bridge")
+log = get_logger("headgate.bridge")
 
 
 class ConnectionRouter:

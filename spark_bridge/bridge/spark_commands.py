@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors import ActorContext
+from actors.repeated_lines import LimitedLog
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
 from protocol.facts import TaskPlace
 from spark_bridge.bridge.relay import Relay, RelayStopped
@@ -57,20 +58,34 @@ CommandMessage = KillCommand | CancelCommand | CommandFailed
 
 
 class SparkCommands:
-    """Sends the bridge's commands to Spark. The calls end with the actor whose ``context`` is given. Loop only."""
+    """Sends the bridge's commands to Spark. The calls end with the actor whose ``context`` is given. Loop only.
+
+    A lost host can cause a line for each of its tasks, so lines that repeat are counted.
+    """
 
     def __init__(self, relay: Callable[[], Relay]) -> None:
         self._relay = relay
+        self._log: LimitedLog | None = None
+
+    def close(self) -> None:
+        """Write the counts of lines that were not written."""
+        if self._log is not None:
+            self._log.close()
+
+    def _lines(self, context: ActorContext[Any]) -> LimitedLog:
+        if self._log is None:
+            self._log = LimitedLog(context.log, context.clock)
+        return self._log
 
     def ask(self, context: ActorContext[Any], effect: KillTask | CancelJobs | QueryStatus) -> None:
         """Send a command to Spark. The answer to a query reaches the actor as a fact."""
         match effect:
             case KillTask():
-                _log_kill(context, effect)
+                _log_kill(self._lines(context), effect)
                 self._send(context, KillCommand(effect.task_attempt_id, effect.reason, effect.place))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
-                    context.log.info("job cancellation requested", job_id=job_id, reason=reason)
+                    self._lines(context).info("job cancellation requested", job_id=job_id, reason=reason)
                     self._send(context, CancelCommand(job_id, reason))
             case QueryStatus(task_attempt_ids, job_ids):
                 context.run(
@@ -103,17 +118,17 @@ class SparkCommands:
     def _repeat_later(self, context: ActorContext[Any], message: CommandFailed) -> None:
         command, error = message.command, message.error
         if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
-            context.log.warning("Spark command failed", command=str(command), error=repr(error))
+            self._lines(context).warning("Spark command failed", command=str(command), error=repr(error))
             return
         delay_s = min(FIRST_REPEAT_S * 2**command.failures, REPEAT_MAX_S)
-        context.log.warning(
+        self._lines(context).warning(
             "Spark command failed, retry scheduled", command=str(command), delay_s=delay_s, error=repr(error)
         )
         again = replace(command, failures=min(command.failures + 1, 32))
         context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
 
 
-def _log_kill(context: ActorContext[Any], kill: KillTask) -> None:
+def _log_kill(log: LimitedLog, kill: KillTask) -> None:
     """Log a kill, as a warning if it counts towards the limit at which the job fails (H69)."""
     who = {
         "operator_id": kill.operator_id,
@@ -123,6 +138,6 @@ def _log_kill(context: ActorContext[Any], kill: KillTask) -> None:
         "reason": kill.reason,
     }
     if kill.count:
-        context.log.warning("task kill requested", **who, kills=kill.count, kills_max=kill.limit)
+        log.warning("task kill requested", **who, kills=kill.count, kills_max=kill.limit)
     else:
-        context.log.info("task kill requested", **who)
+        log.info("task kill requested", **who)

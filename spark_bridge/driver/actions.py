@@ -15,16 +15,16 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-import structlog
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
+from actors.logs import get_logger
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.task_entry import ACTION_PROPERTY
 
 __all__ = ["ActionRuns", "AwaitsActions", "marked", "names_of"]
 
-log = structlog.get_logger("headgate.actions")
+log = get_logger("headgate.actions")
 
 
 @contextmanager

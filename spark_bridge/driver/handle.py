@@ -9,8 +9,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
-import structlog
-
+from actors.logs import get_logger
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -18,7 +17,7 @@ from spark_bridge.task_entry import SubtaskTask
 
 __all__ = ["OperatorHandle"]
 
-log = structlog.get_logger("headgate.operators")
+log = get_logger("headgate.operators")
 
 
 class OperatorHandle:

@@ -17,15 +17,14 @@ from contextlib import suppress
 from threading import Thread
 from typing import Final
 
-import structlog
-
+from actors.logs import get_logger
 from actors.waiting_at import running_at
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
 
 __all__ = ["leave"]
 
-log = structlog.get_logger("headgate.sidecar")
+log = get_logger("headgate.sidecar")
 
 LOOK_S: Final = 0.1
 BLOCKED_S: Final = 5.0

@@ -15,14 +15,14 @@ from collections.abc import Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import structlog
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors.exits import as_exception
+from actors.logs import get_logger
 
 __all__ = ["SidecarLoop", "start_sidecar_loop"]
 
-log = structlog.get_logger("headgate.loop")
+log = get_logger("headgate.loop")
 
 
 class SidecarLoop(asyncio.SelectorEventLoop):

@@ -34,11 +34,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
-import structlog
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
 from actors.coordination.messages import AskLabelledWork, LabelCheckpoints, LabelledWork
+from actors.logs import get_logger
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
@@ -48,7 +48,7 @@ __all__ = ["ForEachBatch", "MicroBatch", "MicroBatches"]
 
 T = TypeVar("T")
 BatchFunction = Callable[[Any, int], object]
-log = structlog.get_logger("headgate.micro_batches")
+log = get_logger("headgate.micro_batches")
 
 QUERY_ID = "sql.streaming.queryId"
 """The local property in which Spark's stream thread keeps the query's id."""

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import structlog
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import (
@@ -32,6 +31,7 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
+from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
 from protocol.errors import LocalProtocolError
 from protocol.facts import StageLook
@@ -47,7 +47,7 @@ from spark_bridge.subtask.checks import overrides_handle_event
 
 __all__ = ["Operator", "Operators"]
 
-log = structlog.get_logger("headgate.operators")
+log = get_logger("headgate.operators")
 
 
 @dataclass(slots=True)

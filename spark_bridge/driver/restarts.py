@@ -16,10 +16,10 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
-import structlog
 from pyspark import SparkContext
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
+from actors.logs import get_logger
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.driver.actions import marked
 from spark_bridge.errors import RestartsExhausted, SidecarError
@@ -28,7 +28,7 @@ __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-log = structlog.get_logger("headgate.restarts")
+log = get_logger("headgate.restarts")
 
 
 class Runs(Protocol):

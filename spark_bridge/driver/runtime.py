@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import anyio
-import structlog
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig
 from actors.coordination.given import built_anew_or_kept
 from actors.coordination.operator_config import UNBOUNDED
+from actors.logs import get_logger
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -60,7 +60,7 @@ from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, Stor
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
 T = TypeVar("T")
-log = structlog.get_logger("headgate.sidecar")
+log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
 RUN_FAIL_S = 5.0

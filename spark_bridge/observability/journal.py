@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import structlog
-
 from actors.coordination.operator_config import Observed
+from actors.logs import get_logger
 from protocol.attempts import (
     RunEnded,
     RunStarted,
@@ -44,7 +43,7 @@ FAILURES_KEPT = 100
 Subscriber = Callable[[str, Observed, float], None]
 """Takes the operator's name, what was observed, and a reading of the journal's clock. Called on the event loop."""
 
-log = structlog.get_logger("headgate.observability")
+log = get_logger("headgate.observability")
 
 _PHASES: dict[type, str] = {
     CheckpointTriggered: "waiting",

@@ -31,9 +31,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-import structlog
-
 from actors import ActorError
+from actors.logs import get_logger
 from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.observability.status import SidecarStatus
@@ -51,7 +50,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-log = structlog.get_logger("headgate.observability")
+log = get_logger("headgate.observability")
 
 CONNECTIONS_MAX = 32
 REQUEST_BYTES_MAX = 16 * 1024

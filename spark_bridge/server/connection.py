@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, cast
 
-import structlog
-
+from actors.logs import get_logger
 from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
 from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder
@@ -37,7 +36,7 @@ from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
 from spark_bridge.subtask.tls import TlsStream
 
-log = structlog.get_logger("headgate.server")
+log = get_logger("headgate.server")
 
 FRAMES_TOGETHER = 16
 """This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""

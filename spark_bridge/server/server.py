@@ -14,9 +14,8 @@ import socket
 from dataclasses import dataclass, replace
 from itertools import count
 
-import structlog
-
 from actors.clock import LoopClock
+from actors.logs import get_logger
 from actors.repeated_lines import LimitedLog
 from protocol.wire.handshake import FindKey
 from spark_bridge.addresses import written
@@ -35,7 +34,7 @@ __all__ = [
     "ServerStatistics",
 ]
 
-log = structlog.get_logger("headgate.server")
+log = get_logger("headgate.server")
 
 _UNAUTHENTICATED = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})

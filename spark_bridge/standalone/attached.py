@@ -12,8 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-import structlog
-
+from actors.logs import get_logger
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
@@ -35,7 +34,7 @@ from spark_bridge.subtask.endpoint import TaskEndpoint
 __all__ = ["AttachedSidecar"]
 
 T = TypeVar("T")
-log = structlog.get_logger("headgate.attached")
+log = get_logger("headgate.attached")
 
 ANSWER_TIMEOUT_S = 150.0
 """For answers that come immediately, or as soon as the sidecar's operators have started."""

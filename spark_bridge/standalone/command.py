@@ -181,20 +181,14 @@ def find(name: str) -> Any:
 def serve(process: SidecarProcess, *, once: bool) -> int:
     """Run the process on this thread until it ends, or a signal ends it; returns the exit status."""
     import anyio
-    import structlog
 
+    from actors.logs import ROOT, get_logger
     from spark_bridge.server.server import ServerStartError
 
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    headgate = logging.getLogger(ROOT)
+    if headgate.level == logging.NOTSET:  # the factory's module may have configured the log
+        headgate.setLevel(logging.INFO)
+    log = get_logger("headgate.process")
 
     async def main() -> int:
         async with anyio.create_task_group() as tasks:
@@ -213,7 +207,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     async def end_at_signals(scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for number in signals:
-                structlog.get_logger("headgate.process").info("termination requested", signal=number.name)
+                log.info("termination requested", signal=number.name)
                 scope.cancel()
 
     return anyio.run(main)

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
+from actors.logs import get_logger
+from actors.repeated_lines import CountedLog
 from protocol.errors import HeadgateError, RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
@@ -23,7 +24,7 @@ CONNECTIONS_MAX = 1024
 NAME_CHARS_MAX = 256
 ERROR_CHARS_LOGGED_MAX = 1000
 
-log = structlog.get_logger("headgate.control")
+log = CountedLog(get_logger("headgate.control"))
 
 Answer = Callable[[bytes, str, Any], Awaitable[Any]]
 """Called with the identity of the driver that asks, the method and the argument."""

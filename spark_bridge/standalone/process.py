@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import structlog
 
 from actors import ActorError
+from actors.logs import get_logger
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -27,7 +27,7 @@ from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_contro
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
-log = structlog.get_logger("headgate.process")
+log = get_logger("headgate.process")
 
 Factory = Callable[[SidecarRuntime], Awaitable[None]]
 """Coordinates the operators of one application, with ``await sidecar.coordinate(...)`` for each."""

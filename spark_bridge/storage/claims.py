@@ -23,13 +23,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from threading import Lock
 
-import structlog
-
+from actors.logs import get_logger
 from spark_bridge.storage.errors import StorageError, StorageFenced
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.layout import CLAIMS_FOLDER, EPOCH_MAX, ID_MAX, Claim, Owner, parse_claim, why_ignored
 
-log = structlog.get_logger("headgate.storage")
+log = get_logger("headgate.storage")
 
 Named = tuple[int, str]
 """A number, and the file whose name contains it."""

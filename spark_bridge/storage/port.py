@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-import structlog
 
+from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
@@ -28,7 +28,7 @@ from spark_bridge.storage.interface import Storage, WriteOptions
 from spark_bridge.storage.writes import PendingWrite, WriteStopped
 
 T = TypeVar("T")
-log = structlog.get_logger("headgate.storage")
+log = get_logger("headgate.storage")
 
 _BLOCK_IDS = 1000
 _THREADS_MAX = 8

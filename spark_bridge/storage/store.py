@@ -13,8 +13,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
-import structlog
-
+from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
@@ -37,7 +36,7 @@ from spark_bridge.storage.layout import (
 )
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
-log = structlog.get_logger("headgate.storage")
+log = get_logger("headgate.storage")
 
 _LOOKS_MAX = 5
 _HINT = (

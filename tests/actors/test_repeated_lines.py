@@ -8,7 +8,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from actors.repeated_lines import INTERVAL_MAX_S, INTERVAL_S, LINES_MAX, LimitedLog, LineLimit, Suppressed
+from actors.repeated_lines import INTERVAL_MAX_S, INTERVAL_S, LINES_MAX, CountedLog, LimitedLog, LineLimit, Suppressed
 from actors.virtual_clock import VirtualClock
 
 REFUSED = ("warning", "connection refused")
@@ -96,3 +96,30 @@ async def test_the_count_comes_when_the_interval_is_over_though_no_line_follows(
             "log_level": "warning",
         }
     ]
+
+
+def test_lines_of_any_thread_are_counted_and_the_count_comes_with_the_next_line() -> None:
+    times = iter([0.0, 1.0, 2.0, 30.0])
+    with capture_logs() as lines:
+        log = CountedLog(structlog.get_logger(), lambda: next(times), lines_max=1)
+        for _ in range(3):
+            log.error("record refused")
+        log.warning("another kind")
+    assert [(line["event"], line.get("count")) for line in lines] == [
+        ("record refused", None),
+        ("similar lines suppressed", 2),
+        ("another kind", None),
+    ]
+
+
+def test_a_line_that_is_written_while_another_one_is_does_not_block() -> None:  # an object that is collected meanwhile
+    class Nested:
+        def error(self, event: str, **keys: object) -> None:
+            if event == "outer":
+                log.error("inner")
+            written.append(event)
+
+    written: list[str] = []
+    log = CountedLog(Nested(), lambda: 0.0)
+    log.error("outer")
+    assert written == ["inner", "outer"]

@@ -76,7 +76,7 @@ async def test_a_close_that_does_not_end_is_given_up_and_the_job_goes_on() -> No
 
 
 async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is_not(  # S90, G16
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     given_up: list[str] = []
 
@@ -99,11 +99,12 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
         await under_test.call("reset_to_checkpoint", 2, b"y")
         await under_test.kit.advance(60.0)
         assert given_up == ["close", "start"]
-        assert capsys.readouterr().out.count("given up") == 2
+        assert caplog.text.count("given up") == 2
+        caplog.clear()
         await under_test.call("reset_to_checkpoint", 3, b"z")  # the third one closes immediately
         await under_test.kit.advance(60.0)
         assert len(under_test.coordinators) == 4
-        assert "given up" not in capsys.readouterr().out
+        assert "given up" not in caplog.text
 
 
 async def test_calls_during_a_long_close_wait_for_the_new_coordinator() -> None:  # S91, R103
@@ -231,13 +232,13 @@ async def test_a_restore_before_the_start_is_the_first_call_of_the_coordinator()
 
 
 async def test_a_close_that_fails_is_logged_and_the_job_goes_on(  # R104, G16
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench(doing_in(1, close=raising(ValueError("still open")))) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         assert under_test.calls(2) == [("reset_to_checkpoint", 1, b"x"), ("start",)]
         assert under_test.errors == []
-    logged = capsys.readouterr().out
+    logged = caplog.text
     assert "still open" in logged
     assert "under test" in logged  # the name that the user gave
 

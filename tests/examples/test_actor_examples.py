@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -101,3 +102,19 @@ def test_the_options_are_explained(run_example: RunExample, name: str) -> None:
 
     assert ended.returncode == 0
     assert "default:" in ended.stdout
+
+
+def test_each_way_to_configure_the_log_shows_what_it_says(run_example: RunExample) -> None:
+    shown = {way: run_example("log_setup", way) for way in ("default", "more", "as_json", "with_structlog")}
+    assert {ended.returncode for ended in shown.values()} == {0}
+    assert {ended.stdout for ended in shown.values()} == {""}
+    lines = {way: ended.stderr.splitlines() for way, ended in shown.items()}
+    (line,) = lines["default"]
+    assert line.endswith(
+        " WARNING headgate.actors: message not understood actor=talker system=example message='good morning'"
+    )
+    assert [re.split(r"[ ,]", line)[3] for line in lines["more"]] == ["INFO", "WARNING"]
+    for way in ("as_json", "with_structlog"):
+        plain = [json.loads(line) for line in lines[way]]
+        assert [entry["event"] for entry in plain] == ["message received", "message not understood"]
+        assert all((entry["actor"], entry["message"]) == ("talker", "good morning") for entry in plain)

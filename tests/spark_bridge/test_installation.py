@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from spark_bridge.command import main
 from spark_bridge.installation import java_major
@@ -66,13 +65,6 @@ def test_check_refuses_a_java_that_is_too_old(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert main(["check"]) == 1
     assert f"FAILED: {java} is Java 11, which is too old: install Java 17 or later" in capsys.readouterr().out
-
-
-def test_check_leaves_the_log_of_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    before = structlog.get_config()
-    assert main(["check"]) == 1
-    assert structlog.get_config() == before
 
 
 def check(**environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
-import structlog
-
+from actors.logs import get_logger
 from protocol.facts import ApplicationEnded
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatistics, RelayStopped
@@ -23,7 +22,7 @@ __all__ = ["AwaitedRelay"]
 JOIN_TRIES = 20
 JOIN_PAUSE_S = 0.25
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("headgate.relay")
 
 
 class AwaitedRelay(JvmCommands):

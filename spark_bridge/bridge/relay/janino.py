@@ -13,9 +13,9 @@ from importlib import resources
 from typing import Any
 
 import anyio
-import structlog
 from py4j.protocol import Py4JError
 
+from actors.logs import get_logger
 from protocol.wire.keys import IDENTITY_BYTES, Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import (
     OnFact,
@@ -34,7 +34,7 @@ CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000
 CONNECT_TIMEOUT_S = 20.0
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("headgate.relay")
 
 _compiling = threading.Lock()
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

@@ -19,8 +19,8 @@ import struct
 import time
 from typing import NamedTuple
 
-import structlog
-
+from actors.logs import get_logger
+from actors.repeated_lines import CountedLog
 from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
 from protocol.wire.framing import frame
@@ -33,7 +33,8 @@ FRAME_MAX_BYTES = 4 << 20
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 1024
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("headgate.relay")
+_repeated = CountedLog(_log)  # what each fact may cause
 
 _SEQUENCE = struct.Struct(">q")
 
@@ -233,7 +234,7 @@ class RelayServer:
         try:
             decoded = decode_record(body)
         except RecordDecodeError as problem:
-            _log.error("relay record refused", problem=str(problem))
+            _repeated.error("relay record refused", problem=str(problem))
             self._report_drops(1)
             return
         if isinstance(decoded, RelayedFact):
@@ -271,4 +272,4 @@ def deliver(on_fact: OnFact, relayed: RelayedFact) -> None:
     try:
         on_fact(relayed)
     except Exception:
-        _log.exception("Spark fact handler failed", fact=relayed.fact)
+        _repeated.error("Spark fact handler failed", fact=relayed.fact, exc_info=True)

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-import structlog
-
+from actors.logs import get_logger
 from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay.interface import (
@@ -33,7 +32,7 @@ RelayKind = Literal["jvm", "py4j"]
 
 T = TypeVar("T")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("headgate.relay")
 
 
 def open_relay(

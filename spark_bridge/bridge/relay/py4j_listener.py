@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
-import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import java_gateway
 
+from actors.logs import get_logger
+from actors.repeated_lines import CountedLog
 from protocol.facts import (
     ApplicationEnded,
     EngineFact,
@@ -63,7 +64,8 @@ _END_REASONS: dict[str, tuple[TaskOutcome, Callable[[Any], str]]] = {
 }
 _OTHER_REASON = (TaskOutcome.FAILED, lambda reason: reason.toErrorString())
 
-_log = structlog.get_logger(__name__)
+_log = get_logger("headgate.relay")
+_repeated = CountedLog(_log)  # what each fact may cause
 
 
 def _each(sequence: Any) -> Iterator[Any]:
@@ -306,7 +308,7 @@ class Py4jRelay:
         self._hand_over(fact, callback_us)
 
     def _callback_failed(self, problem: str) -> None:
-        _log.warning("Spark event read failed", problem=problem)
+        _repeated.warning("Spark event read failed", problem=problem)
         self._hand_over(FactsDropped(1), time.time_ns() // 1000)
 
     def _hand_over(self, fact: EngineFact, callback_us: int) -> None:

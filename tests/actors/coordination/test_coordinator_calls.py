@@ -101,13 +101,13 @@ async def test_fail_job_inside_start_fails_the_start() -> None:  # H6, H8
 
 
 async def test_a_failure_in_close_is_logged_and_has_no_other_effect(  # H6
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     coordinator = RecordingCoordinator(close=raising(ValueError("still open")))
     async with running_operator(coordinator) as world:
         await world.stop()
         assert len(coordinator.calls_of("close")) == 1
-    assert "still open" in capsys.readouterr().out
+    assert "still open" in caplog.text
 
 
 # --- H7, H8 -------------------------------------------------------------------------------------------------------

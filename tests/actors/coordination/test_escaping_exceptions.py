@@ -111,12 +111,12 @@ async def test_an_exit_given_to_fail_job_in_start_is_a_failed_start(error: BaseE
 
 @escapes
 async def test_an_exit_raised_by_close_is_logged_and_the_operator_ends(  # H65, H6
-    error: BaseException, capsys: pytest.CaptureFixture[str]
+    error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_operator(RecordingCoordinator(close=raising(error))) as world:
         await world.stop()
         assert not world.tracker.is_alive
-    assert "coordinator close failed" in capsys.readouterr().out
+    assert "coordinator close failed" in caplog.text
 
 
 @escapes

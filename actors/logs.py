@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loggers of Headgate: structlog's if the program has configured it, the standard library's otherwise.
+
+``get_logger(name)`` returns a logger with the methods of structlog, ``log.warning("attempt failed", subtask=3)``. Where
+a line goes is decided when it is written:
+
+* If ``structlog.configure`` was called, to structlog, with the keys as they are.
+* Otherwise to ``logging.getLogger("headgate....")``, whose level decides whether it is written. The message is the
+  event with its keys, ``attempt failed subtask=3``, and the record's attribute ``headgate`` is a dict of both. If no
+  handler is configured, the line goes to standard error with time, level and name.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from operator import is_not
+from typing import Any, TextIO
+
+import structlog
+
+__all__ = ["ROOT", "Log", "get_logger"]
+
+ROOT = "headgate"
+"""The standard logger above all others of Headgate."""
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at the moment, so that a program may replace it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+_last_resort = _StandardError()
+
+
+class Log:
+    """A logger with bound keys; see the module. Any thread.
+
+    ``debug``, ``info``, ``warning``, ``error``, ``critical`` and ``exception`` take an event and keys. Everything else
+    that structlog's loggers have works only after ``structlog.configure``.
+    """
+
+    __slots__ = ("_bound", "_configuration", "_keys", "_name", "_standard")
+
+    def __init__(self, name: str, keys: Mapping[str, Any]) -> None:
+        self._name = name
+        self._keys = keys
+        self._standard = logging.getLogger(name)
+        self._configuration: tuple[object, ...] = ()  # of structlog, when `_bound` was made
+        self._bound: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Log {self._name} {dict(self._keys)}>"
+
+    def bind(self, **keys: Any) -> Log:
+        """Return a logger with these keys in addition."""
+        return Log(self._name, {**self._keys, **keys})
+
+    def new(self, **keys: Any) -> Log:
+        """Return a logger with only these keys."""
+        return Log(self._name, keys)
+
+    def unbind(self, *keys: str) -> Log:
+        """Return a logger without these keys. Raises ``KeyError`` for one that is not bound."""
+        for key in keys:
+            self._keys[key]
+        return self.try_unbind(*keys)
+
+    def try_unbind(self, *keys: str) -> Log:
+        """Return a logger without these keys."""
+        return Log(self._name, {key: value for key, value in self._keys.items() if key not in keys})
+
+    def debug(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level DEBUG."""
+        return self._write("debug", event, args, keys)
+
+    def info(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level INFO."""
+        return self._write("info", event, args, keys)
+
+    def warning(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level WARNING."""
+        return self._write("warning", event, args, keys)
+
+    def error(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level ERROR."""
+        return self._write("error", event, args, keys)
+
+    def critical(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level CRITICAL."""
+        return self._write("critical", event, args, keys)
+
+    def exception(self, event: str, *args: Any, **keys: Any) -> Any:
+        """Write a line at the level ERROR, with the traceback of the exception that is being handled."""
+        keys.setdefault("exc_info", True)
+        return self._write("exception", event, args, keys)
+
+    msg, warn, fatal = info, warning, critical
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not structlog.is_configured():
+            raise AttributeError(f"{name!r}: a logger has debug, info, warning, error, critical, exception and bind")
+        return getattr(self._of_structlog(), name)
+
+    def _of_structlog(self) -> Any:
+        """structlog's logger as it is configured now."""
+        config = structlog.get_config()
+        now = (config["processors"], config["wrapper_class"], config["logger_factory"])
+        if len(self._configuration) != len(now) or any(map(is_not, self._configuration, now)):
+            self._configuration, self._bound = now, structlog.get_logger(self._name).bind(**self._keys)
+        return self._bound
+
+    def _write(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
+        if structlog.is_configured():
+            return getattr(self._of_structlog(), method)(event, *args, **keys)
+        logger, level = self._standard, _LEVELS[method]
+        if logger.isEnabledFor(level):
+            self._write_standard(logger, level, event % args if args else event, keys)
+        return None
+
+    def _write_standard(self, logger: logging.Logger, level: int, event: str, keys: dict[str, Any]) -> None:
+        exc_info, stack_info = keys.pop("exc_info", None), keys.pop("stack_info", False)
+        keys = {**dict(sorted(structlog.contextvars.get_contextvars().items())), **self._keys, **keys}
+        file, line, function, stack = logger.findCaller(stack_info, stacklevel=4)
+        record = logger.makeRecord(
+            self._name,
+            level,
+            file,
+            line,
+            _rendered(event, keys),
+            (),
+            _exc_info(exc_info),
+            function,
+            {"headgate": {"event": event, **keys}},
+            stack,
+        )
+        if logger.hasHandlers():
+            logger.handle(record)
+        elif not logger.disabled and logger.filter(record):
+            _last_resort.handle(record)
+
+
+def get_logger(name: str, **keys: Any) -> Log:
+    """The logger of this name, which begins with ``headgate``, with these keys bound."""
+    return Log(name, keys)
+
+
+def _rendered(event: str, keys: Mapping[str, Any]) -> str:
+    return " ".join([event, *(f"{key}={_value(value)}" for key, value in keys.items())])
+
+
+def _value(value: Any) -> str:
+    """The value on one line: as it is if it is a plain word, otherwise as Python writes it."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception as error:
+        return f"<not shown: {type(error).__name__}>"
+    if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
+        return repr(text)
+    return text
+
+
+_QUOTED = frozenset(" '\"=")
+
+
+def _exc_info(given: Any) -> Any:
+    match given:
+        case BaseException():
+            return type(given), given, given.__traceback__
+        case tuple():
+            return given
+        case _:
+            return sys.exc_info() if given else None
