@@ -85,7 +85,9 @@ LAYERS = (
     ),
     Layer(
         "spark_bridge/command.py",
-        STDLIB | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.standalone.command"},
+        STDLIB
+        | {"spark_bridge.installation", "spark_bridge.storage"}
+        | {"spark_bridge.standalone.command", "spark_bridge.standalone.top"},
     ),
     # The sink: two files run on the driver and write nothing; the others go into tasks.
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),

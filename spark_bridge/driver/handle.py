@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from actors.logs import get_logger
+from spark_bridge.observability.html import handle_html
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -41,6 +42,10 @@ class OperatorHandle:
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: figures so far, or that there were none within a second."""
+        return handle_html(self.operator_id, self.parallelism, lambda: (self.statistics(), self.failure))
 
     @property
     def endpoint(self) -> TaskEndpoint:

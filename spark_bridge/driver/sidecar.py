@@ -29,7 +29,8 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
 from spark_bridge.errors import SidecarError, SidecarNotRunning
-from spark_bridge.observability.diagnosis import WAITING_S
+from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 
 P = ParamSpec("P")
@@ -269,6 +270,15 @@ class Sidecar:
 
         call(check)
         return ForEachBatch(operator_id, function, adopt, call)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the status and the diagnosis, or why there is none within a second."""
+
+        def read() -> tuple[SidecarStatus, tuple[str, ...]]:
+            status = self.status()
+            return status, explain(status)
+
+        return sidecar_html(read)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from spark_bridge.observability.html import status_html
 
 __all__ = [
     "AttemptStatus",
@@ -188,6 +192,7 @@ class OperatorStatus:
 
     ``attempts`` are those of the current run, in the order in which they were accepted; empty without a run.
     ``checkpoints`` are in progress, ``checkpoint_history`` and ``failures`` the most recent ones, newest last.
+    ``attempts_left_out``: how many there are besides, in a status of another process that would have been too large.
     ``last_completed_checkpoint_id`` is -1 if there is none. ``in_doubt``: aborted checkpoints that the storage may
     hold.
     """
@@ -213,6 +218,7 @@ class OperatorStatus:
     checkpoint: LatencyStatus
     fact: LatencyStatus
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
+    attempts_left_out: int = 0
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""
@@ -258,6 +264,19 @@ class SidecarStatus:
         plain: dict[str, Any] = _plain(self)
         return plain
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> SidecarStatus:
+        """The inverse of ``to_dict``, also after JSON. Raises ``ValueError`` for anything else."""
+        try:
+            status: SidecarStatus = _from_plain(cls, plain)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a status of this release: {error!r}") from error
+        return status
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return status_html(self)
+
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
@@ -269,3 +288,28 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     return value
+
+
+def _from_plain(kind: Any, plain: Any) -> Any:
+    """Make a value of the type ``kind`` of what ``_plain`` has made of it."""
+    arguments = get_args(kind)
+    match get_origin(kind):
+        case None if hasattr(kind, "__annotations__"):
+            hints = _hints(kind)
+            if plain.keys() != hints.keys():
+                raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, not {sorted(plain)}")
+            return kind(**{name: _from_plain(hint, plain[name]) for name, hint in hints.items()})
+        case None:
+            return plain
+        case _ if get_origin(kind) is tuple:
+            return tuple(_from_plain(arguments[0], one) for one in plain)
+        case _ if get_origin(kind) is UnionType:
+            return None if plain is None else _from_plain(arguments[0], plain)
+        case _:
+            key, item = arguments
+            return {key(name): _from_plain(item, one) for name, one in plain.items()}
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

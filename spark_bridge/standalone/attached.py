@@ -26,8 +26,12 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
 from spark_bridge.errors import SidecarError, SidecarNotRunning
+from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.html import WITHIN_S, sidecar_html
+from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.secret_file import read_secret
+from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
@@ -169,6 +173,25 @@ class AttachedSidecar:
         """See ``Sidecar.request``. Payload and result must be plain values, as in events."""
         self._require_attached()
         return self._ask("request", [operator_id, payload, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+
+    def status(self) -> SidecarStatus:
+        """See ``Sidecar.status``. Attempts above 20,000, or that do not fit, are in ``attempts_left_out``."""
+        self._require_attached()
+        return unpack_status(self._ask("status"))
+
+    def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+        """See ``Sidecar.explain``."""
+        return explain(self.status(), waiting_s=waiting_s)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the status and the diagnosis, or why there is none within a second."""
+
+        def read() -> tuple[SidecarStatus, tuple[str, ...]]:
+            self._require_attached()
+            status = unpack_status(self._ask("status", connect_timeout_s=0.0, timeout_s=WITHIN_S))
+            return status, explain(status)
+
+        return sidecar_html(read)
 
     def run(
         self,

@@ -24,6 +24,7 @@ from spark_bridge.driver.spark_driver import RemoteDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_control
+from spark_bridge.standalone.status_bytes import pack_status
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -154,6 +155,8 @@ class SidecarProcess:
             return self._detach(driver)
         if method == "uncommitted":
             return await self._uncommitted_output(driver)
+        if method == "look":
+            return await self._look()
         return await self._answer_with(await self._served(driver), method, argument)
 
     async def _answer_with(self, runtime: SidecarRuntime, method: str, argument: Any) -> Any:
@@ -182,6 +185,8 @@ class SidecarProcess:
                 return await runtime.savepoint(name, directory=directory, timeout_s=timeout_s)
             case "request", [str(name), payload, timeout_s]:
                 return await runtime.request(name, payload, timeout_s=timeout_s)
+            case "status", None:
+                return await _packed_status(runtime)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
@@ -213,6 +218,10 @@ class SidecarProcess:
         assert self._relay is not None
         self._relay.expect(driver)
         return {"instance": self._instance, "host": self._host, "relay_port": self._relay_port}
+
+    async def _look(self) -> bytes | None:
+        """The status for somebody who is not the driver; None while no driver is attached. Changes nothing."""
+        return None if self._runtime is None else await _packed_status(self._runtime)
 
     def _detach(self, driver: bytes) -> None:
         """End the application whose driver leaves, so that the next driver is not taken for it."""
@@ -261,6 +270,10 @@ class SidecarProcess:
             known = ", ".join(map(repr, sorted(runtime.handles))) or "none"
             raise SidecarError(f"operator {name!r} is not coordinated by this sidecar; there is {known}")
         return handle
+
+
+async def _packed_status(runtime: SidecarRuntime) -> bytes:
+    return await anyio.to_thread.run_sync(pack_status, await runtime.status())
 
 
 def _not_attached() -> SidecarError:

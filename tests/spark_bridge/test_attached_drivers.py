@@ -21,6 +21,7 @@ from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.process import Ports, SidecarProcess
+from spark_bridge.standalone.status_bytes import unpack_status
 from tests.fuzz.driver_half import HONEST, PARALLELISM
 from tests.fuzz.played_driver import PlayedDriver
 
@@ -82,6 +83,7 @@ async def a_process(config: SidecarConfig | None = None) -> AsyncIterator[Served
         ("failures", OF_AN_ACTION),
         ("settle", OF_AN_ACTION),
         ("statistics", HONEST),
+        ("status", None),
         ("failure", HONEST),
         ("checkpoint", [HONEST, 1.0]),
         ("savepoint", [HONEST, "/anywhere", 1.0]),
@@ -100,6 +102,22 @@ async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method
         assert not runtime.knows_action("another action")
         assert await driver.ask("request", [HONEST, "from its own", 1.0]) == "from its own"
         assert coordinator.requests == ["from its own"]
+
+
+async def test_somebody_who_looks_sees_the_status_and_changes_nothing() -> None:
+    async with a_process() as served:
+        onlooker = PlayedDriver(served.address)
+        assert await onlooker.ask("look") is None, "no driver is attached"
+        async with PlayedDriver(served.address) as driver:
+            await driver.ask("operators")  # they are ready
+            seen = unpack_status(await onlooker.ask("look"))
+            own = unpack_status(await driver.ask("status"))
+            assert list(seen.operators) == list(own.operators) == [HONEST]
+            assert seen.operators[HONEST].parallelism == PARALLELISM[HONEST]
+            with pytest.raises(SidecarError, match="no longer attached"):
+                await onlooker.ask("request", [HONEST, "more than a look", 1.0])
+            assert await driver.ask("request", [HONEST, 1, 1.0]) == 1
+            assert len(served.runtimes) == 1
 
 
 @pytest.mark.parametrize("method", ["attach", "detach"])
