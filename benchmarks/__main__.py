@@ -33,6 +33,8 @@ FIGURES = {
     "event_flood_up": "events",
     "event_confirm_tls": "events",
     "event_flood_up_tls": "events",
+    "event_confirm_watched": "events",
+    "event_pipelined_watched": "events",
     "checkpoint": "checkpoint",
     "checkpoint_hold": "checkpoint",
     "neighbour_flood": "neighbour",

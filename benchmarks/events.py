@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,6 +32,7 @@ from benchmarks.raw_frames import ECHO, EVENT, FLOOD, RawProtocol
 from benchmarks.spark_pair import MASTER, Pair, running_pair
 from benchmarks.spark_session import spark_session
 from benchmarks.task_side import ALONE
+from spark_bridge.driver.config import SidecarConfig
 
 PAYLOAD_BYTES = 100
 PAYLOAD = b"." * PAYLOAD_BYTES
@@ -36,6 +40,17 @@ IN_FLIGHT = (64, 1024)
 NAIVE_INTERVAL_S = 0.005
 """CPython's own switch interval. While Headgate is attached to a task, it is shorter."""
 PAUSE_S = (0.0005, 0.003)
+WATCHED_EVENTS = 30_000
+"""About two seconds, so that somebody looks during each round."""
+WATCHED = ("/status.json", "/metrics")
+WATCHER = """
+import sys, time, urllib.request
+while True:
+    for url in sys.argv[1:]:
+        urllib.request.urlopen(url, timeout=10).read()
+    print("looked", flush=True)
+    time.sleep(1)
+"""
 PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER, "cores": "driver and task on one each"}
 BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
 
@@ -230,8 +245,8 @@ async def _with_and_without_tls(
     plain_rounds: Rounds = []
     for encrypted_first in (False, True):
         async with (
-            running_pair(spark, tls=encrypted_first) as first,
-            running_pair(spark, tls=not encrypted_first) as second,
+            running_pair(spark, config=SidecarConfig(tls=encrypted_first)) as first,
+            running_pair(spark, config=SidecarConfig(tls=not encrypted_first)) as second,
         ):
             encrypted, plain = (first, second) if encrypted_first else (second, first)
             subject, baseline = await interleave_async(
@@ -269,5 +284,67 @@ def event_flood_up_tls(quick: bool, progress: Progress) -> list[Figure]:
         )
         params = {**PARAMS, "events": events, "rounds": rounds, "baseline": "event_flood_up without TLS"}
         return [Figure("event_flood_up_tls", "µs", samples, baseline, params)]
+
+    return _measured(measure)
+
+
+async def _watched_and_not(
+    spark: SparkSession, rounds: int, measure: Callable[[Pair], Awaitable[list[float]]], progress: Progress
+) -> tuple[Rounds, Rounds]:
+    """The samples while somebody looks and while nobody does, of one task, in turns."""
+    async with running_pair(spark, config=SidecarConfig(status_port=0)) as pair:
+        address = pair.sidecar.status_address
+        assert address is not None
+
+        async def watched() -> list[float]:
+            with watching(*address):
+                return await measure(pair)
+
+        return await interleave_async(rounds, lambda: measure(pair), watched, progress)
+
+
+@contextmanager
+def watching(host: str, port: int) -> Iterator[None]:
+    """Somebody looks at the sidecar every second, for as long as this lasts."""
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", WATCHER, *(f"http://{host}:{port}{path}" for path in WATCHED)], stdout=subprocess.PIPE
+    )
+    try:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline(), "the watcher has failed"
+        yield
+    finally:
+        watcher.kill()
+        watcher.communicate()
+
+
+def event_confirm_watched(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from ``send_event`` to the confirmation while somebody looks, compared with nobody."""
+    rounds, count = (2, 100) if quick else (10, WATCHED_EVENTS)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        samples, baseline = await _watched_and_not(
+            spark, rounds, lambda pair: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)), progress
+        )
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": "nobody looks"}
+        return [Figure("event_confirm_watched", "µs", samples, baseline, params)]
+
+    return _measured(measure)
+
+
+def event_pipelined_watched(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds for one confirmed event of many in flight while somebody looks, compared with nobody."""
+    in_flight = max(IN_FLIGHT)
+    rounds, events, batches = (2, 1024, 1) if quick else (10, 16_384, 12)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        samples, baseline = await _watched_and_not(
+            spark,
+            rounds,
+            lambda pair: _windows(lambda: pair.gateway.send_event([EVENT, 0, PAYLOAD]), in_flight, events, batches),
+            progress,
+        )
+        params = {**PARAMS, "in_flight": in_flight, "events": events, "rounds": rounds, "baseline": "nobody looks"}
+        return [Figure("event_pipelined_watched", "µs", samples, baseline, params)]
 
     return _measured(measure)

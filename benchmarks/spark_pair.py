@@ -23,10 +23,12 @@ from benchmarks.raw_frames import RawProtocol
 from benchmarks.task_side import STOP, BusyOperator, EchoOperator, endless
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.sidecar import Sidecar
 
 MASTER = "local[2]"
 READY_TIMEOUT_S = 60.0
+PLAIN = SidecarConfig()
 
 
 class BenchCoordinator(OperatorCoordinator):
@@ -53,9 +55,15 @@ class Pair:
     """
 
     def __init__(
-        self, raw: RawProtocol, threaded: RawProtocol | None, coordinator: BenchCoordinator, gateway: SubtaskGateway
+        self,
+        raw: RawProtocol,
+        threaded: RawProtocol | None,
+        coordinator: BenchCoordinator,
+        gateway: SubtaskGateway,
+        sidecar: SidecarRuntime,
     ) -> None:
         self.raw = raw
+        self.sidecar = sidecar
         self.threaded = threaded
         self.gateway = gateway
         self._coordinator = coordinator
@@ -80,18 +88,19 @@ class Pair:
 
 
 @asynccontextmanager
-async def running_pair(spark: SparkSession, *, busy: bool = False, tls: bool = False) -> AsyncIterator[Pair]:
+async def running_pair(
+    spark: SparkSession, *, busy: bool = False, config: SidecarConfig = PLAIN
+) -> AsyncIterator[Pair]:
     """``busy``: the task computes pure Python all the time, and checks its mailbox between records.
 
-    With ``tls``, the sidecar's connections are encrypted; the baseline's are not.
+    ``config`` is the sidecar's; the bare connections are always plain.
     """
     coordinator = BenchCoordinator()
     raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
     driver_core, task_core = two_cores() or (None, None)
-    sidecar_config = SidecarConfig(tls=tls)
     async with (
         asyncio.TaskGroup() as group,
-        Sidecar(spark, sidecar_config) as sidecar,
+        Sidecar(spark, config) as sidecar,
         _listening(raw_ends) as ports,
     ):
         handle = await sidecar.coordinate("bench", coordinator, parallelism=1)
@@ -101,7 +110,7 @@ async def running_pair(spark: SparkSession, *, busy: bool = False, tls: bool = F
                 await end.connected
             gateway = await coordinator.gateway
         with this_thread_on(driver_core):
-            yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway)
+            yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway, sidecar)
         await (await gateway.send_event(STOP))
         await job
 
