@@ -35,7 +35,7 @@ from tests.release.contents import (
 from tests.release.pythons import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAVELS = {".py", ".java", ".typed"}
+TRAVELS = {".py", ".java", ".typed", ".html", ".js", ".css"}
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,12 @@ def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_every_source_in_the_wheel_names_its_license(wheel: Path) -> None:
-    """For Java too; ruff checks all Python of the repository."""
+    """For Java and what runs in a browser too; ruff checks all Python of the repository."""
     with zipfile.ZipFile(wheel) as archive:
-        sources = {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", ".java"))}
-    named = (b"# SPDX-License-Identifier: Apache-2.0\n", b"// SPDX-License-Identifier: Apache-2.0\n")
+        sources = {
+            name: archive.read(name) for name in archive.namelist() if name.endswith((".py", ".java", ".js", ".css"))
+        }
+    named = tuple(b"%s SPDX-License-Identifier: Apache-2.0" % sign for sign in (b"#", b"//", b"/*"))
     assert [name for name, source in sources.items() if not source.startswith(named)] == []
 
 

@@ -65,6 +65,9 @@ class SidecarConfig:
     other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
     ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
 
+    **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
+    Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.
+
     **Leaving** the ``with`` block takes at most the sum of these times:
 
     * 1 s until the last run is known to be over, and 5 s more for a run that is still going and is failed;
@@ -104,6 +107,7 @@ class SidecarConfig:
     status_port: int | None = None
     status_host: str = "127.0.0.1"
     status_token: str | None = field(default=None, repr=False)
+    spark_ui_tab: bool = True
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

@@ -51,7 +51,9 @@ from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
+from spark_bridge.observability.page_files import page_routes
 from spark_bridge.observability.prometheus import metrics_route
+from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
@@ -169,6 +171,7 @@ class SidecarRuntime:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
             self._serve_status(stack)
+            self._show_in_spark(stack)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -235,7 +238,16 @@ class SidecarRuntime:
 
     def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
         """What the status server shows, by path. The routes are called on its threads."""
-        return {"/metrics": metrics_route(recent)}
+        return {"/metrics": metrics_route(recent), **page_routes(recent)}
+
+    def _show_in_spark(self, stack: AsyncExitStack) -> None:
+        context = self._driver.spark_context
+        if context is None or not self._config.spark_ui_tab:
+            return
+        tab = SparkTab(context)
+        take = self._collector.take
+        self._system.spawn(lambda: SparkTabActor(tab, take), name="spark-ui-tab")
+        stack.push_async_callback(close_tab, tab, self._config.shutdown_timeout_s)
 
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""

@@ -189,6 +189,7 @@ class StatusCollector:
             checkpoint=operator.checkpoint.status(),
             fact=operator.fact.status(),
             failures_by_kind=dict(statistics.failures_by_kind),
+            timeline=tuple(journal.timeline),
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:

@@ -15,9 +15,14 @@ from dataclasses import dataclass, field
 from actors.coordination.operator_config import Observed
 from actors.logs import get_logger
 from protocol.attempts import (
+    AttemptAccepted,
+    OperatorReset,
     RunEnded,
     RunStarted,
     SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.barrier_tracker import (
     CheckpointTriggered,
@@ -31,14 +36,24 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     StoreCheckpoint,
 )
-from spark_bridge.observability.status import CheckpointRecord, FailureRecord
+from spark_bridge.observability.status import CheckpointRecord, FailureRecord, TimelineRecord
 
-__all__ = ["CHECKPOINTS_KEPT", "FAILURES_KEPT", "CheckpointUnderWay", "Journal", "OperatorJournal", "Subscriber"]
+__all__ = [
+    "CHECKPOINTS_KEPT",
+    "FAILURES_KEPT",
+    "TIMELINE_KEPT",
+    "CheckpointUnderWay",
+    "Journal",
+    "OperatorJournal",
+    "Subscriber",
+]
 
 CHECKPOINTS_KEPT = 100
 """How many ended checkpoints of an operator are kept."""
 FAILURES_KEPT = 100
 """How many failures of an operator are kept."""
+TIMELINE_KEPT = 500
+"""How many steps of an operator and its attempts are kept."""
 
 Subscriber = Callable[[str, Observed, float], None]
 """Takes the operator's name, what was observed, and a reading of the journal's clock. Called on the event loop."""
@@ -54,6 +69,9 @@ _PHASES: dict[type, str] = {
     StoreCheckpoint: "storing",
 }
 """The phase that begins with each of these."""
+
+_LIFE: dict[type, str] = {AttemptAccepted: "accepted", SubtaskReady: "ready", SubtaskFinished: "finished"}
+"""The steps of an attempt that ends well."""
 
 
 @dataclass(slots=True)
@@ -81,6 +99,7 @@ class OperatorJournal:
         self.under_way: dict[int, CheckpointUnderWay] = {}
         self.checkpoints: deque[CheckpointRecord] = deque(maxlen=CHECKPOINTS_KEPT)
         self.failures: deque[FailureRecord] = deque(maxlen=FAILURES_KEPT)
+        self.timeline: deque[TimelineRecord] = deque(maxlen=TIMELINE_KEPT)
         self.run_began: float | None = None
         self.steps = 0
         """How often anything has happened, for those who look whether anything has."""
@@ -98,13 +117,27 @@ class OperatorJournal:
                 self._end(checkpoint_id, "aborted", reason, now)
             case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
                 self._end(checkpoint_id, "refused", reason, now)
-            case RunStarted():
+            case RunStarted(run_id=run_id):
                 self.run_began = now
-            case RunEnded():
+                self._step(now, "run started", text=f"stage {run_id}")
+            case RunEnded(succeeded=succeeded, reason=reason):
                 self.run_began = None
+                self._step(now, "run ended", text="" if succeeded else reason or "failed")
+            case OperatorReset(cause=cause):
+                self._step(now, "operator reset", text=cause)
+            case SubtaskReset(subtask=subtask):
+                self._step(now, "subtask reset", subtask)
+            case AttemptAccepted(attempt=attempt) | SubtaskReady(attempt) | SubtaskFinished(attempt):
+                self._step(now, _LIFE[type(observed)], attempt.subtask, attempt.attempt)
             case SubtaskFailed(attempt, reason_of_failure):
                 kind, text = reason_of_failure.kind.name.lower(), reason_of_failure.text
                 self.failures.append(FailureRecord(self._epoch + now, attempt.subtask, attempt.attempt, kind, text))
+                self._step(now, "failed", attempt.subtask, attempt.attempt, text=kind)
+
+    def _step(
+        self, now: float, what: str, subtask: int | None = None, attempt: int | None = None, text: str = ""
+    ) -> None:
+        self.timeline.append(TimelineRecord(self._epoch + now, what, subtask, attempt, text))
 
     def job_failed(self, error: BaseException, now: float) -> None:
         """The coordinator, or one of its checkpoints, has failed the job."""

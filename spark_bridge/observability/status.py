@@ -28,6 +28,7 @@ __all__ = [
     "RelayStatus",
     "RunStatus",
     "SidecarStatus",
+    "TimelineRecord",
 ]
 
 
@@ -186,6 +187,21 @@ class FailureRecord(NamedTuple):
     reason: str
 
 
+class TimelineRecord(NamedTuple):
+    """One step in the life of an operator and its attempts.
+
+    ``what`` is ``"run started"``, ``"accepted"``, ``"ready"``, ``"failed"``, ``"finished"``, ``"subtask reset"``,
+    ``"operator reset"`` or ``"run ended"``. ``subtask`` and ``attempt`` are None for what concerns all, ``attempt``
+    also for the reset of a subtask. ``text`` says why, or which run.
+    """
+
+    at: float
+    what: str
+    subtask: int | None
+    attempt: int | None
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorStatus:
     """One operator. Counts are since it was coordinated, rates over the last seconds.
@@ -194,7 +210,7 @@ class OperatorStatus:
     ``checkpoints`` are in progress, ``checkpoint_history`` and ``failures`` the most recent ones, newest last.
     ``attempts_left_out``: how many there are besides, in a status of another process that would have been too large.
     ``last_completed_checkpoint_id`` is -1 if there is none. ``in_doubt``: aborted checkpoints that the storage may
-    hold.
+    hold. ``timeline``: the most recent steps of this run and those before it, newest last.
     """
 
     operator_id: str
@@ -219,6 +235,7 @@ class OperatorStatus:
     fact: LatencyStatus
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
     attempts_left_out: int = 0
+    timeline: tuple[TimelineRecord, ...] = ()
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The tab in Spark's own UI: a Java class in the driver's JVM, compiled there by Spark's own Janino, and an actor.
+
+The class serves the page's files and the newest status (``StatusTab.java``). Once a second, the actor asks it whether
+somebody looks, and only then takes a status and hands it over. Everything that calls the JVM runs on worker threads,
+because Py4J blocks. A problem ends the tab with one line in the log, and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+import zlib
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+import anyio
+from py4j.protocol import Py4JError
+
+from actors import Actor, ActorContext, ActorError
+from actors.logs import get_logger
+from protocol.values import value
+from spark_bridge.observability import page_files as page
+from spark_bridge.observability.diagnosis import explain
+from spark_bridge.observability.page_data import page_parts
+from spark_bridge.observability.status import SidecarStatus
+
+__all__ = ["Look", "SparkTab", "SparkTabActor", "close_tab"]
+
+log = get_logger("headgate.observability")
+
+CLASS_NAME = "headgate.observability.StatusTab"
+LOOK_EVERY_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+WATCHED_MS = 10_000
+"""A page that has not asked for this long is no longer watched."""
+PROBLEMS = (Py4JError, OSError, TypeError, AttributeError)
+"""What Py4J raises, ``TypeError`` if a class is missing, ``AttributeError`` if the context has stopped."""
+
+_compiling = threading.Lock()
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class SparkTab:
+    """The tab's object in the JVM. All methods block, on any thread; ``close`` may come while ``open`` still works.
+
+    ``context``: a classic SparkContext.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._java: Any = None
+        self._closed = False
+
+    def open(self) -> str:
+        """Attach the tab, and return its path in Spark's UI; empty if the UI is off or the tab is closed already.
+
+        Raises one of ``PROBLEMS`` if the JVM cannot do it.
+        """
+        java_context = self._context._jsc.sc()
+        if java_context.ui().isEmpty():
+            return ""
+        gateway = self._context._gateway
+        java_class = _compiled_class(gateway, self._context._jvm)
+        with self._lock:
+            if self._closed:
+                return ""
+            no_types = gateway.new_array(gateway.jvm.java.lang.Class, 0)
+            no_values = gateway.new_array(gateway.jvm.java.lang.Object, 0)
+            self._java = java_class.getConstructor(no_types).newInstance(no_values)
+            return str(self._java.open(java_context, page.body(), page.script(), page.style()))
+
+    def is_watched(self) -> bool:
+        """Whether somebody has asked for the status lately."""
+        return 0 <= int(self._java.askedMillisAgo()) < WATCHED_MS
+
+    def show(self, status: SidecarStatus) -> None:
+        """Hand a new status to whoever looks."""
+        packer = zlib.compressobj(level=1, wbits=31)
+        packed = [packer.compress(part) for part in page_parts(status, explain(status))]
+        self._java.put(b"".join(packed) + packer.flush())
+
+    def close(self) -> None:
+        """Leave Spark's UI. Idempotent; also after the context has stopped, or the JVM is gone."""
+        with self._lock:
+            self._closed = True
+            java, self._java = self._java, None
+            if java is not None:
+                java.close()
+
+
+async def close_tab(tab: SparkTab, timeout_s: float) -> None:
+    """Close the tab, whatever else happens, and within the limit."""
+    with anyio.CancelScope(shield=True):
+        try:
+            with anyio.fail_after(timeout_s):
+                await anyio.to_thread.run_sync(tab.close, abandon_on_cancel=True)
+        except PROBLEMS as problem:  # among them TimeoutError; or the JVM is gone, and the tab with it
+            log.debug("tab in Spark's UI was gone before it could be closed", cause=repr(problem))
+
+
+@value
+class Look:
+    """It is time to see whether somebody looks."""
+
+
+class SparkTabActor(Actor[Look]):
+    """Opens the tab, feeds it, and closes it when it stops. ``take``: takes a status."""
+
+    def __init__(self, tab: SparkTab, take: Callable[[], Awaitable[SidecarStatus]]) -> None:
+        self._tab = tab
+        self._take = take
+        self._open = False
+
+    async def started(self, context: ActorContext[Look]) -> None:
+        context.timers.start("look", Look(), every_s=LOOK_EVERY_S)
+        context.self_ref.tell(Look())
+
+    async def receive(self, context: ActorContext[Look], message: Look) -> None:
+        try:
+            await self._look(context)
+        except ActorError:
+            return  # an operator is just being released, or everything is
+        except PROBLEMS as problem:
+            context.log.info("no tab in Spark's UI", cause=repr(problem))
+            context.timers.cancel("look")
+            await close_tab(self._tab, CLOSE_TIMEOUT_S)
+
+    async def _look(self, context: ActorContext[Look]) -> None:
+        if not self._open:
+            path = await anyio.to_thread.run_sync(self._tab.open, abandon_on_cancel=True)
+            if not path:
+                context.log.info("no tab in Spark's UI", cause="spark.ui.enabled is false, or the sidecar is leaving")
+                context.timers.cancel("look")
+                return
+            self._open = True
+            context.log.info("tab opened in Spark's UI", path=path)
+        elif await anyio.to_thread.run_sync(self._tab.is_watched):
+            await anyio.to_thread.run_sync(self._tab.show, await self._take())
+
+
+def _compiled_class(gateway: Any, jvm: Any) -> Any:
+    """The tab's class, compiled once in the life of a JVM: Py4J caches the methods of a class by its name."""
+    with _compiling:
+        java_class = _compiled.get(gateway)
+        if java_class is None:
+            source = resources.files(__package__).joinpath("StatusTab.java").read_text(encoding="utf-8")
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+            compiler.cook(source)
+            java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
+        return java_class

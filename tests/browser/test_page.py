@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The page by itself, in a real Chromium, with statuses that no machine here could produce."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from spark_bridge.observability.status import FailureRecord, SidecarStatus
+from tests.browser import synthetic
+from tests.browser.fixtures import NewVisit
+from tests.browser.page_server import PageServer
+
+LIVE = "document.querySelector('.hg-live').textContent === 'live'"
+HOSTILE = "<script>window.taken=1</script>\"'><img src=x onerror=window.taken=2> &amp; Größe ☃ \u202e"
+
+
+Serve = Callable[[Callable[[], SidecarStatus | None]], PageServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serve the page; to be asked for before ``visit``, so that no page outlives its server."""
+    with ExitStack() as stack:
+        yield lambda make: stack.enter_context(PageServer(make))
+
+
+def eventful(*, stuck: bool = False, name: str = "crawl") -> SidecarStatus:
+    at = time.time()
+    return synthetic.a_sidecar(synthetic.an_eventful_one(name, stuck=stuck, at=at), at=at)
+
+
+def test_numbers_change_without_reloading(serve: Serve, visit: NewVisit) -> None:
+    events = iter(range(100, 1000))
+
+    def growing() -> SidecarStatus:
+        at = time.time()
+        operator = replace(
+            synthetic.an_operator("crawl", [], parallelism=4, at=at), events_up_per_s=float(next(events))
+        )
+        return synthetic.a_sidecar(operator, at=at)
+
+    server = serve(growing)
+    seen = visit(server.url)
+    seen.until(LIVE)
+    seen.page.evaluate("window.stillTheSame = true")
+    first = seen.page.locator(".hg-value-up").inner_text()
+    seen.until(f"document.querySelector('.hg-value-up').textContent !== '{first}'")
+    assert seen.page.evaluate("window.stillTheSame")
+    seen.until("document.querySelector('.hg-line-up').getAttribute('points').split(' ').length >= 3")
+
+
+def test_a_stuck_subtask_is_red_and_the_diagnosis_says_why(serve: Serve, visit: NewVisit) -> None:
+    server = serve(lambda: eventful(stuck=True))
+    seen = visit(server.url + "#/operator/crawl/subtask/3")
+    seen.until(LIVE)
+    text = seen.text()
+    assert "Subtask 3 has waited 41 s for an answer to a request; the coordinator of 'crawl' has been in" in text
+    assert "Subtask 3: stuck" in text
+    assert "the answer to its request for 41 s" in text
+    red, green, _ = seen.colors_of(3)
+    assert red > 180
+    assert green < 90
+    red, green, _ = seen.colors_of(0)
+    assert green > red
+
+
+def test_an_operators_page_shows_attempts_checkpoints_failures_and_latencies(serve: Serve, visit: NewVisit) -> None:
+    server = serve(eventful)
+    seen = visit(server.url + "#/operator/crawl/subtask/1")
+    seen.until(LIVE)
+    page = seen.page
+    assert "Everything moves" in seen.text()
+    attempts = page.get_by_role("region", name="Attempts of the selected subtask").locator("tbody tr")
+    assert attempts.count() == 2
+    assert "over, failed" in attempts.nth(0).inner_text()
+    assert page.locator(".hg-timeline path.hg-life-failed").count() == 1
+    assert page.locator(".hg-timeline path.hg-reset").count() == 1
+    assert page.locator(".hg-timeline .hg-checkpoint-completed").count() == 9
+    assert page.locator(".hg-timeline .hg-checkpoint-aborted").count() == 1
+    checkpoints = page.get_by_role("region", name="Checkpoints").locator("tbody tr")
+    assert checkpoints.count() == 10
+    assert "10" in checkpoints.nth(0).inner_text()
+    assert page.get_by_role("img", name="closing 20 ms, snapshotting 40 ms, draining 30 ms").count() == 10
+    failures = page.get_by_role("region", name="Recent failures").locator("tbody tr")
+    assert "ValueError: page 17 cannot be read" in failures.nth(0).inner_text()
+    latencies = page.get_by_role("region", name="Latencies").locator("tbody tr")
+    assert latencies.nth(0).inner_text().split("\t") == [
+        "Event confirmed",
+        "48,211",
+        "912 µs",
+        "4.31 ms",
+        "12.8 ms",
+        "",
+    ]
+
+
+def test_ten_thousand_subtasks_are_drawn_within_a_second(serve: Serve, visit: NewVisit) -> None:
+    server = serve(lambda: synthetic.of_many_subtasks(10_000, at=time.time()))
+    seen = visit(server.url + "#/operator/large/subtask/7777")
+    seen.until(LIVE)
+    counts = {"ready": "9,549", "finished": "104", "waiting": "318", "stuck": "10", "over": "19"}
+    for state, count in counts.items():
+        assert f"{count} {state}" in " ".join(seen.text().split())
+    assert "Subtask 7777: ready" in seen.text()
+    red, green, _ = seen.colors_of(5)
+    assert red > green
+    longest = seen.page.evaluate(
+        "Math.max(...performance.getEntriesByName('headgate-draw').map((one) => one.duration))"
+    )
+    assert longest < 1000  # about 40 ms on the development machine
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", ["", "#/operator/crawl/subtask/3"])
+def test_axe_finds_nothing_to_object_to(serve: Serve, visit: NewVisit, scheme: str, place: str) -> None:
+    server = serve(lambda: eventful(stuck=True))
+    seen = visit(server.url + place, color_scheme=scheme)
+    seen.until(LIVE)
+    assert seen.page.evaluate("document.documentElement.dataset.bsTheme") == scheme
+    assert seen.violations() == []
+
+
+def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve: Serve, visit: NewVisit) -> None:
+    server = serve(eventful)
+    seen = visit(server.url)
+    seen.until(LIVE)
+    page = seen.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "crawl"
+    page.keyboard.press("Enter")
+    seen.until("document.querySelector('.hg-map') !== null")
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        active = page.evaluate(
+            "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+        )
+        outlined = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        if page.evaluate("document.activeElement === document.body"):
+            break
+        assert outlined != "none"
+        reached.add(active)
+    assert reached == {
+        "All operators", "Subtask", "Attempts of the selected subtask", "1 min", "10 min", "all", "Latencies",
+        "Checkpoints", "Recent failures", "1",
+    }  # fmt: skip
+    page.locator(".hg-map").focus()
+    for key, subtask in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.locator(".hg-map").get_attribute("aria-valuenow") == str(subtask)
+        assert f"Subtask {subtask}: ready" in seen.text()
+    assert page.evaluate("document.activeElement.className") == "hg-map"
+    page.get_by_role("button", name="1 min").press("Enter")
+    assert page.get_by_role("button", name="1 min").get_attribute("aria-pressed") == "true"
+
+
+def test_the_mouse_chooses_a_subtask_and_names_the_one_under_it(serve: Serve, visit: NewVisit) -> None:
+    server = serve(eventful)
+    seen = visit(server.url + "#/operator/crawl")
+    seen.until(LIVE)
+    box = seen.page.locator(".hg-map").bounding_box()
+    assert box is not None
+    seen.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 5)
+    assert seen.page.locator(".hg-hint").inner_text() == "subtask 2: ready (works)"
+    seen.page.mouse.down()
+    seen.page.mouse.up()
+    assert "Subtask 2: ready" in seen.text()
+    assert seen.page.url.endswith("#/operator/crawl/subtask/2")
+
+
+@pytest.mark.parametrize("operator_view", [False, True])
+def test_hostile_names_are_shown_as_text(serve: Serve, visit: NewVisit, operator_view: bool) -> None:
+    def hostile() -> SidecarStatus:
+        at = time.time()
+        operator = synthetic.an_eventful_one(HOSTILE, stuck=True, at=at)
+        attempts = tuple(one._replace(host=HOSTILE, executor_id=HOSTILE) for one in operator.attempts)
+        failures = (FailureRecord(at, 1, 1, "failed", HOSTILE + "\nsecond line"),)
+        checkpoints = tuple(one._replace(reason=HOSTILE) for one in operator.checkpoint_history)
+        steps = tuple(one._replace(text=HOSTILE) for one in operator.timeline)
+        changed = replace(
+            operator, attempts=attempts, failures=failures, checkpoint_history=checkpoints, timeline=steps
+        )
+        return synthetic.a_sidecar(changed, at=at)
+
+    server = serve(hostile)
+    seen = visit(server.url)
+    seen.until(LIVE)
+    if operator_view:
+        seen.page.get_by_role("link", name=HOSTILE).click()
+        seen.until("document.querySelector('.hg-map') !== null")
+        assert HOSTILE + "\nsecond line" in seen.page.get_by_role("region", name="Recent failures").inner_text()
+    assert HOSTILE in seen.text()
+    assert seen.page.locator("#headgate script, #headgate img").count() == 0
+    assert seen.page.evaluate("window.taken") is None
+
+
+@pytest.mark.long
+def test_the_page_says_that_the_sidecar_has_left_and_finds_the_next_one(serve: Serve, visit: NewVisit) -> None:
+    there = True
+    server = serve(lambda: eventful() if there else None)
+    seen = visit(server.url)
+    seen.until(LIVE)
+    there = False
+    seen.until("document.querySelector('.hg-live').textContent === 'the sidecar has left'")
+    assert "crawl" in seen.text()
+    there = True
+    seen.until(LIVE)
+    assert all("404" in complaint for complaint in seen.complaints)
+    seen.complaints.clear()
