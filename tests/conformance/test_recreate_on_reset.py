@@ -16,8 +16,8 @@ import anyio.lowlevel
 import pytest
 
 from protocol.attempts import FailureKind, FailureReason
-from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
-from tests.actors.coordination.replacing import bench, doing_in, raising, waiting_for
+from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator, raising, waiting_for
+from tests.actors.coordination.replacing import bench, doing_in
 
 FAILED = FailureReason(FailureKind.FAILED, "by the test")
 

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
+
+import anyio
 
 from actors import ActorRef, Reply
 from actors.coordination import (
@@ -295,6 +298,13 @@ def the_turn_of(*names: str) -> Schedule:
 def raising(error: BaseException) -> Method:
     async def method(*args: Any) -> None:
         raise error
+
+    return method
+
+
+def waiting_for(gate: anyio.Event | asyncio.Event) -> Method:
+    async def method(*args: Any) -> None:
+        await gate.wait()
 
     return method
 

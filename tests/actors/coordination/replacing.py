@@ -12,16 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import anyio
-
 from actors import Actor, ActorContext, ActorRef, Clock, MailboxConfig
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator, raising
-
-__all__ = ["Bench", "bench", "doing_in", "raising", "waiting_for"]
+from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
 
 T = TypeVar("T")
 
@@ -190,10 +186,3 @@ async def bench(
 def doing_in(number: int, **methods: Method) -> MethodsOf:
     """Give only the coordinator with this number methods that do something."""
     return lambda made: methods if made == number else {}
-
-
-def waiting_for(gate: anyio.Event) -> Method:
-    async def method(*args: Any) -> None:
-        await gate.wait()
-
-    return method

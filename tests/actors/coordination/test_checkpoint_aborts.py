@@ -15,7 +15,7 @@ from actors.coordination.messages import AwaitSettled, RequestCheckpoint, Tracke
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import AbortRequested
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_tasks, waiting_for
 
 
 async def assert_that_all_goes_on(world: World) -> None:
@@ -81,11 +81,8 @@ async def test_a_failing_attempt_aborts_the_checkpoint_before_the_failure_is_ann
 
 
 async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
-    async def fail(checkpoint: Any) -> None:
-        raise OSError("no space left")
-
     async with running_tasks(1) as (world, (task,)):
-        world.on_store = fail
+        world.on_store = raising(OSError("no space left"))
         answer = await world.checkpoint()
         assert "OSError: no space left" in answer.reason()
         assert task.handled[-1] == ("aborted", 1)
@@ -96,14 +93,8 @@ async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
 async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None:  # H44, H51
     disk = asyncio.Event()
 
-    async def slowly(checkpoint: Any) -> None:
-        await disk.wait()
-
-    async def fail(checkpoint_id: int) -> None:
-        raise OSError("it is gone already")
-
     async with running_tasks(1) as (world, (task,)):
-        world.on_store, world.on_discard = slowly, fail
+        world.on_store, world.on_discard = waiting_for(disk), raising(OSError("it is gone already"))
         answer = await world.checkpoint()
         world.fail(task)
         await world.settle()
@@ -159,10 +150,7 @@ async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() ->
 
 
 async def test_a_timeout_of_the_coordinators_own_is_an_exception_like_any_other() -> None:  # H7, H46
-    async def give_up(checkpoint_id: int) -> bytes:
-        raise TimeoutError("the broker did not answer")
-
-    coordinator = RecordingCoordinator(checkpoint_coordinator=give_up)
+    coordinator = RecordingCoordinator(checkpoint_coordinator=raising(TimeoutError("the broker did not answer")))
     async with running_tasks(1, coordinator) as (world, _):
         answer = await world.checkpoint()
         assert "the broker did not answer" in answer.reason()

@@ -11,7 +11,7 @@ from actors.coordination.messages import LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import World, running_operator
+from tests.actors.coordination.operator_world import World, raising, running_operator, waiting_for
 
 
 def labels(world: World) -> list[str]:
@@ -58,15 +58,12 @@ async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begi
 async def test_one_that_began_before_the_end_is_no_final_one_although_it_is_complete_behind_it() -> None:
     written = asyncio.Event()
 
-    async def wait(checkpoint: CompletedCheckpoint) -> None:
-        await written.wait()
-
     async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         (task,) = await world.running(0)
         task.finish(state=b"last")
         await world.settle()
-        world.on_store = wait
+        world.on_store = waiting_for(written)
         await world.checkpoint()
         world.finish(task)
         world.end_run()
@@ -90,12 +87,9 @@ async def test_a_run_that_failed_has_done_nothing_and_may_be_tried_again() -> No
 
 
 async def test_a_run_whose_final_checkpoint_failed_may_be_tried_again() -> None:
-    async def fail(checkpoint: Any) -> None:
-        raise OSError("no space left")
-
     async with running_operator(parallelism=1, tolerated_failures=0) as world:
         world.label("1 begun", "1 done")
-        world.on_store = fail
+        world.on_store = raising(OSError("no space left"))
         await run_well(world)
         assert await world.labelled_work() == LabelledWork("", 1, True)
         world.on_store = None

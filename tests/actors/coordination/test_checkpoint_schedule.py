@@ -13,7 +13,14 @@ from actors.coordination import CheckpointFailed
 from actors.coordination.messages import Settled
 from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    raising,
+    running_operator,
+    running_tasks,
+    waiting_for,
+)
 
 
 def stored_ids(world: World) -> list[int]:
@@ -111,14 +118,8 @@ async def test_an_operator_without_a_run_is_settled_at_once() -> None:
 async def test_a_run_is_settled_when_its_final_checkpoint_is_and_the_coordinator_knows() -> None:
     written, committed = asyncio.Event(), asyncio.Event()
 
-    async def write(checkpoint: Any) -> None:
-        await written.wait()
-
-    async def commit(checkpoint_id: int) -> None:
-        await committed.wait()
-
-    async with running_operator(RecordingCoordinator(notify_checkpoint_complete=commit)) as world:
-        world.on_store = write
+    async with running_operator(RecordingCoordinator(notify_checkpoint_complete=waiting_for(committed))) as world:
+        world.on_store = waiting_for(written)
         (task,) = await world.running(0)
         answer = await world.await_settled()
         assert answer.open, "the run is on"
@@ -160,12 +161,9 @@ async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
 
 
 async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed() -> None:  # H45
-    async def fail(checkpoint: Any) -> None:
-        raise OSError("no space left")
-
     async with running_tasks(1, tolerated_failures=1) as (world, (task,)):
         await world.checkpoint()
-        world.on_store = fail
+        world.on_store = raising(OSError("no space left"))
         await end_well(world, task)
         answer = await world.await_settled()
         assert answer.values == [Settled(1, "checkpoint 3: storage: OSError: no space left")]

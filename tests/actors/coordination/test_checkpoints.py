@@ -12,7 +12,13 @@ from protocol.barrier_tracker import AbortRequested, CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import SubtaskState
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    running_operator,
+    running_tasks,
+    waiting_for,
+)
 
 
 def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], list[Any]]:
@@ -43,11 +49,8 @@ async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() ->
 async def test_completion_is_announced_only_after_the_checkpoint_is_durable() -> None:  # H40
     written = asyncio.Event()
 
-    async def write(checkpoint: Any) -> None:
-        await written.wait()
-
     async with running_tasks(1) as (world, (task,)):
-        world.on_store = write
+        world.on_store = waiting_for(written)
         answer = await world.checkpoint()
         assert answer.open
         assert world.coordinator.calls[-1] == ("checkpoint_coordinator", 1)

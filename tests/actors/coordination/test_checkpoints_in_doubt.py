@@ -5,19 +5,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from actors.coordination import RecreateOnReset
 from actors.coordination.operator_config import DiscardRefused
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    raising,
+    running_operator,
+    running_tasks,
+    waiting_for,
+)
 
 NOTIFICATIONS = ("notify_checkpoint_complete", "notify_checkpoint_aborted", "notify_checkpoint_discarded")
 
 
-async def fail(*args: Any) -> None:
-    raise OSError("the storage does not answer")
+fail = raising(OSError("the storage does not answer"))
 
 
 async def leave_one_in_doubt(world: World) -> None:
@@ -69,12 +74,9 @@ async def test_a_discard_that_fails_is_tried_again_and_again_with_growing_delays
 
 
 async def test_no_further_try_is_made_once_the_storage_refuses() -> None:  # H64
-    async def refuse(checkpoint_id: int) -> None:
-        raise DiscardRefused("a later application has taken over")
-
     async with running_operator() as world:
         await leave_one_in_doubt(world)
-        world.on_discard = refuse
+        world.on_discard = raising(DiscardRefused("a later application has taken over"))
         await world.advance(600.0)
         assert len(world.discarded) == 2
         assert world.coordinator.context.checkpoints_in_doubt == {1}
@@ -116,11 +118,8 @@ async def test_a_new_coordinator_finds_the_checkpoints_in_doubt() -> None:  # H6
 
 
 async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
-    async def hang(checkpoint_id: int) -> None:
-        await asyncio.Event().wait()
-
     async with running_tasks(1) as (world, (task,)):
-        world.on_store, world.on_discard = fail, hang
+        world.on_store, world.on_discard = fail, waiting_for(asyncio.Event())
         await world.checkpoint()
         world.fail(task)
         world.end_run(False)

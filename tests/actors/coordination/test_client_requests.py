@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, raising, running_operator, running_tasks
 
 
 async def test_a_coordinator_answers_with_what_its_handler_returns() -> None:  # S60
@@ -29,10 +29,7 @@ async def test_a_coordinator_without_a_handler_says_so() -> None:  # S61
 async def test_a_request_that_fails_is_the_askers_trouble_alone() -> None:  # R97, H7
     cause = ValueError("no such table")
 
-    async def refuse(request: Any) -> Any:
-        raise cause
-
-    coordinator = RecordingCoordinator(handle_client_request=refuse)
+    coordinator = RecordingCoordinator(handle_client_request=raising(cause))
     async with running_operator(coordinator) as world:
         answer = await world.ask_client_request("rows of t")
         assert answer.errors == [cause]

@@ -4,16 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_operator
 
-
-async def raise_error(*args: Any) -> None:
-    raise OSError("cannot publish")
+raise_error = raising(OSError("cannot publish"))
 
 
 async def what_failed(world: World) -> str:

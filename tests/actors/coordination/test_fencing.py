@@ -18,8 +18,8 @@ from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import StoreRevoked
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import RecordingCoordinator
-from tests.actors.coordination.replacing import Bench, bench, doing_in, raising, waiting_for
+from tests.actors.coordination.operator_world import RecordingCoordinator, raising, waiting_for
+from tests.actors.coordination.replacing import Bench, bench, doing_in
 
 ATTEMPT = ExecutionAttempt("words", 1, 0, 100)
 

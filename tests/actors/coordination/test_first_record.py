@@ -11,7 +11,7 @@ from typing import Any
 from actors.coordination import SubtaskGateway
 from protocol.subtask.types import OperatorOpened
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_tasks
+from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, raising, running_tasks
 
 
 class WaitingTask(Task):
@@ -56,10 +56,7 @@ async def test_a_coordinator_may_await_a_confirmation_inside_subtask_ready() -> 
 
 
 async def test_an_operator_whose_subtask_ready_fails_does_not_begin() -> None:  # H66, H7
-    async def fail(subtask: int, gateway: SubtaskGateway) -> None:
-        raise ValueError("no rules")
-
-    async with a_waiting_task(fail) as (world, task):
+    async with a_waiting_task(raising(ValueError("no rules"))) as (world, task):
         assert [str(failure) for failure in world.failures] == ["no rules"]
         assert task.handled == []
         world.fail(task, reset=False)

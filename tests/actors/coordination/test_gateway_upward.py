@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from actors.coordination import OperatorCoordinator, RecreateOnReset
 from actors.coordination.user_calls import TRACEBACK_BYTES_MAX, traceback_text
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks, waiting_for
 
 # --- up ---------------------------------------------------------------------------------------------------------------
 
@@ -36,10 +36,7 @@ async def test_events_of_one_attempt_come_in_order_and_after_it_is_ready() -> No
 async def test_an_event_is_confirmed_to_the_task_only_when_the_coordinator_has_handled_it() -> None:  # H30, H27
     gate = anyio.Event()
 
-    async def stay(*args: Any) -> None:
-        await gate.wait()
-
-    coordinator = RecordingCoordinator(handle_event_from_operator=stay)
+    coordinator = RecordingCoordinator(handle_event_from_operator=waiting_for(gate))
     async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("slow")
         await world.settle()

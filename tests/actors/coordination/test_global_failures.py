@@ -9,15 +9,11 @@ from typing import Any
 
 from actors.coordination import CheckpointFailed
 from protocol.attempts import FailureKind, GlobalFailureRaised
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
-
-
-async def raise_error(*args: Any) -> None:
-    raise ValueError("the coordinator's own")
+from tests.actors.coordination.operator_world import RecordingCoordinator, raising, running_tasks
 
 
 async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_failure() -> None:  # H7, H45
-    coordinator = RecordingCoordinator(notify_checkpoint_aborted=raise_error)
+    coordinator = RecordingCoordinator(notify_checkpoint_aborted=raising(ValueError("the coordinator's own")))
     async with running_tasks(1, coordinator, tolerated_failures=0) as (world, (task,)):
         task.declines = "disk full"
         await world.checkpoint()

@@ -17,8 +17,15 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.errors import AttemptOver
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
-from tests.actors.coordination.replacing import bench, raising, waiting_for
+from tests.actors.coordination.operator_world import (
+    Method,
+    RecordingCoordinator,
+    World,
+    raising,
+    running_operator,
+    waiting_for,
+)
+from tests.actors.coordination.replacing import bench
 
 
 class Coordinators(list[RecordingCoordinator]):

@@ -16,7 +16,7 @@ from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, raising, running_operator, running_tasks
 
 
 def part(subtask: int, *held: Any, events_sent: int = 0) -> SubtaskSnapshot:
@@ -66,10 +66,7 @@ async def test_a_reset_before_the_first_attempt_goes_to_the_restored_checkpoint(
 async def test_a_restore_that_fails_is_a_failed_start() -> None:  # H6, H52
     cause = ValueError("written by a later release")
 
-    async def fail(checkpoint_id: int, state: bytes | None) -> None:
-        raise cause
-
-    coordinator = RecordingCoordinator(reset_to_checkpoint=fail)
+    coordinator = RecordingCoordinator(reset_to_checkpoint=raising(cause))
     async with running_operator(coordinator, restored=checkpoint(part(0), part(1)), started=False) as world:
         with pytest.raises(ValueError, match="later release") as caught:
             await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))

@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from actors.coordination.messages import Settled
 from protocol.barrier_tracker import AbortRequested
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_tasks, waiting_for
 
 
 async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinator) -> None:
@@ -36,11 +35,8 @@ async def test_a_savepoint_goes_to_the_requested_directory_and_commits_nothing()
 
 
 async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> None:  # H49, H45
-    async def fail(checkpoint: Any) -> None:
-        raise OSError("no such bucket")
-
     async with running_tasks(1, tolerated_failures=0) as (world, (task,)):
-        world.on_store = fail
+        world.on_store = raising(OSError("no such bucket"))
         answer = await world.checkpoint("elsewhere")
         assert "no such bucket" in answer.reason()
         assert task.handled[-1] == ("aborted", 1)
@@ -54,11 +50,8 @@ async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> Non
 async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoints() -> None:  # H49, H44
     disk = asyncio.Event()
 
-    async def slowly(checkpoint: Any) -> None:
-        await disk.wait()
-
     async with running_tasks(1) as (world, _):
-        world.on_store = slowly
+        world.on_store = waiting_for(disk)
         answer = await world.checkpoint("elsewhere")
         world.tracker.tell(AbortRequested(1, "changed my mind"))
         await world.settle()
@@ -83,13 +76,10 @@ async def test_a_savepoint_after_a_run_does_not_stand_in_for_the_final_checkpoin
 
 
 async def test_a_savepoint_that_fails_after_a_run_leaves_its_output_committed() -> None:  # H49
-    async def fail(checkpoint: Any) -> None:
-        raise OSError("no such bucket")
-
     async with running_tasks(1) as (world, _):
         world.end_run()
         await world.settle()
-        world.on_store = fail
+        world.on_store = raising(OSError("no such bucket"))
         savepoint = world.begin_checkpoint("elsewhere")
         settled = await world.await_settled()
         assert "no such bucket" in savepoint.reason()
