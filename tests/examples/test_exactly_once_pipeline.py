@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from examples.exactly_once.faults import KINDS, WHAT
 from examples.exactly_once.trial import Outcome, Trial
 from examples.quiet_spark import SparkDidNotStart
 from tests.examples.conftest import ROOT
+from tests.spark.faults.waiting import wait_until
 
 # --- the command --------------------------------------------------------------------------------------------------
 
@@ -155,7 +154,8 @@ def test_ctrl_c_ends_the_drivers_and_leaves_no_file(tmp_path: Path) -> None:
     with started_pipeline(
         tmp_path, "--faults", "none", "--numbers", 10**6, "--seed", 5, "--timeout", SPARK_TIMEOUT_S
     ) as process:
-        wait_until(lambda: any(tmp_path.glob("exactly-once-5-*/checkpoints/**/*.hgc")))
+        checkpoints = "exactly-once-5-*/checkpoints/**/*.hgc"
+        wait_until(lambda: any(tmp_path.glob(checkpoints)), "a checkpoint", timeout_s=SPARK_TIMEOUT_S / 2)
 
         process.send_signal(signal.SIGINT)
         _, happened = process.communicate(timeout=SPARK_TIMEOUT_S)
@@ -163,10 +163,3 @@ def test_ctrl_c_ends_the_drivers_and_leaves_no_file(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert happened.splitlines()[-1] == "interrupted"
     assert list(tmp_path.iterdir()) == []
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SPARK_TIMEOUT_S / 2
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -38,11 +38,16 @@ class Job:
             self.handle.subtask(operator, *arguments)
         )
 
+    def action(self, operator: Any, *arguments: Any) -> Callable[[], list[Any]]:
+        """Collects the tasks' outputs, in order."""
+        tasks = self.tasks(operator, *arguments)
+        return lambda: sorted(tasks.collect())
+
 
 @contextmanager
 def coordinated(
     spark: SparkSession,
-    coordinator: OperatorCoordinator,
+    coordinator: OperatorCoordinator | Callable[[], OperatorCoordinator],
     parallelism: int = 1,
     *,
     config: SidecarConfig | None = None,

@@ -102,11 +102,12 @@ def standalone() -> Iterator[StandaloneCluster]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[NewProgram]:
-    """Make sidecars, and stop each of them by the end of its test."""
+    """Start sidecars, and stop each of them by the end of its test."""
     made: list[SidecarProgram] = []
 
     def make(*arguments: str) -> SidecarProgram:
         made.append(SidecarProgram(tmp_path, *arguments))
+        made[-1].start()
         return made[-1]
 
     yield make

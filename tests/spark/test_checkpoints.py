@@ -25,6 +25,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
+from tests.spark.actions import coordinated
 from tests.spark.counting import Counting, CountingCoordinator
 
 pytestmark = pytest.mark.spark
@@ -96,13 +97,12 @@ def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark
     held. An event to a subtask that has already acknowledged is delivered, although the other one has not.
     """
     coordinator = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
-        with running(action_of(spark, handle, 2, Counting, str(tmp_path))) as outcome:
+    with coordinated(spark, coordinator, 2, mode=STREAMING) as job:
+        with running(job.action(Counting, str(tmp_path))) as outcome:
             coordinator.wait_for(ready(2))
             coordinator.tell(1, "compute")
             coordinator.wait_for(lambda story: ("event", 1, 0, "computing") in story)
-            with running(sidecar.checkpoint) as checkpoint:
+            with running(job.sidecar.checkpoint) as checkpoint:
                 coordinator.wait_for(lambda story: ("checkpoint", 1) in story)
                 coordinator.send_numbers(0, 3)
                 coordinator.send_numbers(1, 3)
@@ -149,12 +149,11 @@ def test_a_declined_checkpoint_fails_with_the_subtasks_reason(
 ) -> None:
     """H45: aborted, and both sides are told; events flow again."""
     coordinator = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=TOLERANT)
-        with running(action_of(spark, handle, 1, operator)) as outcome:
+    with coordinated(spark, coordinator, mode=STREAMING, checkpoint=TOLERANT) as job:
+        with running(job.action(operator)) as outcome:
             coordinator.wait_for(ready(1))
             with pytest.raises(CheckpointFailed, match=reason):
-                sidecar.checkpoint()
+                job.sidecar.checkpoint()
             if operator is RaisingInSnapshot:
                 coordinator.wait_for(ready(2))
             coordinator.send_numbers(0, 2)
@@ -169,14 +168,13 @@ def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession,
     """H45, H48: the timeout aborts it, the reason names the subtask that is late, and the next one works."""
     coordinator = CountingCoordinator()
     config = CheckpointConfig(timeout_s=1.0, tolerated_failures=1)
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, checkpoint=config)
-        with running(action_of(spark, handle, 2, Counting, str(tmp_path))):
+    with coordinated(spark, coordinator, 2, mode=STREAMING, checkpoint=config) as job:
+        with running(job.action(Counting, str(tmp_path))):
             coordinator.wait_for(ready(2))
             coordinator.tell(1, "compute")
             coordinator.wait_for(lambda story: ("event", 1, 0, "computing") in story)
             with pytest.raises(CheckpointFailed, match=r"not complete within 1 s.*op\[1\]#0.*not acknowledged"):
-                sidecar.checkpoint()
+                job.sidecar.checkpoint()
             (tmp_path / "go on").touch()
             coordinator.wait_for(lambda story: ("event", 1, 0, "computed") in story)
             coordinator.stop_all()
@@ -303,17 +301,18 @@ def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: 
 def test_an_application_whose_storage_was_taken_over_ends(spark: SparkSession, tmp_path: Path) -> None:
     """H4, H50: the later application continues; the earlier one completes no more checkpoints and takes no tasks."""
     coordinator = CountingCoordinator()
-    with Sidecar(spark, SidecarConfig(storage=tmp_path)) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=TOLERANT)
-        action = action_of(spark, handle, 1, Counting)
-        with running(lambda: sidecar.run(action, restart=FixedDelay(restarts_max=None, delay_s=0))) as outcome:
+    with coordinated(
+        spark, coordinator, config=SidecarConfig(storage=tmp_path), mode=STREAMING, checkpoint=TOLERANT
+    ) as job:
+        action = job.action(Counting)
+        with running(lambda: job.sidecar.run(action, restart=FixedDelay(restarts_max=None, delay_s=0))) as outcome:
             coordinator.wait_for(ready(1))
             CheckpointStorage(tmp_path).prepare()
             with pytest.raises(CheckpointFailed, match="taken over by a later application"):
-                sidecar.checkpoint()
+                job.sidecar.checkpoint()
         assert isinstance(outcome[0], StorageFenced)
         with pytest.raises(StorageFenced):
-            sidecar.coordinate("another", CountingCoordinator(), parallelism=1)
+            job.sidecar.coordinate("another", CountingCoordinator(), parallelism=1)
     assert coordinator.named("complete", "reset", "reset_to_checkpoint") == []
 
 
@@ -323,14 +322,13 @@ def test_an_application_whose_storage_was_taken_over_ends(spark: SparkSession, t
 def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession) -> None:
     """H8, H15: fail_job ends the run; the next one starts from the last completed checkpoint, on both sides."""
     coordinator = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
-        action = action_of(spark, handle, 2, Counting)
-        with running(lambda: sidecar.run(action, restart=FixedDelay(restarts_max=1, delay_s=0))) as outcome:
+    with coordinated(spark, coordinator, 2, mode=STREAMING) as job:
+        action = job.action(Counting)
+        with running(lambda: job.sidecar.run(action, restart=FixedDelay(restarts_max=1, delay_s=0))) as outcome:
             coordinator.wait_for(ready(2))
             coordinator.send_numbers(0, 3)
             coordinator.wait_until_seen(0, 3)
-            checkpoint_id = sidecar.checkpoint()
+            checkpoint_id = job.sidecar.checkpoint()
             coordinator.send_numbers(0, 2)
             coordinator.wait_until_seen(0, 5)
 

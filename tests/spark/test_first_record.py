@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from tests.spark.actions import coordinated
 
 pytestmark = pytest.mark.spark
 
@@ -68,9 +68,8 @@ class Hasty(Obeys):
 @pytest.mark.parametrize("mode", [RestoreMode.BATCH, RestoreMode.STREAMING])
 @pytest.mark.parametrize("records", [RECORDS, 0])
 def test_no_record_comes_before_the_initial_values(spark: SparkSession, records: int, mode: RestoreMode) -> None:
-    with Sidecar(spark) as sidecar:
-        rules = sidecar.coordinate("rules", RuleBook(), parallelism=2, mode=mode)
-        known = spark.sparkContext.parallelize(range(records), 2).mapPartitions(rules.subtask(Obeys)).collect()
+    with coordinated(spark, RuleBook(), 2, mode=mode) as job:
+        known = spark.sparkContext.parallelize(range(records), 2).mapPartitions(job.handle.subtask(Obeys)).collect()
     assert known == [RULES] * (records + 2)
 
 
@@ -80,14 +79,12 @@ def test_a_dataframe_gets_the_initial_values_too(spark: SparkSession) -> None:
             for batch in records:
                 yield batch.assign(id=len(self.rules))
 
-    with Sidecar(spark) as sidecar:
-        rules = sidecar.coordinate("rules", RuleBook(), parallelism=2)
-        frame = spark.range(0, 100, 1, 2).mapInPandas(rules.subtask(OfFrames), "id long")
+    with coordinated(spark, RuleBook(), 2) as job:
+        frame = spark.range(0, 100, 1, 2).mapInPandas(job.handle.subtask(OfFrames), "id long")
         assert {row.id for row in frame.collect()} == {RULES}
 
 
 def test_an_operator_that_does_not_wait_ends_well(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        rules = sidecar.coordinate("rules", Careless(), parallelism=2)
-        known = spark.sparkContext.parallelize(range(100), 2).mapPartitions(rules.subtask(Hasty)).collect()
+    with coordinated(spark, Careless(), 2) as job:
+        known = spark.sparkContext.parallelize(range(100), 2).mapPartitions(job.handle.subtask(Hasty)).collect()
     assert len(known) == 102

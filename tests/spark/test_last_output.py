@@ -130,7 +130,6 @@ def test_leaving_an_attached_sidecar_raises_and_does_not_end_it(
     spark: SparkSession, program: NewProgram
 ) -> None:  # H71
     here = program("not_committing")
-    here.start()
 
     def whole() -> None:
         with attach(spark, here) as sidecar:

@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from headgate.testing import RecordingCoordinator
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
@@ -99,51 +99,25 @@ METHODS = [
 ]
 
 
-class Hanging(OperatorCoordinator):
+class Hanging(RecordingCoordinator):
     """Hangs in one of its methods. ``hangs`` is set once it does; ``release`` ends the hang when nothing else can."""
 
     def __init__(self, method: str, how: Callable[[threading.Event], Awaitable[None]], *, press: bool) -> None:
+        super().__init__(**{"handle_request": self._answer, method: self._hang})
         self.method = method
+        self.press = press
         self.hangs, self.release = threading.Event(), threading.Event()
-        self.closed = 0
         self._how = how
-        self._press = press
 
-    async def _in(self, method: str) -> None:
-        if method == self.method:
-            self.hangs.set()
-            if self._press:
-                os.kill(os.getpid(), signal.SIGINT)
-            await self._how(self.release)
-
-    async def start(self, context: CoordinatorContext) -> None:
-        await self._in("start")
-
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        await self._in("subtask_ready")
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        await self._in("handle_event_from_operator")
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        await self._in("handle_request")
-
-    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        await self._in("checkpoint_coordinator")
+    async def _hang(self, *arguments: Any) -> Any:
+        self.hangs.set()
+        if self.press:
+            os.kill(os.getpid(), signal.SIGINT)
+        await self._how(self.release)
         return b""
 
-    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        await self._in("notify_checkpoint_complete")
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        await self._in("run_ended")
-
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        pass
-
-    async def close(self) -> None:
-        self.closed += 1
-        await self._in("close")
+    async def _answer(self, *arguments: Any) -> Any:
+        return "an answer"
 
 
 def enter_and_leave(spark: SparkSession, coordinator: Hanging) -> list[Action]:
@@ -158,7 +132,7 @@ def enter_and_leave(spark: SparkSession, coordinator: Hanging) -> list[Action]:
             actions.append(Action(rdd.collect))
         if coordinator.method != "close":
             assert coordinator.hangs.wait(300.0)
-            if coordinator._press:
+            if coordinator.press:
                 threading.Event().wait(300.0)  # for the Ctrl-C
     return actions
 
@@ -202,22 +176,20 @@ def test_a_sidecar_is_left_while_a_method_hangs(
             coordinator.release.set()
     named = told(logged, "coordinator method cancelled", "coordinator method abandoned")
     assert [(line["method"], how.__name__ in line["waiting_at"]) for line in named] == [(method, True)], logged
-    assert coordinator.closed == (0 if method != "close" and how in HOW[2:] else 1)
+    assert len(coordinator.calls_of("close")) == (0 if method != "close" and how in HOW[2:] else 1)
 
 
 def blocks_the_loop(release: threading.Event) -> None:
     release.wait(600.0)
 
 
-class Blocking(Hanging):
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        self.hangs.set()
-        blocks_the_loop(self.release)
+async def blocks_its_loop(release: threading.Event) -> None:
+    blocks_the_loop(release)
 
 
 @pytest.mark.parametrize("raising", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_sidecar_whose_loop_is_blocked_is_left_and_the_code_is_named(spark: SparkSession, raising: bool) -> None:
-    coordinator = Blocking("handle_request", waits, press=False)
+    coordinator = Hanging("handle_request", blocks_its_loop, press=False)
     sidecar_threads = {thread for thread in threading.enumerate() if thread.name.startswith("headgate")}
 
     def body() -> None:

@@ -18,6 +18,7 @@ from protocol.restart import FixedDelay
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from tests.spark.actions import coordinated
 from tests.spark.growing import NODES, TreeReader, TreeSource
 
 pytestmark = pytest.mark.spark
@@ -127,25 +128,22 @@ def test_a_restart_of_an_instance_that_cannot_forget_is_refused_once(spark: Spar
 @pytest.mark.parametrize("relay", ["jvm", "py4j"])
 def test_each_action_enumerates_its_splits_again(spark: SparkSession, relay: Any) -> None:  # H68
     source = TreeSource()
-    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
-        handle = sidecar.coordinate("tree", source, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+    with coordinated(spark, source, 2, config=SidecarConfig(relay=relay)) as job:
+        rdd = job.tasks(TreeReader)
         for _ in range(3):
             assert sorted(rdd.collect()) == list(range(NODES))
     assert [len(enumerator.read) for enumerator in source.built] == [NODES] * 3
 
 
 def test_a_source_given_as_a_class_enumerates_again_in_each_action(spark: SparkSession) -> None:  # H68
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("tree", TreeSource, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+    with coordinated(spark, TreeSource, 2) as job:
+        rdd = job.tasks(TreeReader)
         assert [sorted(rdd.collect()) for _ in range(3)] == [list(range(NODES))] * 3
 
 
 def test_an_action_that_takes_partitions_one_after_the_other_reads_each_split_once(spark: SparkSession) -> None:  # H56
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("tree", TreeSource(), parallelism=4)
-        rdd = spark.sparkContext.parallelize(range(4), 4).mapPartitions(handle.subtask(TreeReader))
+    with coordinated(spark, TreeSource(), 4) as job:
+        rdd = job.tasks(TreeReader)
         assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
         assert len(rdd.take(1)) == 1
         assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
@@ -167,11 +165,10 @@ class BreaksInTheMiddle(TreeSource):
 @pytest.mark.parametrize("behind", ["the result", "a shuffle"])
 def test_a_restart_enumerates_its_splits_again(spark: SparkSession, behind: str) -> None:  # H68, H15
     source = BreaksInTheMiddle()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("tree", source, parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+    with coordinated(spark, source, 2) as job:
+        rdd = job.tasks(TreeReader)
         if behind == "a shuffle":
             rdd = rdd.keyBy(lambda node: node).partitionBy(2).values()
-        rows = sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=2, delay_s=0.0))
+        rows = job.sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=2, delay_s=0.0))
     assert sorted(rows) == list(range(NODES))
     assert source.broken == 2

@@ -64,7 +64,6 @@ def test_the_jvm_refuses_another_certificate(spark: SparkSession, monkeypatch: p
 def test_a_sidecar_in_another_process_encrypts_all_three_ports(spark: SparkSession, program: NewProgram) -> None:
     """H77, H51: a restarted sidecar has the same certificate, so the driver's JVM and its tasks find it again."""
     here = program("streaming", "--tls")
-    here.start()
     with pytest.raises(SidecarUnreachable, match="tls"):
         attach(spark, here, tls=False).__enter__()
     with attach(spark, here, tls=True) as sidecar:

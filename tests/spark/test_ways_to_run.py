@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ import uvloop
 from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
-from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
@@ -56,19 +54,17 @@ def source() -> SourceCoordinator:
 
 @pytest.mark.parametrize("relay", ["jvm", "py4j"])
 def test_splits_are_read_once_each_whichever_relay_brings_the_facts(spark: SparkSession, relay: Any) -> None:
-    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
-        squares = sidecar.coordinate("squares", source(), parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
+    with coordinated(spark, source(), 2, config=SidecarConfig(relay=relay)) as job:
+        rdd = job.tasks(Squares)
         assert sorted(rdd.collect()) == [n * n for n in SPLITS]
         assert rdd.count() == len(SPLITS)  # H55: a second action starts from the beginning
 
 
 @pytest.mark.parametrize(("method", "operator"), [("mapInPandas", PandasSquares), ("mapInArrow", ArrowSquares)])
 def test_a_dataframe_takes_a_subtask(spark: SparkSession, method: str, operator: Any) -> None:
-    with Sidecar(spark) as sidecar:
-        squares = sidecar.coordinate("squares", source(), parallelism=2)
+    with coordinated(spark, source(), 2) as job:
         frame = spark.range(2, numPartitions=2)
-        rows = getattr(frame, method)(squares.subtask(operator), "square long").collect()
+        rows = getattr(frame, method)(job.handle.subtask(operator), "square long").collect()
     assert sorted(row.square for row in rows) == [n * n for n in SPLITS]
 
 
@@ -179,56 +175,3 @@ def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
         relay_kind, rows = runner.run(squares_of())
     assert relay_kind == "jvm"
     assert sorted(rows) == [n * n for n in SPLITS]
-
-
-class Counting(SubtaskOperator):
-    """Counts its events; its count is its state. Raises or ends when it is told to."""
-
-    def __init__(self) -> None:
-        self.context: SubtaskContext
-        self.count = 0
-        self.stopping = False
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-        self.count = int(state or b"0")
-        context.send_event(["restored", context.checkpoint_id, self.count])
-
-    def handle_event(self, event: Any) -> None:
-        if event == "raise":
-            raise ValueError("as it was told")
-        if event == "stop":
-            self.stopping = True
-        else:
-            self.count += 1
-
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return str(self.count).encode()
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        while not self.stopping:
-            self.context.wait_for_event()
-        yield self.count
-
-
-@pytest.mark.parametrize(("mode", "restored"), [(RestoreMode.BATCH, (-1, 0)), (RestoreMode.STREAMING, (1, 2))])
-def test_a_retry_restores_according_to_its_mode(
-    spark: SparkSession, mode: RestoreMode, restored: tuple[int, int]
-) -> None:
-    """H18: if Spark owns the output a retry restarts from scratch, else from the last completed checkpoint."""
-    script = Script({(0, 0): ["one", "two"]}, [])
-    with coordinated(spark, script, mode=mode) as job:
-        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(job.handle.subtask(Counting))
-        results: list[int] = []
-        action = threading.Thread(target=lambda: results.extend(rdd.collect()))
-        action.start()
-        script.wait_for(lambda story: any(callback[0] == "event" for callback in story))
-        assert job.sidecar.checkpoint("op") == 1
-        script.say(["three", "raise"])
-        script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
-        script.say(["stop"])
-        action.join(300)
-    checkpoint_id, count = restored
-    assert script.named("reset") == [("reset", 0, checkpoint_id)]
-    assert [callback[3] for callback in script.named("event")][1] == ["restored", checkpoint_id, count]
-    assert results == [count]

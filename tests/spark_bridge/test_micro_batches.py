@@ -6,23 +6,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from actors import ActorSystem
 from actors.coordination import OperatorConfig, OperatorCoordinator
-from protocol.attempts import LedgerConfig, RunStarted
+from protocol.attempts import RunStarted
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operators
 from spark_bridge.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
-from spark_bridge.storage import MemoryStorage, StorageSession
+from spark_bridge.storage import MemoryStorage
+from tests.spark_bridge.test_operators import running_operators
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,13 +49,10 @@ async def a_world(
     *labels: str, mode: RestoreMode = RestoreMode.STREAMING, coordinator: OperatorCoordinator | None = None
 ) -> AsyncIterator[World]:
     """An operator "words" that starts from a storage with checkpoints with these labels."""
-    storage, no_relay, running = MemoryStorage(retained=9), None, RunningJobs()
+    storage, running = MemoryStorage(retained=9), RunningJobs()
     for checkpoint_id, label in zip(storage.reserve_ids(len(labels) + 1), labels, strict=False):
         storage.store("words", CompletedCheckpoint(checkpoint_id, 1, b"state", label=label))
-    relay: Any = no_relay
-    async with StorageSession(storage) as session, ActorSystem("test") as system:
-        bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: relay, running=running), name="bridge")
-        operators = Operators(SidecarConfig(), system, bridge, ConnectionRouter(lambda *attempt: b""), session)
+    async with running_operators(storage, running) as operators:
         await operators.add(OperatorConfig("words", 1, mode), coordinator or OperatorCoordinator(), "latest")
         yield World(operators, storage, running)
 

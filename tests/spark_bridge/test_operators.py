@@ -17,6 +17,7 @@ from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.messages import RestoreMode, SubtaskState
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.router import ConnectionRouter
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
 from spark_bridge.errors import SidecarError
@@ -24,11 +25,12 @@ from spark_bridge.storage import MemoryStorage, Storage, StorageSession
 
 
 @asynccontextmanager
-async def running_operators(storage: Storage) -> AsyncIterator[Operators]:
+async def running_operators(storage: Storage, running: RunningJobs | None = None) -> AsyncIterator[Operators]:
     """Operators as in a sidecar, but without requests to Spark."""
     no_relay: Any = None
+    running = running or RunningJobs()
     async with StorageSession(storage) as session, ActorSystem("test") as system:
-        bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: no_relay), name="bridge")
+        bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: no_relay, running=running), name="bridge")
         yield Operators(SidecarConfig(), system, bridge, ConnectionRouter(lambda *attempt: b""), session)
 
 

@@ -41,19 +41,22 @@ class Runs:
         return self.uncommitted
 
 
-async def test_a_successful_action_is_done_when_its_output_is_committed() -> None:
+async def begun(restart: FixedDelay) -> tuple[Runs, Restarter]:
     runs = Runs()
-    restarter = Restarter(runs, FixedDelay())
+    restarter = Restarter(runs, restart)
     await restarter.begin()
+    return runs, restarter
+
+
+async def test_a_successful_action_is_done_when_its_output_is_committed() -> None:
+    runs, restarter = await begun(FixedDelay())
     assert await restarter.succeeded() is None
     assert runs.settled == 1
 
 
 async def test_output_that_could_not_be_committed_is_produced_again() -> None:
     # H40, H45: readers do not see rows that no completed checkpoint covers
-    runs = Runs()
-    restarter = Restarter(runs, FixedDelay(restarts_max=1, delay_s=0.25))
-    await restarter.begin()
+    runs, restarter = await begun(FixedDelay(restarts_max=1, delay_s=0.25))
     runs.uncommitted = "storage: the disk is full"
     assert await restarter.succeeded() == 0.25
     await restarter.begin()
@@ -64,9 +67,7 @@ async def test_output_that_could_not_be_committed_is_produced_again() -> None:
 
 async def test_a_coordinator_that_failed_after_a_successful_run_is_a_failure() -> None:
     # H7: for example an exception in notify_checkpoint_complete of the final checkpoint
-    runs = Runs()
-    restarter = Restarter(runs, FixedDelay(restarts_max=0))
-    await restarter.begin()
+    runs, restarter = await begun(FixedDelay(restarts_max=0))
     runs.failed, runs.cause = 1, OSError("cannot publish")
     with pytest.raises(RestartsExhausted, match="OSError: cannot publish"):
         await restarter.succeeded()
@@ -100,18 +101,14 @@ async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
 
 async def test_a_fenced_application_is_not_restarted() -> None:
     # H50: a later application has taken the storage over; two must not continue from the same checkpoint
-    runs = Runs()
-    restarter = Restarter(runs, FixedDelay(restarts_max=None))
-    await restarter.begin()
+    runs, restarter = await begun(FixedDelay(restarts_max=None))
     runs.failed, runs.fenced = 1, StorageFenced("taken over by application number 2")
     with pytest.raises(StorageFenced, match="number 2"):
         await restarter.failed(RuntimeError("job aborted"))
 
 
 async def test_a_run_that_is_refused_for_its_coordinator_is_not_started_again() -> None:  # H68
-    runs = Runs()
-    restarter = Restarter(runs, FixedDelay(restarts_max=9, delay_s=0.0))
-    await restarter.begin()
+    runs, restarter = await begun(FixedDelay(restarts_max=9, delay_s=0.0))
     runs.failed, runs.cause = 1, OSError("the first cause")
     first = ValueError("the job failed")
     assert await restarter.failed(first) == 0.0
@@ -124,9 +121,7 @@ async def test_a_run_that_is_refused_for_its_coordinator_is_not_started_again() 
 
 async def test_the_text_names_what_failed_in_the_jvm_not_the_call_that_raised() -> None:
     # H69: the cause of a failed job is the second line of what Py4J raises
-    runs = Runs()
-    restarter = Restarter(runs, FixedDelay(restarts_max=0))
-    await restarter.begin()
+    runs, restarter = await begun(FixedDelay(restarts_max=0))
     runs.failed = 1
     error = RuntimeError(
         "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"

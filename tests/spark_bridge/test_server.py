@@ -696,8 +696,8 @@ async def test_an_ipv6_address_is_listened_on_and_written_in_brackets() -> None:
     assert lines[0]["bound"] == lines[0]["advertised"] == f"[::1]:{port}"
 
 
-async def test_connections_stay_within_the_files_that_the_process_may_open() -> None:  # H62
-    """Three quarters: Spark, storage and the driver's own code need some, too. The reason says how to allow more."""
+@asynccontextmanager
+async def a_running_server_with_few_files() -> AsyncIterator[RunningServer]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with AsyncExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -705,6 +705,12 @@ async def test_connections_stay_within_the_files_that_the_process_may_open() -> 
             running = await stack.enter_async_context(a_running_server(ServerConfig()))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # this process has the other ends, too
+        yield running
+
+
+async def test_connections_stay_within_the_files_that_the_process_may_open() -> None:  # H62
+    """Three quarters: Spark, storage and the driver's own code need some, too. The reason says how to allow more."""
+    async with a_running_server_with_few_files() as running:
         for _ in range(192):
             await running.a_task()
         with capture_logs() as lines:
@@ -712,6 +718,14 @@ async def test_connections_stay_within_the_files_that_the_process_may_open() -> 
             assert await one_too_many.until_closed() == b""
         assert "limit of 192 connections is reached" in lines[-1]["why"]
         assert "raise ulimit -n" in lines[-1]["why"]
+
+
+async def test_with_few_files_fewer_strangers_are_kept() -> None:  # H62
+    async with a_running_server_with_few_files() as running:
+        for _ in range(60):
+            await running.a_stranger()
+        assert await running.is_well()
+        assert running.server.statistics.unauthenticated <= 192 // 8
 
 
 async def test_the_port_that_was_found_is_advertised(running: RunningServer) -> None:  # H63

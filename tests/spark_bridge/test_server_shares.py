@@ -7,7 +7,6 @@ The peers write in one step of the test, so that the server finds everything whe
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from dataclasses import replace
@@ -20,8 +19,8 @@ from protocol.wire.messages import AttemptEnded, Confirm, UpMessage
 from spark_bridge.certificates import encryption
 from spark_bridge.server.connection import Connection
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE
-from spark_bridge.subtask.tls import TlsStream, client_context
-from tests.spark_bridge.test_server import CONFIG, KEYS, Peer, RunningServer, a_running_server
+from tests.fuzz.line import Line
+from tests.spark_bridge.test_server import CONFIG, KEY, KEYS, NONCE, RunningServer, a_running_server
 
 FLOOD = 1000
 
@@ -196,60 +195,20 @@ async def test_a_bad_frame_in_a_later_share_ends_that_connection_only() -> None:
 # --- encrypted -------------------------------------------------------------------------------------------------
 
 
-class TlsWriter:
-    """The part of a ``StreamWriter`` that a ``Peer`` uses to write, encrypted."""
-
-    def __init__(self, writer: asyncio.StreamWriter, tls: TlsStream) -> None:
-        self._writer = writer
-        self._tls = tls
-
-    def write(self, data: bytes) -> None:
-        self._writer.write(self._tls.encrypt(data))
-
-    async def drain(self) -> None:
-        await self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    async def wait_closed(self) -> None:
-        await self._writer.wait_closed()
-
-
-class TlsPeer(Peer):
-    """A peer whose connection is encrypted."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pin: bytes) -> None:
-        self._tls = TlsStream(client_context(), pin=pin)
-        self._raw = writer
-        writer.write(self._tls.start())
-        super().__init__(reader, TlsWriter(writer, self._tls))  # type: ignore[arg-type]
-
-    async def read_some(self) -> bytes:
-        while data := await super().read_some():
-            plain, reply = self._tls.receive(data)
-            self._raw.write(reply)
-            if plain:
-                return plain
-        return b""
-
-
 async def test_encrypted_floods_take_turns_and_each_keeps_its_order() -> None:  # H22, H65, H77
     made = encryption(True, KEYS)
     assert made.certificate_sha256 is not None
     async with a_running_server(replace(CONFIG, tls=made.context)) as running:
-        peers = []
-        for known in range(2):
-            peer = TlsPeer(*await asyncio.open_connection(*running.server.address), made.certificate_sha256)
-            running.peers.append(peer)
-            await peer.authenticate()
-            await running.handler.until(lambda known=known: len(running.handler.connections) > known)  # type: ignore[misc]
-            peers.append(peer)
-        for task, peer in enumerate(peers):
-            peer.writer.write(flood(task))
+        lines = [await Line.open(running.server.address, made.certificate_sha256) for _ in range(2)]
+        for line in lines:
+            await line.greet(KEY, NONCE)
+        for task, line in enumerate(lines):
+            await line.send(flood(task))
         await running.handler.until(lambda: len(running.handler.messages) == 2 * FLOOD)
         assert those_of(running, 0) == those_of(running, 1) == list(range(FLOOD))
         assert max(running.handler.batches) <= SHARE
+        for line in lines:
+            await line.close()
 
 
 @pytest.mark.parametrize("count", [LIGHT + 1, SHARE, SHARE + 1])

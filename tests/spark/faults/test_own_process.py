@@ -74,7 +74,6 @@ def run_one_job(spark: SparkSession, sidecar: AttachedSidecar, seen: int) -> Non
 def test_a_driver_is_served_by_a_sidecar_in_another_process(spark: SparkSession, program: NewProgram) -> None:
     """Both kinds of traffic, a checkpoint and the end; the process ends when told to."""
     here = program()
-    here.start()
     with attach(spark, here) as sidecar:
         assert sidecar.operator_ids == [OPERATOR]
         rdd = tasks(spark, sidecar)
@@ -96,7 +95,6 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(spark: SparkSession,
 def test_a_restarted_sidecar_takes_over_its_running_job(spark: SparkSession, program: NewProgram) -> None:
     """H18, H24, H52: the attempts are killed; their successors and the coordinator continue from the checkpoint."""
     here = program()
-    here.start()
     with attach(spark, here) as sidecar:
         rdd = tasks(spark, sidecar)
         action = Action(lambda: sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0)))
@@ -124,7 +122,6 @@ def test_a_restarted_sidecar_takes_over_its_running_job(spark: SparkSession, pro
 def test_with_takeover_fail_the_job_fails_and_is_run_again(spark: SparkSession, program: NewProgram) -> None:
     """H15, H55: with ``--takeover fail``, the restart continues from the checkpoint."""
     here = program("streaming", "--takeover", "fail")
-    here.start()
     with attach(spark, here) as sidecar:
         rdd = tasks(spark, sidecar)
         action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
@@ -153,7 +150,6 @@ class EndsEarly(Counting):
 def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: NewProgram) -> None:
     """H17: Spark would not rerun the completed part, whose events the coordinator has lost."""
     here = program("batch")
-    here.start()
     with attach(spark, here) as sidecar:
         rdd = one_task_each(spark, 2).mapPartitions(sidecar.operator(OPERATOR).subtask(EndsEarly))
         action = Action(lambda: sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0)))
@@ -176,7 +172,6 @@ def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: 
 def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(spark: SparkSession, program: NewProgram) -> None:
     """H24, H48: the tasks give up without being told, then the driver does."""
     here = program("quick")
-    here.start()
     with attach(spark, here, connect_timeout_s=2.0) as sidecar:
         rdd = tasks(spark, sidecar)
         action = Action(rdd.collect)
@@ -190,7 +185,6 @@ def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(spark: Spar
 def test_a_second_driver_is_served_when_the_first_has_left(spark_on: SparkOn, program: NewProgram) -> None:
     """H52: it continues from the last checkpoint of the first."""
     here = program()
-    here.start()
     for seen in (5, 10):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
@@ -207,7 +201,6 @@ def test_a_driver_that_attaches_after_another_has_detached_is_not_taken_for_it(
     refused and its facts skipped.
     """
     here = program("streaming", "--lost-after", "3600")
-    here.start()
     for seen in (5, 10, 15):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
@@ -231,7 +224,6 @@ def test_a_driver_that_was_lost_is_replaced_by_the_next(
 
     monkeypatch.setattr(attached, "ask", cut_off)
     here = program()
-    here.start()
     for seen in (5, 10):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
@@ -267,7 +259,6 @@ def _is_let_in(endpoint: TaskEndpoint) -> bool:
 def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(spark: SparkSession, program: NewProgram) -> None:
     """H76: neither the driver's port nor the JVM's, and no other operator's place."""
     here = program()
-    here.start()
     with attach(spark, here) as sidecar:
         handle = sidecar.operator(OPERATOR)
         rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Burglar, handle.endpoint, here.ports))
@@ -284,7 +275,6 @@ def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(spark: SparkSession,
 def test_a_wrong_secret_is_reported(spark: SparkSession, program: NewProgram, tmp_path: Path) -> None:
     """H61."""
     here = program()
-    here.start()
     other = tmp_path / "other"
     other.touch(0o600)
     other.write_text("ab" * 32)
@@ -294,6 +284,5 @@ def test_a_wrong_secret_is_reported(spark: SparkSession, program: NewProgram, tm
 
 def test_an_operator_that_the_factory_does_not_coordinate_is_reported(spark: SparkSession, program: NewProgram) -> None:
     here = program()
-    here.start()
     with attach(spark, here) as sidecar, pytest.raises(SidecarError, match=r"'words' is not coordinated.*'op'"):
         sidecar.operator("words")

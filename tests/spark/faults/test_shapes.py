@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.facts import ExecutorLost, TaskStarted
+from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.subtask import SplitReader
 from tests.spark.actions import what_the_user_reads
 from tests.spark.cluster import StandaloneCluster
@@ -278,14 +279,22 @@ def shuffled_frame(bench: Bench) -> DataFrame:
     return bench.spark.range(100).selectExpr("id % 10 as key").groupBy("key").count()
 
 
+def squares_over(frame: DataFrame, handle: OperatorHandle) -> Callable[[], list[int]]:
+    """An action over the operator's tasks that returns what they have read, in order."""
+    rows = frame.mapInArrow(handle.subtask(ArrowSquares), "square long")
+    return lambda: sorted(row.square for row in rows.collect())
+
+
+ALL_SQUARES = [n * n for n in range(10)]
+
+
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_adaptive_execution_chooses_the_number_of_partitions(bench: Bench, adaptive: str) -> None:
     """H10: only that many of a split reader's subtasks begin, and they read all splits, where that is allowed."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled=adaptive, spark_sql_shuffle_partitions="4"):
         with bench.coordinated(squares, 4, allow_fewer=True) as handle:
-            rows = shuffled_frame(bench).mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
-    assert sorted(row.square for row in rows) == [n * n for n in range(10)]
+            assert squares_over(shuffled_frame(bench), handle)() == ALL_SQUARES
     assert squares.ready == ({0} if adaptive == "true" else {0, 1, 2, 3})
 
 
@@ -295,12 +304,11 @@ def test_fewer_partitions_that_adaptive_execution_makes_are_refused_with_every_w
     with settings(bench.spark, spark_sql_adaptive_enabled="true", spark_sql_shuffle_partitions="4"):
         with bench.coordinated(squares, 4) as handle:
             frame = shuffled_frame(bench)
-            text = what_the_user_reads(frame.mapInArrow(handle.subtask(ArrowSquares), "square long").collect)
-            rows = frame.repartition(4).mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
+            text = what_the_user_reads(squares_over(frame, handle))
+            assert squares_over(frame.repartition(4), handle)() == ALL_SQUARES
     assert "only 1 partition" in text
     assert "repartition(4)" in text
     assert "allow_fewer=True" in text
-    assert sorted(row.square for row in rows) == [n * n for n in range(10)]
 
 
 def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_fix(bench: Bench) -> None:
@@ -309,13 +317,12 @@ def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_fix(be
     with settings(bench.spark, spark_sql_adaptive_enabled="false", spark_sql_shuffle_partitions="4"):
         with bench.coordinated(squares, 1) as handle:
             frame = shuffled_frame(bench)
-            text = what_the_user_reads(frame.mapInArrow(handle.subtask(ArrowSquares), "square long").collect)
-            rows = frame.repartition(1).mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
+            text = what_the_user_reads(squares_over(frame, handle))
+            assert squares_over(frame.repartition(1), handle)() == ALL_SQUARES
     assert "SUBTASK_OUT_OF_RANGE" in text
     assert "needs parallelism=4" in text
     assert "repartition(1)" in text
     assert squares.ready == {0}
-    assert sorted(row.square for row in rows) == [n * n for n in range(10)]
 
 
 def test_adaptive_execution_leaves_repartition_alone(bench: Bench) -> None:
@@ -324,8 +331,7 @@ def test_adaptive_execution_leaves_repartition_alone(bench: Bench) -> None:
     with settings(bench.spark, spark_sql_adaptive_enabled="true"):
         with listening_to(bench.spark) as heard, bench.coordinated(squares, 3) as handle:
             frame = shuffled_frame(bench).filter("key < 1").repartition(3)
-            rows = frame.mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
+            assert squares_over(frame, handle)() == ALL_SQUARES
             stages = {start.stage_id for start in heard.of(TaskStarted)}
     assert len(stages) > 1
     assert squares.ready == {0, 1, 2}
-    assert sorted(row.square for row in rows) == [n * n for n in range(10)]

@@ -4,26 +4,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.attempts import FailureKind, FailureReason
+from headgate.testing import running_operator
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sink.coordinator import FileSinkCoordinator
 from spark_bridge.sink.errors import SinkMisused
 from spark_bridge.sink.operator import FileSinkOperator
+from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context, rows_of, staged, visible
-
-
-class Json(FileSinkOperator):
-    """Records that are not lines."""
-
-    def encode(self, record: Any) -> bytes | str:
-        return json.dumps(record)
 
 
 def opened(operator: FileSinkOperator, state: bytes | None = None, **fields: Any) -> TaskContext:
@@ -32,91 +25,39 @@ def opened(operator: FileSinkOperator, state: bytes | None = None, **fields: Any
     return context
 
 
-def until(operator: FileSinkOperator, records: Iterable[Any], count: int) -> None:
-    """Let it take ``count`` records and request one more."""
+async def test_what_no_checkpoint_covers_goes_with_its_attempt_and_nothing_else_is_left_at_the_end(
+    tmp_path: Path,
+) -> None:
+    """H13, H18, H47, H57."""
+    url = str(tmp_path / "out")
+    async with running_operator(FileSinkCoordinator(url), parallelism=1, mode="streaming") as world:
+        task = await world.launch_operator(0, lambda: FileSinkOperator(url))
+        task.feed("a", "b")
+        await world.settle()
+        await world.checkpoint()
+        task.feed("lost")
+        await world.settle()
+        SinkWriter(url, name="operator", subtask=0, attempt=0, after=1).write("by a process that was killed")
+        await world.kill(task)
+        assert staged(url) == []
+        SinkWriter(url, name="operator", subtask=0, attempt=0).write("a part that no list will name")
+        task = await world.retry(task, ["a", "b", "c"])
+        assert task.outcome == "success"
+    assert (rows_of(visible(url)), staged(url)) == (["a", "b", "c"], [])
 
-    class Enough(Exception):
+
+async def test_a_sink_without_rows_leaves_an_empty_directory(tmp_path: Path) -> None:
+    async with running_operator(FileSinkCoordinator(str(tmp_path)), parallelism=1, mode="streaming"):
         pass
-
-    def given() -> Iterator[Any]:
-        for number, record in enumerate(records):
-            if number == count:
-                raise Enough
-            yield record
-        raise Enough
-
-    with pytest.raises(Enough):
-        operator.process(given())
+    assert os.listdir(tmp_path) == []
 
 
-async def test_lines_appear_checkpoint_by_checkpoint_and_the_rest_with_the_final_one(tmp_path: Path) -> None:
-    """H40, H47: a coordinator without other duties, and an operator that writes the records it is given."""
-    url = str(tmp_path / "out")
-    coordinator, operator = FileSinkCoordinator(url), FileSinkOperator(url, suffix=".txt")
-    await coordinator.start(a_driver())
-    context = opened(operator)
-
-    until(operator, ["a", b"b", "c"], 2)
-    await coordinator.checkpoint_coordinator(1)
-    operator.snapshot_state(1)
-    await coordinator.handle_event_from_operator(0, 0, context.sent.pop())
-    assert visible(url) == {}
-    await coordinator.notify_checkpoint_complete(1)
-    assert rows_of(visible(url)) == ["a", "b"]
-
-    operator.process(iter(["x", "x", "c"]))  # the first two were written before
-    operator.final_state()
-    await coordinator.handle_event_from_operator(0, 0, context.sent.pop())
+def test_rows_that_were_not_sealed_go_with_their_operator(tmp_path: Path) -> None:
+    operator = FileSinkOperator(str(tmp_path))
+    opened(operator)
+    operator.write("a")
     operator.close()
-    await coordinator.run_ended(0, True, "")
-    await coordinator.checkpoint_coordinator(2)
-    await coordinator.notify_checkpoint_complete(2)
-    await coordinator.close()
-    assert rows_of(visible(url)) == ["a", "b", "c"]
-    assert staged(url) == []
-
-
-async def test_a_retried_attempt_goes_on_behind_what_the_checkpoint_covers(tmp_path: Path) -> None:
-    """H10, H18: the rows that the dead attempt wrote after it are deleted, and its successor writes them again."""
-    url = str(tmp_path / "out")
-    coordinator, operator = FileSinkCoordinator(url), FileSinkOperator(url)
-    await coordinator.start(a_driver())
-    context = opened(operator)
-    until(operator, "abcd", 2)
-    state = operator.snapshot_state(1)
-    await coordinator.handle_event_from_operator(0, 0, context.sent.pop())
-    await coordinator.notify_checkpoint_complete(1)
-    operator.write("lost")
-    await coordinator.subtask_failed(0, 0, FailureReason(FailureKind.FAILED, "died"))
-    await coordinator.subtask_reset(0, 1)
-    assert staged(url) == []
-
-    successor = FileSinkOperator(url)
-    context = opened(successor, state, attempt=1, checkpoint_id=1)
-    until(successor, "abcd", 1)
-    assert successor.snapshot_state(2) == state  # still skipping the rows that were written before
-    successor.process(iter("abcd"))
-    successor.snapshot_state(3)
-    await coordinator.handle_event_from_operator(0, 1, context.sent.pop())
-    await coordinator.notify_checkpoint_complete(3)
-    assert rows_of(visible(url)) == ["a", "b", "c", "d"]
-
-
-async def test_a_new_coordinator_goes_on_from_the_state_of_the_old_one(tmp_path: Path) -> None:
-    """H52: it is reset before its start."""
-    url = str(tmp_path / "out")
-    old, operator = FileSinkCoordinator(url, name="mine"), Json(url, name="mine")
-    await old.start(a_driver())
-    context = opened(operator)
-    operator.process(iter([{"a": 1}]))
-    operator.snapshot_state(1)
-    await old.handle_event_from_operator(0, 0, context.sent.pop())
-    state = await old.checkpoint_coordinator(2)
-
-    new = FileSinkCoordinator(url, name="mine")
-    await new.reset_to_checkpoint(2, state)
-    await new.start(a_driver())
-    assert rows_of(visible(url)) == ['{"a": 1}']
+    assert staged(str(tmp_path)) == []
 
 
 async def test_batch_mode_fails_the_start(tmp_path: Path) -> None:

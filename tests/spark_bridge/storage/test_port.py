@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -25,6 +25,7 @@ from spark_bridge.storage import (
     WriteOptions,
     read_file,
 )
+from spark_bridge.storage.port import StoragePort
 from spark_bridge.storage.writes import PendingWrite, WriteStopped
 from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, failing, hooked
 
@@ -157,45 +158,33 @@ async def test_a_fenced_session_can_store_no_more(tmp_path: Path) -> None:
             await port.store(a_checkpoint(port.next_checkpoint_id()))
 
 
-@pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved"])
-async def test_a_discard_waits_for_the_store_that_it_stops(moment: str, hooked_url: str) -> None:  # H50
-    storage = CheckpointStorage(hooked_url)
+@asynccontextmanager
+async def stopped_store(url: str, moment: str) -> AsyncIterator[tuple[StoragePort, Stopped, anyio.abc.TaskGroup]]:
+    """A store of checkpoint 7 that was cancelled while its thread waits at ``moment``; nothing of it may stay."""
+    storage = CheckpointStorage(url)
     async with StorageSession(storage) as session, anyio.create_task_group() as tasks:
         port = session.port("words", STREAMING)
-        storing = anyio.CancelScope()
-
-        async def store() -> None:
-            with storing:
-                await port.store(a_checkpoint(7))
-
         with stopped_at(moment) as stop:
-            tasks.start_soon(store)
-            await stop.is_reached()
-            storing.cancel()
-            tasks.start_soon(port.discard, 7)
-            await anyio.wait_all_tasks_blocked()
-            assert stop.removed_meanwhile == []
+            async with anyio.create_task_group() as storing:
+                storing.start_soon(port.store, a_checkpoint(7))
+                await stop.is_reached()
+                storing.cancel_scope.cancel()
+            yield port, stop, tasks
     assert storage.list() == []
+
+
+@pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved"])
+async def test_a_discard_waits_for_the_store_that_it_stops(moment: str, hooked_url: str) -> None:  # H50
+    async with stopped_store(hooked_url, moment) as (port, stop, tasks):
+        tasks.start_soon(port.discard, 7)
+        await anyio.wait_all_tasks_blocked()
+        assert stop.removed_meanwhile == []
 
 
 async def test_a_cancelled_store_does_not_appear_afterwards(hooked_url: str) -> None:  # H50
-    storage = CheckpointStorage(hooked_url)
-    async with StorageSession(storage) as session, anyio.create_task_group() as tasks:
-        port = session.port("words", STREAMING)
-        storing = anyio.CancelScope()
-
-        async def store() -> None:
-            with storing:
-                await port.store(a_checkpoint(7))
-
-        with stopped_at("pipe_file") as stop:
-            tasks.start_soon(store)
-            await stop.is_reached()
-            storing.cancel()
-            await anyio.wait_all_tasks_blocked()
-            stop.go_on.set()
-            assert await anyio.to_thread.run_sync(stop.swept.wait, 30)
-    assert storage.list() == []
+    async with stopped_store(hooked_url, "pipe_file") as (_, stop, _):
+        stop.go_on.set()
+        assert await anyio.to_thread.run_sync(stop.swept.wait, 30)
 
 
 async def test_what_could_not_be_discarded_is_discarded_with_the_next_store(hooked_url: str) -> None:  # H48, H64

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from protocol.wire.messages import (
     CheckpointAborted,
@@ -81,7 +83,10 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer
     assert peer.finish(task) == [2000]
 
 
-def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(peer: Peer) -> None:  # H48
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_unless_the_operator_allows_it(
+    peer: Peer, anywhere: bool
+) -> None:  # H31, H48
     sending = threading.Event()
 
     def body(context: SubtaskContext) -> None:
@@ -90,38 +95,20 @@ def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(
         for number in range(3):
             context.send_event(number)
 
-    task, connection = peer.run(Calling(body), answer={"window_events": 2})
+    class Waiting(Calling):
+        snapshot_anywhere = anywhere
+
+    task, connection = peer.run(Waiting(body), answer={"window_events": 2})
     connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
     connection.next_item(ClosedForCheckpoint)
     connection.confirmed(2)
     assert sending.wait(PATIENCE_S)
     connection.send(barrier(3, 6, 2))
-    assert "snapshot_anywhere" in connection.next_item(CheckpointDeclined).reason
-    connection.send(CheckpointAborted(TASK_ID, 4, 6))
-    for _ in range(3):
-        connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
-    peer.finish(task)
-
-
-def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits(peer: Peer) -> None:  # H31
-    class Anywhere(Calling):
-        snapshot_anywhere = True
-
-    sending = threading.Event()
-
-    def body(context: SubtaskContext) -> None:
-        context.wait_for_event()
-        sending.set()
-        for number in range(3):
-            context.send_event(number)
-
-    task, connection = peer.run(Anywhere(body), answer={"window_events": 2})
-    connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
-    connection.next_item(ClosedForCheckpoint)
-    connection.confirmed(2)
-    assert sending.wait(PATIENCE_S)
-    connection.send(barrier(3, 6, 2))
-    assert len(connection.next_item(CheckpointAcknowledged).held) == 2
+    if anywhere:
+        assert len(connection.next_item(CheckpointAcknowledged).held) == 2
+    else:
+        assert "snapshot_anywhere" in connection.next_item(CheckpointDeclined).reason
+        connection.send(CheckpointAborted(TASK_ID, 4, 6))
     for _ in range(3):
         connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
     peer.finish(task)

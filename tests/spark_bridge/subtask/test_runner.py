@@ -283,35 +283,6 @@ def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged(peer: Peer) -> None
     assert operator.calls[1:5] == [("event", "before"), ("snapshot", 6), ("complete", 6), ("event", "end")]
 
 
-def test_what_is_sent_during_a_checkpoint_is_in_the_snapshot(peer: Peer) -> None:  # H31
-    class Sender(EventSource):
-        def handle_event(self, event: Any) -> None:
-            if event == "send":
-                self.context.send_event("held")
-            super().handle_event(event)
-
-    task, connection = peer.run(Sender)
-    connection.close_for(1, 6)
-    connection.send(connection.event(2, "send"), barrier(3, 6, 2))
-    acknowledged = connection.next_item(CheckpointAcknowledged)
-    assert [(held.sender, decode_event(held.payload)) for held in acknowledged.held] == [(2, "held")]
-    event = connection.next_item(EventMessage)
-    assert (event.seq, decode_event(event.payload)) == (acknowledged.seq + 1, "held")
-    connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
-    assert peer.finish(task) == ["send"]
-
-
-def test_restored_held_events_are_sent_first_under_their_senders_name(peer: Peer) -> None:  # H31, H32, H52
-    task = peer.start(Recorder)
-    held = (HeldEvent(6, encode_event("one")), HeldEvent(2, encode_event("two")))
-    connection = peer.register(held=held, events_sent=7)
-    items = [connection.next_item(RestoredEventMessage) for _ in range(2)]
-    assert [(item.sender, decode_event(item.payload)) for item in items] == [(6, "one"), (2, "two")]
-    connection.next_item(Opened)
-    assert connection.finish().events_sent == 9
-    task.outputs()
-
-
 def test_restored_requests_leave_as_requests_and_the_operator_can_see_them(peer: Peer) -> None:  # H73, H31, H52
     asked: list[object] = []
 
