@@ -194,25 +194,6 @@ class MisspeltOperator(SubtaskOperator):
         return b"state"
 
 
-@pytest.mark.parametrize(
-    ("operator", "text"),
-    [
-        (Recorder, "Recorder.* is not a SubtaskOperator"),
-        (AsyncOperator, r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
-        (partial(AsyncOperator), r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
-        (MisspeltOperator, r"MisspeltOperator.snapshots_state\(\) is never called: did you mean snapshot_state\(\)\?"),
-        (Listening(), r"pass the operator's class and its arguments"),
-        ("Listening", r"pass the operator's class and its arguments"),
-    ],
-)
-def test_an_object_that_is_not_an_operator_is_refused_in_the_driver(
-    spark: SparkSession, operator: Any, text: str
-) -> None:
-    with coordinated(spark, Recorder()) as job:
-        with pytest.raises(TypeError, match=text):
-            job.handle.subtask(operator)
-
-
 class NamesOnly(SplitReader):
     """Has its own ``__init__``, and does not call that of ``SplitReader``."""
 
@@ -285,15 +266,6 @@ def test_events_that_no_operator_handles_are_counted_and_logged_once(spark: Spar
 # --- the wrong arguments and the wrong order ------------------------------------------------------------------------
 
 
-def test_a_name_in_use_is_refused_and_the_first_operator_continues(spark: SparkSession) -> None:
-    with coordinated(spark, Script({}, ["stop"])) as job:
-        second = Recorder()
-        with pytest.raises(SidecarError, match="'op' is already coordinated: choose another name"):
-            job.sidecar.coordinate("op", second, parallelism=1)
-        assert second.story == []
-        assert job.tasks().count() == 1
-
-
 class SynchronousCoordinator(OperatorCoordinator):
     def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         return request
@@ -304,52 +276,61 @@ class MisspeltCoordinator(OperatorCoordinator):
         pass
 
 
-@pytest.mark.parametrize("given", ["an instance", "a class", "a factory"])
-@pytest.mark.parametrize(
-    ("mistaken", "text"),
-    [
-        (SynchronousCoordinator, "SynchronousCoordinator.handle_request\\(\\) is a plain function, but it is awaited"),
-        (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
-    ],
-)
-def test_a_mistake_in_a_coordinators_class_is_reported_by_coordinate(
-    spark: SparkSession, mistaken: Any, text: str, given: str
-) -> None:
-    # H59
-    coordinator = {"an instance": mistaken(), "a class": mistaken, "a factory": lambda: mistaken()}[given]  # noqa: PLW0108
-    with Sidecar(spark) as sidecar:
-        with pytest.raises(CoordinatorStartError if given == "a factory" else TypeError, match=text):
-            sidecar.coordinate("op", coordinator, parallelism=1)
+def factory_of(made: type[OperatorCoordinator]) -> Any:
+    return lambda: made()  # noqa: PLW0108 - a class would be checked before it is called
 
 
-@pytest.mark.parametrize(
-    ("operator_id", "coordinator", "parallelism", "error", "text"),
-    [
-        ("", Recorder(), 1, ValueError, "must not be empty"),
-        (None, Recorder(), 1, TypeError, "operator_id must be a str"),
-        ("a/b", Recorder(), 1, ValueError, "or contain a slash"),
-        ("op", Recorder(), 0, ValueError, "at least 1, not 0"),
-        ("op", Recorder(), 2.5, TypeError, "parallelism must be an int"),
-        ("op", Recorder(), "2", TypeError, "parallelism must be an int"),
-        ("op", object(), 1, TypeError, "is not an OperatorCoordinator"),
-        ("op", object, 1, TypeError, "is not an OperatorCoordinator"),
-        ("op", RaisesIn, 1, TypeError, "cannot be called without arguments"),
-    ],
-)
-def test_invalid_arguments_are_refused(
-    spark: SparkSession, operator_id: Any, coordinator: Any, parallelism: Any, error: type[Exception], text: str
-) -> None:
-    with Sidecar(spark) as sidecar:
-        with pytest.raises(error, match=text):
-            sidecar.coordinate(operator_id, coordinator, parallelism=parallelism)
+OPERATORS: list[tuple[Any, str]] = [
+    (Recorder, "Recorder.* is not a SubtaskOperator"),
+    (AsyncOperator, r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
+    (partial(AsyncOperator), r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
+    (MisspeltOperator, r"MisspeltOperator.snapshots_state\(\) is never called: did you mean snapshot_state\(\)\?"),
+    (Listening(), "pass the operator's class and its arguments"),
+    ("Listening", "pass the operator's class and its arguments"),
+]
+IDS: list[tuple[Any, type[Exception], str]] = [
+    ("", ValueError, "must not be empty"),
+    (None, TypeError, "operator_id must be a str"),
+    ("a/b", ValueError, "or contain a slash"),
+    ("op", SidecarError, "'op' is already coordinated: choose another name"),
+]
+PARALLELISMS: list[tuple[Any, type[Exception], str]] = [
+    (0, ValueError, "at least 1, not 0"),
+    (2.5, TypeError, "parallelism must be an int"),
+    ("2", TypeError, "parallelism must be an int"),
+]
+MISTAKES: list[tuple[type[OperatorCoordinator], str]] = [
+    (SynchronousCoordinator, r"SynchronousCoordinator.handle_request\(\) is a plain function, but it is awaited"),
+    (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
+]
+COORDINATORS: list[tuple[Any, type[Exception], str]] = [
+    (object(), TypeError, "is not an OperatorCoordinator"),
+    (object, TypeError, "is not an OperatorCoordinator"),
+    (RaisesIn, TypeError, "cannot be called without arguments"),
+    *((mistaken(), TypeError, text) for mistaken, text in MISTAKES),
+    *((mistaken, TypeError, text) for mistaken, text in MISTAKES),
+    *((factory_of(mistaken), CoordinatorStartError, text) for mistaken, text in MISTAKES),
+]
 
 
-def test_names_that_are_not_coordinated_are_refused(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
-            sidecar.release("nobody")
-        with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
-            sidecar.checkpoint("nobody")
+def test_wrong_arguments_are_refused_with_the_fix_and_the_operator_in_use_continues(spark: SparkSession) -> None:  # H59
+    with coordinated(spark, Script({}, ["stop"])) as job:
+        for operator, text in OPERATORS:
+            with pytest.raises(TypeError, match=text):
+                job.handle.subtask(operator)
+        for operator_id, error, text in IDS:
+            with pytest.raises(error, match=text):
+                job.sidecar.coordinate(operator_id, Recorder(), parallelism=1)
+        for parallelism, error, text in PARALLELISMS:
+            with pytest.raises(error, match=text):
+                job.sidecar.coordinate("another", Recorder(), parallelism=parallelism)
+        for coordinator, error, text in COORDINATORS:
+            with pytest.raises(error, match=text):
+                job.sidecar.coordinate("another", coordinator, parallelism=1)
+        for call in (job.sidecar.release, job.sidecar.checkpoint):
+            with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
+                call("nobody")
+        assert job.tasks().count() == 1
 
 
 def test_more_partitions_than_subtasks_are_refused_with_the_number_that_is_needed(spark: SparkSession) -> None:
