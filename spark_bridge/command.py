@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from spark_bridge import installation
+from spark_bridge.observability import history
 from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
 
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headgate", description="Headgate for Apache Spark.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspection.add_command(commands)
+    history.add_command(commands)
     command.add_command(commands)
     top.add_command(commands)
     installation.add_commands(commands)

@@ -86,7 +86,7 @@ LAYERS = (
     Layer(
         "spark_bridge/command.py",
         STDLIB
-        | {"spark_bridge.installation", "spark_bridge.storage"}
+        | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
         | {"spark_bridge.standalone.command", "spark_bridge.standalone.top"},
     ),
     # The sink: two files run on the driver and write nothing; the others go into tasks.
@@ -95,6 +95,8 @@ LAYERS = (
     Layer("spark_bridge/sink/", SINK),
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
+    # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
+    Layer("spark_bridge/observability/history.py", STDLIB),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
         "spark_bridge/observability/",

@@ -64,6 +64,8 @@ class SidecarConfig:
     ``status_host`` and this port (0 chooses a free one). On a loopback address, everybody on this machine may look; any
     other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
     ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
+    ``spark_metrics``: the same figures are gauges in Spark's own metrics, from 10 s after the start on; this needs the
+    driver in this process, and ``relay="jvm"``.
 
     **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
     Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.
@@ -108,6 +110,7 @@ class SidecarConfig:
     status_host: str = "127.0.0.1"
     status_token: str | None = field(default=None, repr=False)
     spark_ui_tab: bool = True
+    spark_metrics: bool = True
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

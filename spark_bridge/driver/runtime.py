@@ -49,10 +49,12 @@ from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.event_log import EventLog, EventLogActor, subscribe
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
 from spark_bridge.observability.page_files import page_routes
 from spark_bridge.observability.prometheus import metrics_route
+from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauges, SparkGaugesActor, close_gauges
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
@@ -95,6 +97,7 @@ class SidecarRuntime:
         self._relay: Relay
         self._collector: StatusCollector
         self._status_server: StatusServer | None = None
+        self._gauges_ref: ActorRef[Publish | Forget] | None = None
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
@@ -172,6 +175,8 @@ class SidecarRuntime:
             self._observe(journal, stack)
             self._serve_status(stack)
             self._show_in_spark(stack)
+            self._feed_spark_metrics(stack)
+            self._note_in_event_log(journal, stack)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -248,6 +253,27 @@ class SidecarRuntime:
         take = self._collector.take
         self._system.spawn(lambda: SparkTabActor(tab, take), name="spark-ui-tab")
         stack.push_async_callback(close_tab, tab, self._config.shutdown_timeout_s)
+
+    def _feed_spark_metrics(self, stack: AsyncExitStack) -> None:
+        config, context = self._config, self._driver.spark_context
+        if context is None or not config.spark_metrics or config.relay != "jvm":
+            return
+        gauges = SparkGauges(context)
+        self._gauges_ref = self._system.spawn(
+            lambda: SparkGaugesActor(gauges, self._collector.take), name="spark-metrics"
+        )
+        stack.push_async_callback(close_gauges, gauges, config.shutdown_timeout_s)
+
+    def _note_in_event_log(self, journal: Journal, stack: AsyncExitStack) -> None:
+        context = self._driver.spark_context
+        if context is None or self._config.relay != "jvm" or not EventLog.is_on(context):
+            return
+        event_log = EventLog(context)
+        stack.callback(
+            subscribe(
+                journal, self._system.spawn(lambda: EventLogActor(event_log), name="event-log", mailbox=UNBOUNDED)
+            )
+        )
 
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
@@ -326,6 +352,8 @@ class SidecarRuntime:
         self._require_running()
         await self._operators.remove(operator_id)
         del self._handles[operator_id]
+        if self._gauges_ref is not None:
+            self._gauges_ref.tell(Forget())
 
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""

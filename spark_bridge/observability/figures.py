@@ -221,7 +221,7 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         lambda operator: operator.untaken,
     ),
     _one("buffered_bytes", "gauge", "The size of all these events together.", lambda operator: operator.bytes),
-    _count("runs_total", "runs", "Runs that began."),
+    _count("runs_total", "runs", "Runs that have ended."),
     _count("attempts_accepted_total", "attempts", "Attempts that were accepted."),
     _count("attempts_ready_total", "ready", "Attempts that became ready."),
     _labelled(

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Notes in Spark's event log: failures, resets, checkpoints and runs, for ``python -m headgate history``.
+
+Only with ``spark.eventLog.enabled``. What the journal tells is collected for a second and then posted on Spark's
+listener bus as one event, from a worker thread. While nothing happens, this does nothing. A problem ends the notes with
+one line in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from actors import Actor, ActorContext, ActorRef
+from actors.coordination.operator_config import Observed
+from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
+from protocol.barrier_tracker import (
+    EndSavepoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    OperatorResetToCheckpoint,
+    RefuseCheckpoint,
+    SubtaskResetToCheckpoint,
+)
+from protocol.values import value
+from spark_bridge.observability.java import PROBLEMS, new_object
+from spark_bridge.observability.journal import Journal
+
+__all__ = ["EventLog", "EventLogActor", "Note", "note_of"]
+
+FLUSH_AFTER_S = 1.0
+NOTES_MAX = 100
+"""How many notes one event holds; more within ``FLUSH_AFTER_S`` are counted and left out."""
+TEXT_MAX = 500
+
+_CHECKPOINT_ENDS = NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint
+
+
+@value
+class Note:
+    """One note, ready for JSON."""
+
+    fields: dict[str, Any]
+
+
+@value
+class Flush:
+    """It is time to post the collected notes."""
+
+
+def note_of(operator_id: str, observed: Observed, at: float, journal: Journal) -> dict[str, Any] | None:
+    """The note about what was observed, at this time in seconds since the epoch; None if it needs no note."""
+    about = _about(observed)
+    if about is None:
+        return None
+    note = {"at": round(at, 3), "operator": operator_id, **about}
+    if isinstance(observed, _CHECKPOINT_ENDS):
+        ended = journal.of(operator_id).checkpoints
+        if ended and ended[-1].checkpoint_id == observed.checkpoint_id:
+            record = ended[-1]
+            note["savepoint"] = record.savepoint
+            note["duration_s"] = round(record.duration_s, 6)
+            note["phases_s"] = {phase: round(seconds, 6) for phase, seconds in record.phases_s.items()}
+    return note
+
+
+def _about(observed: Observed) -> dict[str, Any] | None:
+    match observed:
+        case RunStarted(run_id=run_id):
+            return {"what": "run started", "stage": run_id}
+        case RunEnded(run_id=run_id, succeeded=succeeded, reason=reason):
+            return {"what": "run succeeded" if succeeded else "run failed", "stage": run_id, "why": _short(reason)}
+        case SubtaskFailed(attempt, reason):
+            return {
+                "what": "attempt failed",
+                "subtask": attempt.subtask,
+                "attempt": attempt.attempt,
+                "task": attempt.task_attempt_id,
+                "kind": reason.kind.name.lower(),
+                "why": _short(reason.text),
+            }
+        case SubtaskResetToCheckpoint(subtask, checkpoint_id):
+            return {"what": "subtask reset", "subtask": subtask, "checkpoint": checkpoint_id}
+        case OperatorResetToCheckpoint(checkpoint_id=checkpoint_id):
+            return {"what": "operator reset", "checkpoint": checkpoint_id}
+        case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
+            return {"what": "checkpoint completed", "checkpoint": checkpoint_id}
+        case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=why):
+            return {"what": "checkpoint aborted", "checkpoint": checkpoint_id, "why": _short(why)}
+        case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=why):
+            return {"what": "checkpoint refused", "checkpoint": checkpoint_id, "why": _short(why)}
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
+
+
+class EventLog:
+    """The object in the JVM. Both methods block; one thread at a time. ``context``: a classic SparkContext."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._java: Any = None
+
+    @staticmethod
+    def is_on(context: Any) -> bool:
+        """Whether the application writes an event log."""
+        return bool(context.getConf().get("spark.eventLog.enabled", "false").lower() == "true")
+
+    def post(self, notes: list[dict[str, Any]]) -> None:
+        """Raises one of ``PROBLEMS`` if the JVM cannot do it."""
+        if self._java is None:
+            java = new_object(self._context, "SparkNotes")
+            java.open(self._context._jsc.sc())
+            self._java = java
+        self._java.post(json.dumps(notes, ensure_ascii=False))
+
+
+class EventLogActor(Actor[Note | Flush]):
+    """Collects notes and posts them; when it stops, the rest too."""
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
+        self._notes: list[dict[str, Any]] = []
+        self._left_out = 0
+        self._failed = False
+
+    async def receive(self, context: ActorContext[Note | Flush], message: Note | Flush) -> None:
+        match message:
+            case Note(fields) if not self._failed:
+                if len(self._notes) < NOTES_MAX:
+                    self._notes.append(fields)
+                else:
+                    self._left_out += 1
+                if not context.timers.is_active("flush"):
+                    context.timers.start("flush", Flush(), delay_s=FLUSH_AFTER_S)
+            case Flush():
+                await self._flush(context)
+
+    async def stopped(self, context: ActorContext[Note | Flush], cause: BaseException | None) -> None:
+        await self._flush(context)
+
+    async def _flush(self, context: ActorContext[Note | Flush]) -> None:
+        notes, self._notes = self._notes, []
+        if self._left_out:
+            notes.append({"at": notes[-1]["at"], "operator": "", "what": "notes left out", "count": self._left_out})
+            self._left_out = 0
+        if not notes or self._failed:
+            return
+        try:
+            await anyio.to_thread.run_sync(self._event_log.post, notes)
+        except PROBLEMS as problem:
+            self._failed = True
+            context.log.info("no notes in Spark's event log", cause=repr(problem))
+
+
+def subscribe(journal: Journal, actor_ref: ActorRef[Note | Flush]) -> Callable[[], None]:
+    """Send the actor a note of everything that needs one. Returns what ends that."""
+
+    def observe(operator_id: str, observed: Observed, now: float) -> None:
+        note = note_of(operator_id, observed, journal.epoch + now, journal)
+        if note is not None:
+            actor_ref.tell(Note(note))
+
+    return journal.subscribe(observe)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The names and values of the gauges in Spark's metrics; tests/spark/observability shows them in a real Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_bridge.observability.figures import FAMILIES
+from spark_bridge.observability.spark_metrics import gauges
+from spark_bridge.observability.status import LatencyStatus
+from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
+
+
+def test_every_figure_is_a_gauge_under_its_operator() -> None:
+    found = gauges(sidecar(operator(confirm=LatencyStatus(3, 250.0, 900.0, 2000.0, 1000.0))))
+    for family in FAMILIES:
+        head = "headgate.crawl" if "operator" in family.labels else "headgate"
+        if family.name not in ("run_start_time_seconds", "last_checkpoint_id") and "last_" not in family.name:
+            assert any(name == f"{head}.{family.name}" or name.startswith(f"{head}.{family.name}.") for name in found)
+    assert found["headgate.crawl.attempts.ready"] == 4
+    assert found["headgate.crawl.event_confirm_seconds.p99"] == pytest.approx(0.0009)
+    assert found["headgate.crawl.event_confirm_seconds.count"] == 3
+    assert "headgate.crawl.request_seconds.p99" not in found
+    assert found["headgate.operators"] == 1
+    assert found["headgate.sidecar_info.jvm.false"] == 1
+
+
+def test_rates_are_gauges_because_sinks_compute_none() -> None:
+    found = gauges(sidecar(operator(events_up_per_s=5.0, events_down_per_s=6.0, requests_per_s=7.0)))
+    assert found["headgate.crawl.events_received_per_second"] == 5
+    assert found["headgate.crawl.events_sent_per_second"] == 6
+    assert found["headgate.crawl.requests_received_per_second"] == 7
+
+
+def test_a_name_cannot_add_levels_or_lines() -> None:
+    found = gauges(sidecar(operator(operator_id="a.b c\nd", attempts=(attempt(),))))
+    assert found["headgate.a_b_c_d.subtasks"] == 4
+    assert not [name for name in found if "\n" in name or " " in name]
