@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,8 @@ async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store:
     def look() -> None:
         reader = fsspec.filesystem("s3", **store.options, use_listings_cache=False)
         while not done.is_set():
-            sizes.update(entry["size"] for entry in reader.ls(store.url, detail=True) if entry["type"] == "file")
+            with suppress(FileNotFoundError):  # nothing is there yet
+                sizes.update(entry["size"] for entry in reader.ls(store.url, detail=True) if entry["type"] == "file")
 
     reader = threading.Thread(target=look)
     reader.start()
