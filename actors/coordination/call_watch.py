@@ -84,6 +84,8 @@ class CallWatch:
         self._timer: Handle | None = None
         self._timer_at = 0.0
         self._closed = True
+        self.on_end: Callable[[Call], None] | None = None
+        """Called with each call that has returned or raised; for a trace, while there is one."""
 
     def attach(self, clock: Clock, log: Any, report_s: float, on_report: Callable[[Call | None], None]) -> None:
         """Watch the calls of this task, and of the tasks that it starts, from here on.
@@ -110,6 +112,8 @@ class CallWatch:
     def end(self, call: Call) -> None:
         """The call has returned or raised."""
         self._open.remove(call)
+        if self.on_end is not None:
+            self.on_end(call)
         if call.reported and not call.cancelled:
             awaited_s = round(self.age_s(call), 3)
             self._log.info("coordinator method returned", method=call.method, **call.arguments, awaited_s=awaited_s)

@@ -286,7 +286,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_confirmed += 1
-        self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6)
+        self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
         self._budget.give_back(confirmation.size)
         confirmation.settle()
 

@@ -22,8 +22,8 @@ class LatencyRecorder:
         self._samples: deque[float] = deque(maxlen=samples_max)
         self.count = 0
 
-    def record(self, microseconds: float) -> None:
-        """Add a sample."""
+    def record(self, microseconds: float, subject: object = None) -> None:
+        """Add a sample. ``subject``, what it is about, is for a recorder that takes the place of this one."""
         self._samples.append(microseconds)
         self.count += 1
 

@@ -54,7 +54,8 @@ class SidecarConfig:
     that has not returned after ``method_report_s`` is logged with the place where it waits, and again each time the
     waiting time has doubled. Tasks that time out in the meantime report the same. A method that keeps the event loop
     from turning for ``slow_handler_limit_s`` is logged too. What has waited for ``stalled_report_s`` is logged,
-    with what it waits for; ``Sidecar.explain`` returns the same at any time.
+    with what it waits for; ``Sidecar.explain`` returns the same at any time. ``trace`` is a file for the timeline of
+    the whole life of the sidecar, as ``Sidecar.trace`` writes it.
 
     **Tasks.** ``authenticate_timeout_s`` is how long a peer may take to prove that it knows the secret. A task waits
     ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
@@ -100,6 +101,7 @@ class SidecarConfig:
     method_report_s: float = METHOD_REPORT_S
     slow_handler_limit_s: float = 0.1
     stalled_report_s: float = 30.0
+    trace: str | PathLike[str] | None = None
     settle_timeout_s: float = 120.0
     storage: str | PathLike[str] | None = None
     storage_options: Mapping[str, Any] | None = None

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -46,7 +48,7 @@ from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
-from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
+from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.event_log import EventLog, EventLogActor, subscribe
@@ -58,6 +60,7 @@ from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauge
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
+from spark_bridge.observability.tracing import Tracing, start_tracing
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
@@ -95,6 +98,8 @@ class SidecarRuntime:
         self._server: AuthenticatedServer
         self._encryption: Encryption
         self._relay: Relay
+        self._tracing: Tracing | None = None
+        self._trace_turn = anyio.Lock()
         self._collector: StatusCollector
         self._status_server: StatusServer | None = None
         self._gauges_ref: ActorRef[Publish | Forget] | None = None
@@ -150,7 +155,7 @@ class SidecarRuntime:
                 name="bridge",
                 mailbox=UNBOUNDED,
             )
-            journal = Journal(time.time() - self._system.clock.now())
+            self._journal = journal = Journal(time.time() - self._system.clock.now())
             self._operators = Operators(
                 config,
                 self._system,
@@ -173,6 +178,9 @@ class SidecarRuntime:
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
+            if config.trace is not None:
+                await self._start_trace(config.trace)
+            stack.push_async_callback(self._end_trace)
             self._serve_status(stack)
             self._show_in_spark(stack)
             self._feed_spark_metrics(stack)
@@ -379,6 +387,36 @@ class SidecarRuntime:
         """See ``Sidecar.status``."""
         self._require_running()
         return await self._collector.take()
+
+    @asynccontextmanager
+    async def trace(self, path: str | PathLike[str]) -> AsyncIterator[None]:
+        """See ``Sidecar.trace``."""
+        await self.start_trace(path)
+        try:
+            yield
+        finally:
+            await self._end_trace()
+
+    async def start_trace(self, path: str | PathLike[str]) -> None:
+        """Begin what ``Sidecar.trace`` describes."""
+        self._require_running()
+        await self._start_trace(path)
+
+    async def end_trace(self) -> None:
+        """End it. Idempotent."""
+        await self._end_trace()
+
+    async def _start_trace(self, path: str | PathLike[str]) -> None:
+        async with self._trace_turn:
+            if self._tracing is not None:
+                raise SidecarError(f"this sidecar is already traced into {self._tracing.path}: one trace at a time")
+            parts = (self._system, self._journal, self._collector, self._operators)
+            self._tracing = await start_tracing(Path(path), *parts)
+
+    async def _end_trace(self) -> None:
+        tracing, self._tracing = self._tracing, None
+        if tracing is not None:
+            await tracing.end()
 
     async def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""

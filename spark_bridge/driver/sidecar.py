@@ -9,9 +9,10 @@ runs it on the caller's loop. Both return a handle for each operator. Its ``subt
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, update_wrapper
+from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -207,6 +208,23 @@ class Sidecar:
         """
         portal, runtime = self._entered()
         return portal.call(partial(runtime.explain, waiting_s=waiting_s))
+
+    @contextmanager
+    def trace(self, path: str | PathLike[str]) -> Iterator[None]:
+        """Write a timeline into the file ``path`` while the block runs; ``ui.perfetto.dev`` and Chrome open it.
+
+        It has the coordinators' methods, runs, attempts by executor, checkpoints with their phases, events in flight,
+        failures and resets. The file has at most 100 MiB, and is readable even if this process is killed. Leaving the
+        sidecar ends the trace too. Raises ``SidecarError`` if the file cannot be written, or another trace is being
+        written.
+        """
+        portal, runtime = self._entered()
+        portal.call(runtime.start_trace, path)
+        try:
+            yield
+        finally:
+            if self._portal is not None:  # otherwise leaving the sidecar has ended it
+                portal.call(runtime.end_trace)
 
     def run(
         self,

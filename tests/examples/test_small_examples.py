@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from examples.rate_limit import CALLS, PermitBucket
 from tests.examples.conftest import RunExample
+from tests.spark_bridge.observability.trace_reader import query
 
 
 @pytest.mark.long
@@ -86,3 +88,15 @@ async def test_an_empty_bucket_says_how_long_to_wait(monkeypatch: pytest.MonkeyP
 
     assert answers == [0.0] * 10 + [1 / 20]
     assert await bucket.handle_request(0, 0, "permit") < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_timeline_of_a_job_is_written(run_example: RunExample, tmp_path: Path) -> None:
+    ended = run_example("timeline")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]\n"
+    (file,) = tmp_path.rglob("job.json")
+    attempts = query(file, "select name from slice where name like 'squares[%' order by name")
+    assert attempts == [("squares[0]#0",), ("squares[1]#0",)]

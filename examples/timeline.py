@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Trace a job of two tasks that fetch their work: ``python examples/timeline.py`` writes ``job.json`` for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from headgate import Sidecar, SourceCoordinator, SplitReader, StaticSplitEnumerator
+
+
+class Squares(SplitReader):
+    def read_split(self, number: int) -> Iterator[int]:
+        yield number * number
+
+
+def action() -> list[int]:
+    return slots.mapPartitions(job.subtask(Squares)).collect()
+
+
+spark = SparkSession.builder.master("local[2,4]").getOrCreate()
+slots = spark.sparkContext.parallelize(range(2), 2)
+with Sidecar(spark) as sidecar:
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
+    job = sidecar.coordinate("squares", source, parallelism=2)
+    with sidecar.trace("job.json"):
+        result = action()
+print(sorted(result))
+spark.stop()

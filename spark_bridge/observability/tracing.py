@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A trace that is being written: the file, what draws into it, and the actor that samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from actors import ActorRef, ActorSystem
+from spark_bridge.errors import SidecarError
+from spark_bridge.observability.collector import ObservedOperator, StatusCollector
+from spark_bridge.observability.journal import Journal
+from spark_bridge.observability.trace import Trace, TraceActor, TraceFile, TraceMessage
+
+__all__ = ["Tracing", "start_tracing"]
+
+
+class _Operators(Protocol):
+    @property
+    def observed(self) -> dict[str, ObservedOperator]: ...
+
+
+@dataclass(slots=True)
+class Tracing:
+    """See the module. Loop only."""
+
+    path: Path
+    file: TraceFile
+    trace: Trace
+    actor: ActorRef[TraceMessage]
+    system: ActorSystem
+
+    async def end(self) -> None:
+        """Take the hooks away, and complete the file."""
+        self.trace.close()
+        with anyio.CancelScope(shield=True):
+            await self.system.stop(self.actor)
+            await anyio.to_thread.run_sync(self.file.close)
+
+
+async def start_tracing(
+    path: Path, system: ActorSystem, journal: Journal, collector: StatusCollector, operators: _Operators
+) -> Tracing:
+    """Begin to write. Raises ``SidecarError`` if the file cannot be created."""
+    try:
+        file = await anyio.to_thread.run_sync(TraceFile, path)
+    except OSError as error:
+        raise SidecarError(f"cannot write the trace to {path}: {error}; choose another file") from error
+    trace = Trace(file, journal, system.clock.now, lambda: operators.observed)
+    actor = system.spawn(lambda: TraceActor(trace, collector), name="trace")
+    return Tracing(path, file, trace, actor, system)
