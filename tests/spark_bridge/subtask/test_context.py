@@ -21,11 +21,12 @@ from protocol.wire.messages import (
     CoordinatorAwaited,
     EventMessage,
     Opened,
+    Register,
     RequestMessage,
 )
 from spark_bridge.subtask import AttemptOver, RequestFailed, SubtaskContext, TimedOut
 from tests.spark_bridge.subtask.operators import Calling, Recorder
-from tests.spark_bridge.subtask.peer import TASK_ID, Peer
+from tests.spark_bridge.subtask.peer import TASK_ID, Peer, registered
 
 
 def test_an_answer_resolves_its_request(peer: Peer) -> None:  # H33
@@ -184,8 +185,12 @@ def test_the_mailbox_cannot_be_entered_from_inside_a_handler_or_another_thread(p
             with ThreadPoolExecutor(1) as pool:
                 outside.append(pool.submit(self.context.handle_pending).exception())
 
-    task, connection = peer.run(Nesting)
-    connection.send_events(1, "x")
+    task = peer.start(Nesting)
+    connection = peer.accept()
+    connection.expect(Register)
+    connection.send(registered(), connection.event(1, "x"))  # together: the task may end as soon as it is accepted
+    connection.confirmed(1)
+    connection.receive()
     peer.finish(task)
     assert isinstance(outside[0], LocalProtocolError)
     assert "own thread" in str(outside[0])

@@ -490,6 +490,14 @@ def test_the_next_socket_takes_the_place_of_the_last_one(reads: OwnReads, pair: 
     assert reads.wait(None)
 
 
+@pytest.mark.usefixtures("eager")
+def test_a_wait_that_is_closed_before_it_has_ended_ends(reads: OwnReads, pair: Pair) -> None:  # H57
+    reads.begin(pair[0])
+    reads.wake()
+    reads.close()
+    assert reads.wait(None)
+
+
 def test_what_is_closed_can_be_closed_again_and_woken(reads: OwnReads) -> None:
     reads.close()
     reads.close()
