@@ -66,7 +66,9 @@ class SidecarConfig:
     other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
     ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
     ``spark_metrics``: the same figures are gauges in Spark's own metrics, from 10 s after the start on; this needs the
-    driver in this process, and ``relay="jvm"``.
+    driver in this process, and ``relay="jvm"``. ``opentelemetry``: spans for runs, attempts, checkpoints with their
+    phases, restores and restarts go to the application's tracer provider; this needs
+    ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
 
     **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
     Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.
@@ -113,6 +115,7 @@ class SidecarConfig:
     status_token: str | None = field(default=None, repr=False)
     spark_ui_tab: bool = True
     spark_metrics: bool = True
+    opentelemetry: bool = False
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

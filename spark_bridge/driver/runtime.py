@@ -56,6 +56,7 @@ from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
 from spark_bridge.observability.page_files import page_routes
 from spark_bridge.observability.prometheus import metrics_route
+from spark_bridge.observability.spans import Spans
 from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauges, SparkGaugesActor, close_gauges
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
@@ -185,6 +186,8 @@ class SidecarRuntime:
             self._show_in_spark(stack)
             self._feed_spark_metrics(stack)
             self._note_in_event_log(journal, stack)
+            if config.opentelemetry:
+                stack.callback(Spans(journal).close)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True

@@ -70,6 +70,26 @@ _PHASES: dict[type, str] = {
 }
 """The phase that begins with each of these."""
 
+
+def phase_of(observed: Observed) -> tuple[str, int] | None:
+    """The phase that begins with what was observed, and the checkpoint's id; None if none does."""
+    phase = _PHASES.get(type(observed))
+    if phase is None:
+        return None
+    match observed:
+        case StoreCheckpoint(checkpoint):
+            return phase, checkpoint.checkpoint_id
+        case (
+            CheckpointTriggered(checkpoint_id=checkpoint_id)
+            | CloseSubtask(checkpoint_id=checkpoint_id)
+            | SnapshotCoordinator(checkpoint_id=checkpoint_id)
+            | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
+            | SendBarrier(checkpoint_id=checkpoint_id)
+        ):
+            return phase, checkpoint_id
+    raise TypeError(f"begins no phase: {observed!r}")
+
+
 _LIFE: dict[type, str] = {AttemptAccepted: "accepted", SubtaskReady: "ready", SubtaskFinished: "finished"}
 """The steps of an attempt that ends well."""
 
@@ -106,9 +126,9 @@ class OperatorJournal:
 
     def observe(self, observed: Observed, now: float) -> None:
         self.steps += 1
-        phase = _PHASES.get(type(observed))
-        if phase is not None:
-            self._enter(observed, phase, now)
+        begun = phase_of(observed)
+        if begun is not None:
+            self._enter(observed, *begun, now)
             return
         match observed:
             case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
@@ -145,25 +165,12 @@ class OperatorJournal:
         text = f"{type(error).__name__}: {error}"
         self.failures.append(FailureRecord(self._epoch + now, None, None, "global_failure", text))
 
-    def _enter(self, observed: Observed, phase: str, now: float) -> None:
-        match observed:
-            case CheckpointTriggered(checkpoint_id, savepoint):
-                self.under_way[checkpoint_id] = CheckpointUnderWay(checkpoint_id, savepoint, now, phase, now)
-                return
-            case StoreCheckpoint(checkpoint):
-                checkpoint_id = checkpoint.checkpoint_id
-            case (
-                CloseSubtask(checkpoint_id=checkpoint_id)
-                | SnapshotCoordinator(checkpoint_id=checkpoint_id)
-                | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
-                | SendBarrier(checkpoint_id=checkpoint_id)
-            ):
-                pass
-            case _:
-                raise TypeError(f"begins no phase: {observed!r}")
-        under_way = self.under_way.get(checkpoint_id)
-        if under_way is not None:
-            under_way.enter(phase, now)
+    def _enter(self, observed: Observed, phase: str, checkpoint_id: int, now: float) -> None:
+        if isinstance(observed, CheckpointTriggered):
+            triggered = CheckpointUnderWay(checkpoint_id, observed.savepoint, now, phase, now)
+            self.under_way[checkpoint_id] = triggered
+        elif checkpoint_id in self.under_way:
+            self.under_way[checkpoint_id].enter(phase, now)
 
     def _end(self, checkpoint_id: int, outcome: str, reason: str, now: float) -> None:
         ended = self.under_way.pop(checkpoint_id, None)
