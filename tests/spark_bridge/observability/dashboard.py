@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The queries of the Grafana dashboard, as Grafana would send them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[3] / "docs" / "observability" / "headgate-dashboard.json"
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard."""
+    read: dict[str, Any] = json.loads(FILE.read_text())
+    return read
+
+
+def queries(rate_interval: str) -> dict[str, str]:
+    """Every expression by panel and letter, with Grafana's variables replaced."""
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        .replace("$__rate_interval", rate_interval)
+        .replace("$job", ".*")
+        .replace("$operator", ".*")
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    }
