@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import json
-from urllib.request import urlopen
+import socket
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import AttachedSidecar, Sidecar, SidecarConfig
 from spark_bridge.observability import spark_metrics
 from tests.spark.actions import Action, one_task_each
-from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
@@ -93,3 +96,24 @@ def test_a_name_in_use_is_left_to_its_owner_and_switched_off_gauges_do_not_appea
             assert "headgate.operators" in in_spark(spark)  # the first one's
             assert "headgate.two.subtasks" not in in_spark(spark)
         assert in_spark(spark) == {}
+
+
+def test_a_sidecar_in_its_own_process_is_scraped_with_its_token_while_a_driver_is_attached(
+    spark_on: SparkOn, program: NewProgram, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-process\n")
+    with socket.create_server(("127.0.0.1", 0)) as held:  # so that the program's other ports differ
+        port = held.getsockname()[1]
+        sidecar = program("streaming", "--status-port", str(port), "--status-token-file", str(token))
+    request = Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token.read_text().strip()}"}
+    )
+    with pytest.raises(URLError):
+        urlopen(request, timeout=60)
+    with AttachedSidecar(spark_on(LOCAL), sidecar.address, secret_file=sidecar.secret_file) as attached:
+        (name,) = attached.status().operators
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(request.full_url, timeout=60)
+        with urlopen(request, timeout=60) as answer:
+            assert f'headgate_operator_info{{mode="streaming",operator="{name}"}} 1.0' in answer.read().decode()

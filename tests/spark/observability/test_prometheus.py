@@ -23,7 +23,7 @@ from headgate import Sidecar, SidecarConfig
 from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
-from tests.spark_bridge.observability.dashboard import queries
+from tests.spark_bridge.observability.dashboard import alerts, queries
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -118,6 +118,8 @@ def test_every_query_of_the_dashboard_returns_data_of_a_real_job(spark: SparkSes
             while missing:
                 script.say(["ask"])
                 missing = {panel: query for panel, query in missing.items() if not server.query(query)}
+            for expression in alerts().values():
+                server.query(expression)  # accepted; nothing is wrong enough for most of them
             (failures,) = server.query('headgate_attempt_failures_total{operator="crawl"} > 0')
             assert failures["value"][1] == "1"
             metadata = server.ask("/api/v1/metadata?metric=headgate_request_seconds")["headgate_request_seconds"]

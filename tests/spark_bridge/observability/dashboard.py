@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parents[3] / "docs" / "observability" / "headgate-dashboard.json"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+FILE = DOCS / "observability" / "headgate-dashboard.json"
 
 
 def dashboard() -> dict[str, Any]:
@@ -27,3 +29,9 @@ def queries(rate_interval: str) -> dict[str, str]:
         for panel in dashboard()["panels"]
         for target in panel.get("targets", ())
     }
+
+
+def alerts() -> dict[str, str]:
+    """The expressions of the alerts that the page recommends, by their names."""
+    section = (DOCS / "observability.md").read_text().partition("| alert | expression |")[2].partition("\n\n")[0]
+    return dict(re.findall(r"^\| (.+) \| `(.+)` \|$", section, re.MULTILINE))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from spark_bridge.observability.figures import FAMILIES
-from tests.spark_bridge.observability.dashboard import dashboard, queries
+from tests.spark_bridge.observability.dashboard import alerts, dashboard, queries
 
 SUFFIXES = re.compile("_(sum|count)$")
 BY_NAME = {family.full_name: family for family in FAMILIES}
@@ -51,3 +51,9 @@ def test_panels_have_titles_descriptions_and_room_of_their_own() -> None:
         }
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_the_alerts_of_the_page_name_figures_that_exist() -> None:
+    assert len(alerts()) == 6
+    for alert, expression in alerts().items():
+        assert all(name in BY_NAME for name in re.findall(r"headgate_\w+", expression)), alert
