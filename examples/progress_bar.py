@@ -1,53 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A progress bar for a terminal, or for a log."""
+"""The progress of a job for a log. On a terminal, Headgate's own bar takes its place."""
 
 from __future__ import annotations
 
-import time
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
-SHOW_EVERY_S = 0.05
+from headgate import OperatorHandle
+
+if TYPE_CHECKING:
+    from spark_bridge.observability.progress import Progress
 
 
-class ProgressBar:
-    """One line that grows on a terminal; elsewhere a line for each tenth."""
+class ProgressLines:
+    """A line for each tenth, except while the bar of a terminal shows the same."""
 
-    WIDTH = 40
-
-    def __init__(self, total: int, out: TextIO) -> None:
+    def __init__(self, total: int, out: TextIO, *, on_terminal: bool = False) -> None:
         self._total = total
         self._out = out
-        self._on_terminal = out.isatty()
+        self._on_terminal = on_terminal
         self._shown = 0
-        self._shown_at = 0.0
+        self._bar: Progress | None = None
+
+    @contextmanager
+    def of(self, handle: OperatorHandle) -> Iterator[None]:
+        if not self._on_terminal:
+            yield
+            return
+        with handle.progress() as self._bar:
+            yield
+        self._bar = None
 
     def show(self, done: int) -> None:
-        if self._on_terminal:
-            now = time.monotonic()
-            if done == self._total or now - self._shown_at >= SHOW_EVERY_S:
-                self._shown, self._shown_at = done, now
-                self._draw()
-        elif 10 * done // self._total > 10 * self._shown // self._total:
+        if not self._on_terminal and 10 * done // self._total > 10 * self._shown // self._total:
             self._shown = done
-            self._write(f"{done}/{self._total} splits\n")
+            self._write(f"{done}/{self._total} splits")
 
     def say(self, text: str) -> None:
-        if self._on_terminal:
-            self._write(f"\r\033[K  {text}\n")
-            self._draw()
+        if self._bar is not None:
+            self._bar.say(f"  {text}")
         else:
-            self._write(f"  {text}\n")
-
-    def end(self) -> None:
-        if self._on_terminal:
-            self._write("\n")
-
-    def _draw(self) -> None:
-        filled = self.WIDTH * self._shown // self._total
-        bar = "#" * filled + "-" * (self.WIDTH - filled)
-        self._write(f"\r\033[K[{bar}] {self._shown}/{self._total} splits")
+            self._write(f"  {text}")
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
+        self._out.write(f"{text}\n")
         self._out.flush()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Trace a job of two tasks that fetch their work: ``python examples/timeline.py`` writes ``job.json`` for Perfetto."""
+"""A job of two tasks that fetch their work: run once with a timeline for Perfetto, then with a progress bar.
+
+``python examples/timeline.py`` writes ``job.json``.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ with Sidecar(spark) as sidecar:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
     job = sidecar.coordinate("squares", source, parallelism=2)
     with sidecar.trace("job.json"):
+        result = action()
+    with job.progress():
         result = action()
 print(sorted(result))
 spark.stop()

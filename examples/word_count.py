@@ -31,7 +31,7 @@ from typing import Any, TextIO
 
 from pyspark.sql import SparkSession
 
-from examples.progress_bar import ProgressBar
+from examples.progress_bar import ProgressLines
 from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark, was_interrupted
 from headgate import (
     FailureReason,
@@ -96,18 +96,18 @@ class CountWords(SplitReader):
 class Progress:
     """The messages that the coordinator shows to the user. Written on the sidecar's loop."""
 
-    bar: ProgressBar
+    lines: ProgressLines
     done: dict[int, int] = field(default_factory=dict)  # subtask -> splits read by its current attempt
     echo_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     happened: list[str] = field(default_factory=list)
 
     def split_done(self, subtask: int) -> None:
         self.done[subtask] = self.done.get(subtask, 0) + 1
-        self.bar.show(sum(self.done.values()))
+        self.lines.show(sum(self.done.values()))
 
     def note(self, text: str) -> None:
         self.happened.append(text)
-        self.bar.say(text)
+        self.lines.say(text)
 
 
 class WordSplits(StaticSplitEnumerator):
@@ -170,10 +170,10 @@ class WordCoordinator(SourceCoordinator):
     def __init__(self, files: Sequence[str], faults: Iterable[str], batch_size: int, progress: Progress) -> None:
         self.faults_left = list(faults)
         super().__init__(lambda state: WordSplits(files, self.faults_left, batch_size, progress))
-        self._progress = progress
+        self.progress = progress
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._progress.note(f"subtask {subtask} lost attempt {attempt}: {reason.kind.name.lower()}")
+        self.progress.note(f"subtask {subtask} lost attempt {attempt}: {reason.kind.name.lower()}")
         await super().subtask_failed(subtask, attempt, reason)
 
 
@@ -226,7 +226,8 @@ def count_coordinated(
     subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
     counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
     try:
-        return counted.reduceByKey(add, parallelism).collectAsMap(), words
+        with coordinator.progress.lines.of(words):
+            return counted.reduceByKey(add, parallelism).collectAsMap(), words
     except SPARK_ERRORS as error:
         raise JobFailed(words.failure or error) from error
 
@@ -276,8 +277,8 @@ def report(summary: dict[str, Any], out: TextIO) -> None:
 def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     """Run both jobs; return the summary that ``--json`` writes."""
     root, parallelism = options.input, options.parallelism
-    bar = ProgressBar(len(files), sys.stderr)
-    progress = Progress(bar)
+    on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    progress = Progress(ProgressLines(len(files), sys.stderr, on_terminal=on_terminal))
     batch_size = max(1, min(BATCH_MAX, len(files) // (parallelism * BATCH_MAX)))
     coordinator = WordCoordinator(list(files), options.faults, batch_size, progress)
     config = SidecarConfig(
@@ -288,10 +289,7 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
         with Sidecar(spark, config) as sidecar:
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
             began = time.perf_counter()
-            try:
-                counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
-            finally:
-                bar.end()
+            counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
             seconds = time.perf_counter() - began
         statistics = words.statistics()
         print("counting them again with plain Spark", file=sys.stderr)

@@ -199,8 +199,21 @@ class SourceCoordinator(OperatorCoordinator):
         self._met_run = False  # whether it is known what the current run computes
         self._recreated = False  # runs before this coordinator was built are unknown
         self._broken: Exception | None = None  # raised by the enumerator or its factory
+        self._reading: dict[int, int] = {}  # how many of its splits each subtask has not finished
+        self._given_out = 0  # and not given back, in this enumeration
         self.splits_assigned = 0
         self.splits_given_back = 0
+
+    @property
+    def splits_progress(self) -> tuple[int, int | None]:
+        """How many splits of this enumeration are read, and how many there are; None if the enumerator does not say.
+
+        A subtask has read what it was assigned when it asks for more. An enumerator says it with ``pending_count``. For
+        any thread: the values may be a moment old.
+        """
+        pending = getattr(self._enumerator, "pending_count", None)
+        total = self._given_out + pending if isinstance(pending, int) else None
+        return max(0, self._given_out - sum(tuple(self._reading.values()))), total
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
 
@@ -223,6 +236,8 @@ class SourceCoordinator(OperatorCoordinator):
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
             self.splits_assigned += len(encoded)
+            self._given_out += len(encoded)
+            self._reading[subtask] = self._reading.get(subtask, 0) + len(encoded)
             await self.send(subtask, splits_event([decode_event(split) for split in encoded]))
 
     async def signal_no_more_splits(self, subtask: int) -> None:
@@ -240,7 +255,9 @@ class SourceCoordinator(OperatorCoordinator):
         self._require_start("handle_event_from_operator")
         if not isinstance(parse_source_event(event), SplitRequested):
             await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
-        elif subtask in self._no_more:
+            return
+        self._reading.pop(subtask, None)
+        if subtask in self._no_more:
             await self.send(subtask, no_more_splits_event())
         else:
             await self._ask(self.enumerator.handle_split_request, subtask)
@@ -275,6 +292,8 @@ class SourceCoordinator(OperatorCoordinator):
         self._known_readers.discard(subtask)
         splits = [split for _, split in self._splits.get_and_remove(subtask, checkpoint_id)]
         self.splits_given_back += len(splits)
+        self._given_out -= len(splits)
+        self._reading.pop(subtask, None)
         await self._ask(self.enumerator.add_splits_back, [decode_event(split) for split in splits], subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
@@ -337,6 +356,8 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def _begin_anew(self) -> None:
         self._splits = SplitAssignmentTracker()
+        self._reading.clear()
+        self._given_out = 0
         for book in (self._known_readers, self._no_more, self._recomputed):
             book.clear()
         await self._close_enumerator()

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -88,6 +88,7 @@ class OperatorStatistics:
     confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     request_us: LatencyRecorder = field(default_factory=LatencyRecorder)  # from a request's arrival to its answer
+    splits: Callable[[], tuple[int, int | None] | None] = lambda: None  # of a source: how many are read, and all
 
     @property
     def resets(self) -> int:
@@ -96,6 +97,7 @@ class OperatorStatistics:
 
     def snapshot(self) -> dict[str, Any]:
         """Return plain values, which another thread may use."""
+        splits_done, splits_total = self.splits() or (None, None)
         return {
             "operator_id": self.operator_id,
             "attempts": self.attempts,
@@ -122,6 +124,8 @@ class OperatorStatistics:
             "checkpoints_refused": self.checkpoints_refused,
             "savepoints_completed": self.savepoints_completed,
             "events_in_snapshots": self.events_in_snapshots,
+            "splits_done": splits_done,
+            "splits_total": splits_total,
             "last_completed_checkpoint_id": self.last_completed_checkpoint_id,
             "last_checkpoint_ms": self.last_checkpoint_ms,
             "last_abort_reason": self.last_abort_reason,

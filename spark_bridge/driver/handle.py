@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.logs import get_logger
 from spark_bridge.observability.html import handle_html
+from spark_bridge.observability.progress import Progress
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -95,6 +96,20 @@ class OperatorHandle:
             raise TypeError(f"{operator!r} must not be async: return the operator from a plain function")
         self._shipped(made)
         return SubtaskTask(operator, self._endpoint, args, kwargs)
+
+    def progress(self, total: int | None = None, *, count: str | None = None) -> Progress:
+        """Return a progress bar that is shown while its ``with`` block runs: ``with handle.progress(): action()``.
+
+        The bar shows the splits of a ``SourceCoordinator`` that are read. It knows their number from a
+        ``StaticSplitEnumerator``, or any enumerator with a ``pending_count``. For other operators it shows how
+        ``count`` grows, a count of ``statistics()`` (``"events_received"`` by default), towards ``total``. Beside it
+        are the attempts lost and the resets. It is shown in notebooks, and if standard output and standard error are
+        terminals.
+
+        Raises ``ImportError`` without the package tqdm (``pip install 'headgate[progress]'``), and ``ValueError`` for
+        an unknown ``count`` or a negative ``total``.
+        """
+        return Progress(self.operator_id, self.statistics, total, count)
 
     def statistics(self) -> dict[str, Any]:
         """Return counts and latencies so far, as plain values. Also works after the sidecar has closed.

@@ -20,6 +20,8 @@ from actors.coordination import (
     OperatorCoordinator,
     OperatorPorts,
     OperatorStatistics,
+    RecreateOnReset,
+    SourceCoordinator,
 )
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.messages import (
@@ -115,7 +117,7 @@ class Operators:
             raise SidecarError(f"operator {operator_id!r} is already coordinated: choose another name")
         port = self._storage.port(operator_id, config.mode)
         config = replace(config, restored=await self._restored(config, port, restore))
-        statistics = OperatorStatistics(operator_id)
+        statistics = OperatorStatistics(operator_id, splits=partial(_splits_of, coordinator))
         ports = self._ports(operator_id, port)
         tracker_ref = self._system.spawn(
             lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
@@ -409,6 +411,13 @@ class Operators:
 
     def _known(self) -> str:
         return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
+
+
+def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:
+    """How far a source is; None for other coordinators. Any thread."""
+    if isinstance(coordinator, RecreateOnReset):
+        coordinator = coordinator.current
+    return coordinator.splits_progress if isinstance(coordinator, SourceCoordinator) else None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 import structlog
 
 from examples import word_count
-from examples.progress_bar import ProgressBar
+from examples.progress_bar import ProgressLines
 from examples.quiet_spark import JobFailed
 from tests.examples.conftest import ROOT, RUN_TIMEOUT_S, RunExample
 
@@ -278,10 +278,9 @@ def test_the_last_line_and_the_exit_status_say_the_same(
 
 
 def test_elsewhere_than_on_a_terminal_progress_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressBar(40, sys.stderr)
+    bar = ProgressLines(40, sys.stderr)
 
     for done in range(1, 41):
         bar.show(done)
-    bar.end()
 
     assert capsys.readouterr().err.splitlines() == [f"{done}/40 splits" for done in range(4, 41, 4)]

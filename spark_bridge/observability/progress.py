@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A progress bar of an operator, in a terminal or a notebook: its splits or one of its counters, and what was lost."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from pyspark import SparkContext
+
+from spark_bridge.errors import SidecarError
+
+__all__ = ["Progress"]
+
+LOOK_EVERY_S = 0.2
+DEFAULT_COUNT = "events_received"
+
+
+class Progress:
+    """A bar that is shown while its ``with`` block runs; see ``OperatorHandle.progress``. One thread at a time."""
+
+    def __init__(
+        self,
+        operator_id: str,
+        statistics: Callable[[], Mapping[str, Any]],
+        total: int | None = None,
+        count: str | None = None,
+        *,
+        shown: bool | None = None,
+    ) -> None:
+        """``shown`` of None: in a notebook, and if standard output and standard error are terminals."""
+        if total is not None and total < 0:
+            raise ValueError(f"total must not be negative, but is {total}")
+        if count is not None and not _is_count(known := statistics(), count):
+            counts = ", ".join(sorted(name for name in known if _is_count(known, name)))
+            raise ValueError(f"{count!r} is not a count of statistics(): choose one of {counts}")
+        self._bar_class, self._in_notebook = _bar_class()
+        self._operator_id = operator_id
+        self._statistics = statistics
+        self._total = total
+        self._count = count
+        self._shown = shown
+        self._over = threading.Event()
+        self._before = 0
+        self._lost_before = (0, 0)
+        self._bar: Any = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Progress:
+        if self._thread is not None:
+            raise SidecarError("this progress bar was entered before: make a new one with handle.progress()")
+        shown = self._in_notebook or (sys.stdout.isatty() and sys.stderr.isatty())
+        self._begin()
+        self._bar = self._bar_class(
+            total=self._total,
+            desc=self._operator_id,
+            unit=" splits" if self._counts_splits else "",
+            disable=not (shown if self._shown is None else self._shown),
+            position=1 if not self._in_notebook and _spark_draws() else None,  # below Spark's own bar
+            leave=True,
+            dynamic_ncols=True,
+        )
+        self._thread = threading.Thread(target=self._run, name="headgate-progress", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join()
+        self._bar.clear()  # it ends in the line of the cursor, where Spark's bar was
+        self._bar.close()
+
+    @property
+    def done(self) -> int:
+        """How far it is, as at the last look."""
+        return int(self._bar.n) if self._bar is not None else 0
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar, on standard error. Any thread."""
+        self._bar_class.write(text, file=sys.stderr)
+
+    def _begin(self) -> None:
+        """What happened before is not counted, except for splits, which begin again with each run."""
+        statistics = self._statistics()
+        self._counts_splits = self._count is None and statistics.get("splits_done") is not None
+        self._before = 0 if self._counts_splits else statistics[self._count or DEFAULT_COUNT]
+        self._lost_before = statistics["failures"], statistics["resets"]
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            statistics = self._statistics()
+        except SidecarError:  # the sidecar of another process is away
+            return
+        if self._counts_splits:
+            done, total = statistics["splits_done"], self._total or statistics["splits_total"]
+        else:
+            done, total = statistics[self._count or DEFAULT_COUNT] - self._before, self._total
+        lost, resets = (
+            now - before
+            for now, before in zip((statistics["failures"], statistics["resets"]), self._lost_before, strict=True)
+        )
+        bar = self._bar
+        bar.total, bar.n = total, done or 0
+        bar.set_postfix({**({"lost": lost} if lost else {}), **({"resets": resets} if resets else {})}, refresh=True)
+
+
+def _is_count(statistics: Mapping[str, Any], name: str) -> bool:
+    return type(statistics.get(name)) is int
+
+
+def _bar_class() -> tuple[Any, bool]:
+    """tqdm's bar for where this runs, and whether that is a notebook."""
+    try:
+        from tqdm.auto import tqdm
+        from tqdm.notebook import tqdm_notebook
+    except ImportError as error:
+        raise ImportError("progress bars need the package tqdm: pip install 'headgate[progress]'") from error
+    return tqdm, issubclass(tqdm, tqdm_notebook)
+
+
+def _spark_draws() -> bool:
+    """Whether Spark's own bar uses the line of the cursor."""
+    context = SparkContext._active_spark_context
+    return context is not None and context.getConf().get("spark.ui.showConsoleProgress") == "true"
