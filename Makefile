@@ -110,6 +110,10 @@ load: $(STAMP) ## 2,000 subtasks under load, kills, strangers and a flooding nei
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
 
+.PHONY: pictures
+pictures: $(STAMP) ## the pictures of Spark's UI in docs/pictures, of a real job in a real Chromium
+	@$(with_java) && exec $(PY) -m tests.browser.pictures
+
 .PHONY: docs
 docs: $(STAMP) ## the documentation as a site in site/; a broken link or a missing reference is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS) && echo "site/index.html"

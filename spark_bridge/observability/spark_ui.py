@@ -125,7 +125,7 @@ class SparkTabActor(Actor[Look]):
         except ActorError:
             return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
-            context.log.info("no tab in Spark's UI", cause=repr(problem))
+            context.log.info("no tab in Spark's UI", cause=await anyio.to_thread.run_sync(_cause, problem))
             context.timers.cancel("look")
             await close_tab(self._tab, CLOSE_TIMEOUT_S)
 
@@ -147,9 +147,21 @@ def _compiled_class(gateway: Any, jvm: Any) -> Any:
     with _compiling:
         java_class = _compiled.get(gateway)
         if java_class is None:
-            source = resources.files(__package__).joinpath("StatusTab.java").read_text(encoding="utf-8")
             compiler = jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-            compiler.cook(source)
+            compiler.cook(_source())
             java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
         return java_class
+
+
+def _cause(problem: Exception) -> str:
+    """What the JVM says about it, without the stack."""
+    java_exception = getattr(problem, "java_exception", None)
+    try:
+        return repr(problem) if java_exception is None else str(java_exception.toString())
+    except PROBLEMS:
+        return repr(problem)
+
+
+def _source() -> str:
+    return resources.files(__package__).joinpath("StatusTab.java").read_text(encoding="utf-8")

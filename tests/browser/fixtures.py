@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_core_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -50,10 +50,13 @@ class Visit:
         self.page.set_default_timeout(NEWS_TIMEOUT_MS)
         self.page.context.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self._note(message.type, message.text))
+        self.page.on(
+            "response", lambda answer: self._note("error", f"{answer.status} {answer.url}", answer.status >= 400)
+        )
         self.page.on("pageerror", lambda error: self._note("error", str(error)))
 
-    def _note(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning") and "willReadFrequently" not in text:  # about what the tests read
+    def _note(self, kind: str, text: str, is_one: bool = True) -> None:
+        if is_one and kind in ("error", "warning") and "willReadFrequently" not in text:  # about what the tests read
             self.complaints.append(text)
 
     def until(self, expression: str) -> Any:
@@ -62,10 +65,18 @@ class Visit:
         Playwright's own ``wait_for_function`` needs ``eval``, which the page's content security policy forbids.
         """
         deadline = time.monotonic() + NEWS_TIMEOUT_MS / 1e3
-        while not (value := self.page.evaluate(expression)):
+        while not (value := self._now(expression)):
             assert time.monotonic() < deadline, f"never true: {expression}; the page says:\n{self.text()}"
             self.page.wait_for_timeout(50)
         return value
+
+    def _now(self, expression: str) -> Any:
+        try:
+            return self.page.evaluate(expression)
+        except Error as error:
+            if "Execution context was destroyed" not in str(error):
+                raise
+            return None  # another page comes
 
     def close(self) -> None:
         """Leave the page: it asks nothing more."""

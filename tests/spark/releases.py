@@ -12,3 +12,6 @@ LEAVES_SOCKETS = VERSION.startswith("4.1.")
 
 RAISED_BY_CTRL_C: type[BaseException] = Py4JError if VERSION.startswith("4.1.") else KeyboardInterrupt
 """What an action ended by Ctrl-C raises: up to 4.1, Spark's handler fails to reach the JVM and raises that error."""
+
+HAS_DARK_MODE = not VERSION.startswith("4.1.")
+"""Whether Spark's UI follows the browser into dark mode."""

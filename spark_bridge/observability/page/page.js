@@ -306,7 +306,7 @@
   function drawDiagnosis() {
     const sentences = status.sentences;
     diagnosis.className = "hg-diagnosis " + (sentences.length ? "hg-waits" : "hg-moves");
-    say(diagnosisTitle, sentences.length ? "What waits, and for whom" : "Everything moves");
+    say(diagnosisTitle, sentences.length ? "What waits, and for whom" : "Nothing waits");
     while (diagnosisList.children.length > sentences.length) diagnosisList.lastChild.remove();
     sentences.forEach((sentence, index) => {
       const text = sentence.charAt(0).toUpperCase() + sentence.slice(1) + ".";
@@ -809,6 +809,7 @@
       drawn.push(svg("rect", {x: left, y: y + 2, width: right - left, height: lane - 4, class: index === subtask ? "hg-lane hg-lane-selected" : "hg-lane"}));
     }
     let failures = 0;
+    const crosses = new Map();
     for (const one of lives) {
       const y = row.get(one.subtask);
       const from = one.accepted === null ? begin : one.accepted;
@@ -821,6 +822,7 @@
       if (one.ready !== null) mark(svg("rect", {x: x(opened), y: y + 3, width: Math.max(1, x(until) - x(opened)), height: lane - 6, class: one.how === "finished" ? "hg-life-finished" : "hg-life-ready"}), says);
       if (one.how === "failed") {
         const cross = x(until);
+        crosses.set(one.subtask, cross);
         const d = "M" + (cross - 4) + " " + (y + lane / 2 - 4) + "l8 8m0 -8l-8 8";
         drawn.push(svg("path", {d, class: "hg-halo"}));
         mark(svg("path", {d, class: "hg-life-failed"}), says);
@@ -831,7 +833,9 @@
       if (when < begin) continue;
       if (what === "subtask reset" && row.has(index)) {
         const y = row.get(index) + lane / 2;
-        mark(svg("path", {d: "M" + (x(when) - 5) + " " + y + "l5 -5l5 5l-5 5z", class: "hg-reset"}), "subtask " + index + " reset");
+        const cross = crosses.get(index);
+        const place = Math.abs(x(when) - cross) < 12 ? cross + 12 : x(when);
+        mark(svg("path", {d: "M" + (place - 5) + " " + y + "l5 -5l5 5l-5 5z", class: "hg-reset"}), "subtask " + index + " reset");
         resets += 1;
       }
       if (what === "operator reset" || what === "run started" || what === "run ended") {
