@@ -139,6 +139,8 @@ async def test_in_a_terminal_it_draws_until_it_is_told_to_end_and_leaves_the_ter
     for text in ("no driver is attached", "gone for a moment", "sidecar 127.0.0.1:4242"):
         assert text in seen
     assert status == 0
+    drawn = [line.rstrip("\r") for line in seen.split("\n") if line.startswith("crawl") and "stage" in line]
+    assert {line[-3:] for line in drawn} == {"\x1b[K"}, "the rest of a longer line is erased"
     assert seen.rindex("\x1b[?1049l") > seen.rindex("\x1b[H"), "back to the first screen"
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "with its cursor"
 
