@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from headgate import OperatorHandle
-
-if TYPE_CHECKING:
-    from spark_bridge.observability.progress import Progress
 
 
 class ProgressLines:
@@ -22,16 +19,17 @@ class ProgressLines:
         self._out = out
         self._on_terminal = on_terminal
         self._shown = 0
-        self._bar: Progress | None = None
+        self._say_beside_bar: Callable[[str], None] | None = None
 
     @contextmanager
     def of(self, handle: OperatorHandle) -> Iterator[None]:
         if not self._on_terminal:
             yield
             return
-        with handle.progress() as self._bar:
+        with handle.progress() as bar:
+            self._say_beside_bar = bar.say
             yield
-        self._bar = None
+        self._say_beside_bar = None
 
     def show(self, done: int) -> None:
         if not self._on_terminal and 10 * done // self._total > 10 * self._shown // self._total:
@@ -39,8 +37,8 @@ class ProgressLines:
             self._write(f"{done}/{self._total} splits")
 
     def say(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.say(f"  {text}")
+        if self._say_beside_bar is not None:
+            self._say_beside_bar(f"  {text}")
         else:
             self._write(f"  {text}")
 

@@ -452,7 +452,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
         A redirect would not do: after a link from another site, a browser would not send the strict cookie with it.
         """
-        path = "/" + path.lstrip("/")  # "//host/" would lead away
+        path = path if path in self._status_server.routes else "/"  # anything else might lead to another host
         page = f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(path)}"><title>Headgate</title>'
         self._send(HTTPStatus.OK, Content(_HTML, page.encode()), {"Set-Cookie": self._status_server.cookie})
 

@@ -122,10 +122,11 @@ def test_a_rolling_log_is_read_in_the_order_of_its_files(tmp_path: Path) -> None
     folder = tmp_path / "eventlog_v2_local-1"
     folder.mkdir()
     (folder / "appstatus_local-1").touch()
-    written(folder / "events_10_local-1", END)
-    written(folder / "events_9_local-1", notes(FAILED))
-    written(folder / "events_1_local-1", START)
-    assert [entry.at for entry in read_timeline(folder).entries] == [1_000.0, 1_002.5, 1_030.0]
+    for number in range(12, 0, -1):  # all at the same time, so only the order of the files tells
+        first = [START] if number == 1 else []
+        written(folder / f"events_{number}_local-1", *first, notes({**FAILED, "subtask": number}))
+    entries = read_timeline(folder).entries
+    assert [entry.fields.get("subtask") for entry in entries] == [None, *range(1, 13)]
 
 
 def compressed(file: Path) -> Path:
@@ -145,7 +146,11 @@ def test_a_compressed_log_is_read_and_a_cut_one_as_far_as_it_goes(
     assert len(read_timeline(packed).entries) == 20_002
     packed.write_bytes(packed.read_bytes() * 2)  # frames follow one another
     assert len(read_timeline(packed).entries) == 40_004
-    packed.write_bytes(packed.read_bytes()[: packed.stat().st_size * 3 // 4])
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2 + 6])  # between two events
+    assert len(read_timeline(packed).entries) == 20_002
+    assert "ends early" in read_timeline(packed).problem
+    packed.write_bytes(whole[: len(whole) * 3 // 4])
     assert 20_002 < len(read_timeline(packed).entries) < 40_004
     assert main(["history", str(packed)]) == 0
     assert "ends early" in capsys.readouterr().err
