@@ -127,6 +127,7 @@ finally:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_worker_of_spark_that_starts_in_such_a_folder_names_it(tmp_path: Path) -> None:
     install(tmp_path / "foreign", "wire-things", "protocol")
     program = tmp_path / "driver.py"

@@ -46,7 +46,8 @@ class RunView(NamedTuple):
     """The current run of an operator.
 
     ``stage_id``: None if there is no run. ``attempts``: how many the run has had, of so many ``subtasks``.
-    ``tasks_started``: how many of the stage's tasks Spark has started. ``partitions``: of the stage, 0 if not known.
+    ``tasks_started``: how many of the stage's tasks Spark has started. ``task_count``: how many the action runs in the
+    stage, which are fewer than its partitions for ``take``; 0 if not known.
     ``missing``: the first subtasks that have had no attempt, at most ``MISSING_MAX``.
     """
 
@@ -55,7 +56,7 @@ class RunView(NamedTuple):
     attempts: int
     subtasks: int
     tasks_started: int
-    partitions: int
+    task_count: int
     missing: tuple[int, ...]
     held: tuple[HeldView, ...]
 
@@ -77,7 +78,7 @@ def view_run(record: OperatorRecord, engine: EngineRecords) -> RunView:
         len(run.by_task),
         len(run.subtasks),
         0 if stage is None else len(stage.tasks),
-        0 if stage is None else max(stage.partitions, stage.task_count),
+        0 if stage is None else stage.task_count or stage.partitions,
         tuple(islice(absent, MISSING_MAX)),
         held,
     )

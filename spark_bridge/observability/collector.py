@@ -19,7 +19,7 @@ from actors.coordination.call_watch import CallWatch
 from actors.coordination.gateway_sight import GatewayView
 from actors.coordination.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
 from protocol.attempts import AttemptView, RunView
-from protocol.barrier_tracker import CheckpointView, Step
+from protocol.barrier_tracker import CheckpointView, Phase, Step
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import BridgeMessage, ViewAttempts, ViewRun
 from spark_bridge.observability.journal import Journal, OperatorJournal
@@ -223,7 +223,7 @@ class StatusCollector:
             run.stage_id,
             self._journal.epoch + began,
             run.tasks_started,
-            run.partitions,
+            run.task_count,
             run.subtasks,
             run.missing,
             registrations,
@@ -233,11 +233,12 @@ class StatusCollector:
     def _checkpoint(self, view: CheckpointView, journal: OperatorJournal, now: float) -> CheckpointProgress:
         known = journal.under_way.get(view.checkpoint_id)
         triggered, phase_began = (now, now) if known is None else (known.triggered, known.phase_began)
+        closed = view.phase is Phase.CLOSING and Step.AWAITING_CLOSE not in view.steps.values()
         return CheckpointProgress(
             view.checkpoint_id,
             view.savepoint,
             self._journal.epoch + triggered,
-            view.phase.value,
+            "waiting" if closed else view.phase.value,
             now - phase_began,
             view.deadline - now,
             {subtask: _STEPS[step] for subtask, step in view.steps.items()},

@@ -60,11 +60,11 @@ def _of_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: 
         busy = f"the coordinator of {operator.operator_id!r} has been in {call.name} for {_seconds(call.running_s)}"
         cause = f"{busy}, awaiting at {call.waiting_at}"
     elif waiting:
-        cause = f"{operator.queued} messages wait in the mailbox of the coordinator of {operator.operator_id!r}"
+        cause = f"{_messages(operator.queued)} in the mailbox of the coordinator of {operator.operator_id!r}"
     else:
         return
     if not waiting and operator.queued:
-        cause = f"{cause}; {operator.queued} messages wait behind it"
+        cause = f"{cause}; {_messages(operator.queued)} behind it"
     yield "; ".join([*waiting, cause])
 
 
@@ -100,24 +100,27 @@ def _of_missing(status: SidecarStatus, operator: OperatorStatus, waiting_s: floa
                 f"a task of subtask {registration.subtask} of {operator.operator_id!r} has waited "
                 f"{_seconds(registration.waiting_s)} to be accepted: it waits for {registration.waits_for}"
             )
-    missing = operator.parallelism - run.subtasks_seen
+    missing = min(operator.parallelism, run.task_count or operator.parallelism) - run.subtasks_seen
     if missing <= 0 or status.taken_at - run.started_at < waiting_s:
         return
     have = (
         f"{operator.ready} of {operator.parallelism} subtasks of {operator.operator_id!r} {_are(operator.ready)} ready"
     )
-    if 0 < run.partitions < operator.parallelism:
-        yield f"{have}; {missing} never will be: the stage has {run.partitions} partitions"
-    elif run.tasks_started > run.subtasks_seen:
+    if run.tasks_started > run.subtasks_seen:
+        silent = run.tasks_started - run.subtasks_seen
+        they_have = (
+            "1 task that Spark has started has" if silent == 1 else f"{silent} tasks that Spark has started have"
+        )
+        they_are = "it is" if silent == 1 else "they are"
         yield (
-            f"{have}; Spark has started {run.tasks_started} tasks, and {run.tasks_started - run.subtasks_seen} of them "
-            "have not registered yet: they are still starting, or cannot reach "
+            f"{have}; {they_have} not registered yet: {they_are} still starting, or cannot reach "
             f"{status.host}:{status.port}"
         )
     elif status.cores is not None and status.cores < operator.parallelism:
         yield f"{have}; {missing} {_have_no(missing)} slot: the application has {_cores(status.cores)}"
     else:
-        yield f"{have}; {missing} {_have_no(missing)} slot, because Spark has not started their tasks yet"
+        tasks = "its task" if missing == 1 else "their tasks"
+        yield f"{have}; {missing} {_have_no(missing)} slot, because Spark has not started {tasks} yet"
 
 
 def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> str:
@@ -127,11 +130,9 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
     late = checkpoint.awaited
     match checkpoint.phase:
         case "waiting":
-            return f"{name} has waited {waited} for the end of an earlier one"
-        case "closing" if late:
-            return f"{name} waits for {_subtasks(late)}, whose {_connections(late)} not answered for {waited}"
+            return f"{name} has waited {waited} for the coordinator's snapshot of an earlier one"
         case "closing":
-            return f"{name} has waited {waited} for the coordinator's snapshot of an earlier checkpoint"
+            return f"{name} waits for {_subtasks(late)}, whose {_connections(late)} not answered for {waited}"
         case "snapshotting":
             return f"{name} has waited {waited} for the coordinator: checkpoint_coordinator has not returned"
         case "draining":
@@ -177,6 +178,10 @@ def _are(count: int) -> str:
 
 def _have_no(count: int) -> str:
     return "has no" if count == 1 else "have no"
+
+
+def _messages(count: int) -> str:
+    return "1 message waits" if count == 1 else f"{count} messages wait"
 
 
 def _cores(count: int) -> str:

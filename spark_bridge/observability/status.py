@@ -124,15 +124,15 @@ class RegistrationStatus(NamedTuple):
 class RunStatus(NamedTuple):
     """The current run of an operator: one Spark action over its tasks.
 
-    ``tasks_started``: how many tasks of the stage Spark has started. ``missing``: the first subtasks that have had no
-    attempt yet, at most 20. ``registrations``: tasks that wait to be accepted. ``failed_cause``: why the run is being
-    failed; empty otherwise.
+    ``tasks_started``: how many tasks of the stage Spark has started. ``task_count``: how many the action runs in the
+    stage, 0 if not known. ``missing``: the first subtasks that have had no attempt yet, at most 20. ``registrations``:
+    tasks that wait to be accepted. ``failed_cause``: why the run is being failed; empty otherwise.
     """
 
     stage_id: int
     started_at: float
     tasks_started: int
-    partitions: int
+    task_count: int
     subtasks_seen: int
     missing: tuple[int, ...]
     registrations: tuple[RegistrationStatus, ...]
@@ -142,7 +142,7 @@ class RunStatus(NamedTuple):
 class CheckpointProgress(NamedTuple):
     """A checkpoint or savepoint in progress.
 
-    ``phase`` is ``"waiting"`` (for an earlier one), ``"closing"``, ``"snapshotting"``, ``"draining"``,
+    ``phase`` is ``"waiting"`` (for the cut of an earlier one), ``"closing"``, ``"snapshotting"``, ``"draining"``,
     ``"acknowledging"`` or ``"storing"``, and lasts for ``phase_s`` so far. ``subtasks`` maps each subtask that takes
     part while it runs to what is awaited of it: ``"close"``, ``"drain"``, ``"acknowledge"``, or ``"nothing"``.
     """

@@ -11,7 +11,7 @@ from random import Random, SystemRandom
 
 from tests.simulation.world import World, run_world
 
-WORLDS = 100
+WORLDS = 60
 
 
 def test_fresh_worlds_keep_the_contract() -> None:

@@ -465,7 +465,7 @@
         events.update(name, operator);
         requests.update(name, operator);
         map.update(operator);
-        say(parts.subtasks.note, operator.run ? many(operator.run.partitions, "partition") + ", " + many(operator.run.tasks_started, "task") + " started" : "no run now");
+        say(parts.subtasks.note, operator.run ? many(operator.run.task_count, "task") + ", " + operator.run.tasks_started + " started" : "no run now");
         const subtask = map.selected();
         say(chosen, "Subtask " + subtask + ": " + map.nameOf(subtask));
         setRows(attempts.body, attemptRows(operator, subtask), "No attempt of this subtask in this run.");

@@ -265,6 +265,7 @@ def test_a_job_ends_exactly_although_some_facts_are_lost(tiny_queue: SparkSessio
         handle = sidecar.coordinate("op", script, parallelism=8)
         results = one_task_each(tiny_queue, 8).mapPartitions(handle.subtask(Listening)).collect()
         statistics = relay_of(sidecar).statistics
+        assert any("facts from Spark were lost" in sentence for sentence in sidecar.explain())
 
     assert received(results) == [["hello"]] * 8
     assert statistics.dropped > 0

@@ -8,31 +8,53 @@ import asyncio
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import structlog.testing
 from pyspark.sql import SparkSession
 
-from headgate import GatewayLimits, OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
+from headgate import (
+    CheckpointConfig,
+    CheckpointFailed,
+    CoordinatorContext,
+    GatewayLimits,
+    OperatorCoordinator,
+    Sidecar,
+    SidecarConfig,
+    SubtaskContext,
+    SubtaskOperator,
+)
 from tests.spark.actions import Action, one_task_each
+from tests.spark.faults.network import Line
 from tests.spark.operators import Listening
 from tests.spark.script import Script
+from tests.spark_bridge.storage.checkpoints import HookedFileSystem, hooked
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
 WAITING_S = 0.3
+LIMIT_S = 60.0
+PATIENT = SidecarConfig(gateway=GatewayLimits(confirm_timeout_s=60.0))
+"""A process that is stopped for a while has not failed."""
 
 
 def until_said(sidecar: Sidecar, pattern: str) -> str:
-    """Ask until a sentence matches; the test's timeout is the limit."""
+    """Ask until a sentence matches."""
+    give_up = time.monotonic() + LIMIT_S
     while True:
         sentences = sidecar.explain(waiting_s=WAITING_S)
         found = [sentence for sentence in sentences if re.search(pattern, sentence)]
         if found:
             return found[0]
+        assert time.monotonic() < give_up, f"never said: {pattern}; but {sentences}, while {sidecar.status()}"
 
 
 class Asking(SubtaskOperator):
@@ -51,6 +73,10 @@ class Slow(OperatorCoordinator):
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
+        self.context: CoordinatorContext
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
 
     def let(self, sidecar: Sidecar) -> None:
         """Let it, from another thread."""
@@ -77,6 +103,55 @@ class Computing(SubtaskOperator):
             sum(range(1000))
 
 
+class Blocking(OperatorCoordinator):
+    """Does not let the event loop turn while it answers."""
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        time.sleep(1.0)  # noqa: ASYNC251 - the fault
+        return subtask
+
+
+class Telling(Listening):
+    """Tells the coordinator which process it runs in."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        super().open(context, state)
+        context.send_event(os.getpid())
+
+
+class StopsAtItsSnapshot(Script):
+    """Stops the task's process while it takes its first snapshot, and sends it one more event."""
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        if not self.named("checkpoint"):
+            os.kill(self.named("event")[0][3], signal.SIGSTOP)
+            await self.gateways[0].send_event("one more")
+        return await super().checkpoint_coordinator(checkpoint_id)
+
+
+def until_ready(sidecar: Sidecar, count: int) -> None:
+    """Wait until so many subtasks of ``op`` are ready."""
+    give_up = time.monotonic() + LIMIT_S
+    while sidecar.status().operators["op"].ready < count:
+        assert time.monotonic() < give_up, f"not ready: {sidecar.status()}"
+
+
+def process_of(script: Script) -> int:
+    """The process of the one task, which is ``Telling``."""
+    script.wait_for(lambda story: any(one[0] == "event" for one in story))
+    process: int = script.named("event")[0][3]
+    return process
+
+
+@contextmanager
+def stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def test_a_question_waits_for_a_coordinator_that_is_busy_with_another_and_for_a_slot(spark: SparkSession) -> None:
     slow: list[Slow] = []
 
@@ -87,8 +162,11 @@ def test_a_question_waits_for_a_coordinator_that_is_busy_with_another_and_for_a_
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("crawl", make, parallelism=4)
         action = Action(one_task_each(spark, 4).mapPartitions(handle.subtask(Asking)).collect)
-        sentence = until_said(sidecar, "1 .*subtask_ready")
-        assert re.match(r"subtask [01] has waited \d+ s for an answer to a request; subtask [01] has waited", sentence)
+        sentence = until_said(
+            sidecar,
+            r"^subtask [01] has waited \d+ s for an answer to a request; "
+            r"subtask [01] has waited \d+ s for the coordinator's subtask_ready; ",
+        )
         assert "the coordinator of 'crawl' has been in handle_request(subtask=" in sentence
         assert "awaiting at" in sentence
         assert "in Slow.handle_request" in sentence
@@ -104,8 +182,7 @@ def test_a_checkpoint_waits_for_a_subtask_that_computes(spark: SparkSession, tmp
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=1, mode="streaming")
         action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Computing, str(file))).collect)
-        while not sidecar.status().operators["op"].ready:
-            continue
+        until_ready(sidecar, 1)
         checkpoint = Action(lambda: sidecar.checkpoint("op"))
         sentence = until_said(sidecar, "checkpoint")
         assert re.fullmatch(
@@ -134,34 +211,205 @@ def test_a_checkpoint_waits_for_the_coordinators_own_snapshot(spark: SparkSessio
         assert checkpoint.result() >= 0
 
 
+def test_a_checkpoint_waits_for_several_subtasks(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "go on"
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=2, mode="streaming")
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Computing, str(file))).collect)
+        until_ready(sidecar, 2)
+        checkpoint = Action(lambda: sidecar.checkpoint("op"))
+        sentence = until_said(sidecar, "^checkpoint")
+        assert " waits for subtasks 0, 1, which have computed for " in sentence
+        assert sentence.endswith(" without looking at their mailboxes")
+        file.touch()
+        checkpoint.result()
+        action.result()
+
+
+def test_a_checkpoint_waits_for_the_coordinators_snapshot_of_an_earlier_one(spark: SparkSession) -> None:
+    slow = Slow()
+    with Sidecar(spark) as sidecar:
+        two = CheckpointConfig(concurrent_max=2)
+        sidecar.coordinate("op", slow, parallelism=1, mode="streaming", checkpoint=two)
+        checkpoints = [Action(lambda: sidecar.checkpoint("op")) for _ in range(2)]
+        sentence = until_said(sidecar, "earlier")
+        assert re.fullmatch(
+            r"checkpoint \d+ of 'op' has waited \d+ s for the coordinator's snapshot of an earlier one", sentence
+        )
+        slow.let(sidecar)
+        for checkpoint in checkpoints:
+            with suppress(CheckpointFailed):  # the earlier one may be subsumed
+                checkpoint.result()
+
+
+def test_a_checkpoint_waits_for_a_storage_that_does_not_answer(spark: SparkSession, tmp_path: Path) -> None:
+    fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
+    may_write = threading.Event()
+
+    def hook(call: str, path: str) -> None:
+        if call == "mv" and path.endswith(".hgc"):
+            may_write.wait()
+
+    with hooked(hook), Sidecar(spark, SidecarConfig(storage=f"hooked://{tmp_path}")) as sidecar:
+        sidecar.coordinate("op", OperatorCoordinator, parallelism=1, mode="streaming")
+        checkpoint = Action(lambda: sidecar.checkpoint("op"))
+        sentence = until_said(sidecar, "^checkpoint")
+        assert re.fullmatch(r"checkpoint \d+ of 'op' has waited \d+ s for the storage to write it", sentence)
+        may_write.set()
+        checkpoint.result()
+
+
+def test_a_checkpoint_waits_for_a_stopped_process(spark: SparkSession) -> None:
+    script = Script({}, [])
+    with Sidecar(spark, PATIENT) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=1, mode="streaming")
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Telling)).collect)
+        with stopped(process_of(script)):
+            checkpoint = Action(lambda: sidecar.checkpoint("op"))
+            sentence = until_said(sidecar, "^checkpoint")
+        assert re.fullmatch(
+            r"checkpoint \d+ of 'op' waits for subtask 0, whose process has not answered for \d+ s", sentence
+        )
+        checkpoint.result()
+        script.say(["stop"])
+        action.result()
+
+
+def test_a_checkpoint_waits_for_the_confirmation_of_an_event_before_it(spark: SparkSession) -> None:
+    script = StopsAtItsSnapshot({}, [])
+    with Sidecar(spark, PATIENT) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=1, mode="streaming")
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Telling)).collect)
+        process = process_of(script)
+        checkpoint = Action(lambda: sidecar.checkpoint("op"))
+        try:
+            sentence = until_said(sidecar, "^checkpoint")
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert re.fullmatch(
+            r"checkpoint \d+ of 'op' has waited \d+ s for subtask 0 to confirm every event sent before it", sentence
+        )
+        checkpoint.result()
+        script.say(["stop"])
+        action.result()
+
+
+def test_a_task_has_lost_its_connection(spark: SparkSession) -> None:
+    script = Script({}, [])
+    with Line() as line, Sidecar(spark, line.config()) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=1)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+        until_ready(sidecar, 1)
+        line.break_off()
+        sentence = until_said(sidecar, "connection")
+        assert sentence.startswith("subtask 0 has had no connection to the sidecar for up to ")
+        line.heal()
+        script.say(["stop"])
+        action.result()
+
+
+def test_a_task_waits_for_the_end_of_another_run_of_its_operator(spark: SparkSession) -> None:
+    script = Script({}, [])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=1)
+        tasks = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
+        first = Action(tasks.collect)
+        until_ready(sidecar, 1)
+        second = Action(tasks.collect)
+        sentence = until_said(sidecar, "accepted")
+        assert re.fullmatch(
+            r"a task of subtask 0 of 'op' has waited \d+ s to be accepted: it waits for the end of another run of the "
+            "operator",
+            sentence,
+        )
+        script.say(["stop"])
+        first.result()
+        script.wait_for(lambda story: sum(one[0] == "ready" for one in story) == 2)
+        script.say(["stop"])
+        second.result()
+
+
+def test_a_task_that_cannot_reach_the_sidecar_has_not_registered(spark: SparkSession, tmp_path: Path) -> None:
+    file = str(tmp_path / "go on")
+    script = Script({}, [])
+    with Line() as line, Sidecar(spark, line.config(connect_timeout_s=60.0)) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        with occupied_core(spark, file):
+            action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+            sentence = until_said(sidecar, "^1 .*slot")
+            assert sentence == (
+                "1 of 2 subtasks of 'op' is ready; 1 has no slot, because Spark has not started its task yet"
+            )
+            line.break_off()
+        assert re.fullmatch(
+            r"\d of 2 subtasks of 'op' (is|are) ready; 1 task that Spark has started has not registered yet: "
+            rf"it is still starting, or cannot reach 127.0.0.1:{line.port}",
+            until_said(sidecar, "registered"),
+        )
+        line.heal()
+        script.wait_for(lambda story: sum(one[0] == "ready" for one in story) == 2)
+        script.say(["stop"])
+        action.result()
+
+
+@contextmanager
+def occupied_core(spark: SparkSession, file: str) -> Iterator[None]:
+    """A job without Headgate computes meanwhile."""
+    compute: Any = Computing(file).process
+    other = Action(one_task_each(spark, 1).mapPartitions(compute).collect)
+    while not spark.sparkContext.statusTracker().getActiveJobsIds():
+        continue
+    yield
+    Path(file).touch()
+    other.result()
+
+
+def test_a_question_waits_behind_many_short_calls(spark: SparkSession) -> None:
+    coordinator = Slow()
+    coordinator.may_answer.set()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        asked_enough = threading.Event()
+
+        async def a_short_call() -> None:
+            await asyncio.sleep(WAITING_S / 10)
+            if not asked_enough.is_set():
+                coordinator.context.call_soon_threadsafe(a_short_call)
+
+        for _ in range(100):
+            coordinator.context.call_soon_threadsafe(a_short_call)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Asking)).collect)
+        sentence = until_said(sidecar, "messages wait in the mailbox of the coordinator of 'op'")
+        assert re.match(
+            r"subtask 0 has waited \d+ s for (an answer to a request|the coordinator's subtask_re)", sentence
+        )
+        asked_enough.set()
+        assert action.result() == [0, 0]
+
+
+def test_a_coordinator_blocks_the_event_loop(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Blocking, parallelism=1)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Asking)).collect)
+        sentence = until_said(sidecar, "loop")
+        assert re.match(r"the sidecar's event loop was blocked for up to \d\.\d s in the last minute: ", sentence)
+        action.result()
+
+
 def test_a_stopped_process_has_not_confirmed_an_event_and_the_log_says_so_unasked(spark: SparkSession) -> None:
     script = Script({}, [])
-    config = SidecarConfig(gateway=GatewayLimits(confirm_timeout_s=60.0), stalled_report_s=1.0)
+    config = replace(PATIENT, stalled_report_s=1.0)
     with structlog.testing.capture_logs() as lines, Sidecar(spark, config) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=1)
         action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Telling)).collect)
-        while not script.named("event"):
-            sidecar.status()
-        process = script.named("event")[0][3]
-        os.kill(process, signal.SIGSTOP)
-        try:
+        with stopped(process_of(script)):
             script.say(["are you there"])
             sentence = until_said(sidecar, "confirmed")
             while not any(line["event"] == "nothing moves" for line in lines):
                 sidecar.status()
-        finally:
-            os.kill(process, signal.SIGCONT)
         assert sentence.startswith("subtask 0 has not confirmed an event for ")
         said = [line for line in lines if line["event"] == "nothing moves"]
         assert said[0]["log_level"] == "warning"
         assert said[0]["why"].startswith("subtask 0 has not confirmed an event for ")
         script.say(["stop"])
         action.result()
-
-
-class Telling(Listening):
-    """Tells the coordinator which process it runs in."""
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        super().open(context, state)
-        context.send_event(os.getpid())

@@ -32,7 +32,7 @@ def test_a_run_with_a_killed_task_is_shown_from_beginning_to_end(spark: SparkSes
         status = sidecar.status()
         operator = status.operators["op"]
         assert operator.run is not None
-        assert (operator.run.partitions, operator.run.missing, operator.run.failed_cause) == (2, (), "")
+        assert (operator.run.task_count, operator.run.missing, operator.run.failed_cause) == (2, (), "")
         lost, again = operator.attempts_of(0)
         assert (lost.state, lost.attempt, lost.is_live, lost.waits_for) == ("over", 0, False, "")
         assert lost.failure

@@ -50,15 +50,11 @@ def test_nothing_is_said_while_everything_moves() -> None:
         ),
         (
             {"checkpoints": (checkpoint("waiting"),)},
-            "checkpoint 12 of 'crawl' has waited 25 s for the end of an earlier one",
+            "checkpoint 12 of 'crawl' has waited 25 s for the coordinator's snapshot of an earlier one",
         ),
         (
             {"checkpoints": (checkpoint("closing", 2, step="close"),)},
             "checkpoint 12 of 'crawl' waits for subtask 2, whose process has not answered for 25 s",
-        ),
-        (
-            {"checkpoints": (checkpoint("closing"),)},
-            "checkpoint 12 of 'crawl' has waited 25 s for the coordinator's snapshot of an earlier checkpoint",
         ),
         (
             {"checkpoints": (checkpoint("snapshotting"),)},
@@ -105,16 +101,16 @@ def test_a_wait_has_its_sentence_and_a_short_one_has_none(changes: dict[str, Any
 @pytest.mark.parametrize(
     ("lacking", "cores", "reason"),
     [
-        ({"partitions": 4, "tasks_started": 1}, 2, "3 have no slot: the application has 2 cores"),
-        ({"partitions": 4, "tasks_started": 1}, 1, "3 have no slot: the application has 1 core"),
-        ({"partitions": 4, "tasks_started": 1}, 64, "3 have no slot, because Spark has not started their tasks yet"),
-        ({"partitions": 4, "tasks_started": 1}, None, "3 have no slot, because Spark has not started their tasks yet"),
-        ({"partitions": 2, "tasks_started": 1}, 2, "3 never will be: the stage has 2 partitions"),
+        ({"task_count": 4, "tasks_started": 1}, 2, "3 have no slot: the application has 2 cores"),
+        ({"task_count": 4, "tasks_started": 1}, 1, "3 have no slot: the application has 1 core"),
+        ({"task_count": 4, "tasks_started": 1}, 64, "3 have no slot, because Spark has not started their tasks yet"),
+        ({"task_count": 4, "tasks_started": 1}, None, "3 have no slot, because Spark has not started their tasks yet"),
+        ({"task_count": 2, "tasks_started": 1}, 2, "1 has no slot: the application has 2 cores"),
         (
-            {"partitions": 4, "tasks_started": 3},
+            {"task_count": 4, "tasks_started": 3},
             4,
-            "Spark has started 3 tasks, and 2 of them have not registered yet: they are still starting, or cannot "
-            "reach 127.0.0.1:4242",
+            "2 tasks that Spark has started have not registered yet: they are still starting, or cannot reach "
+            "127.0.0.1:4242",
         ),
     ],
 )
@@ -127,9 +123,14 @@ def test_subtasks_without_a_task_are_counted_with_the_reason(
     assert explain(status, waiting_s=100.0) == ()
 
 
+def test_an_action_with_fewer_tasks_than_subtasks_lacks_none() -> None:
+    one = run(subtasks_seen=1, missing=(1, 2, 3), task_count=1, tasks_started=1)
+    assert explain(sidecar(operator(run=one, attempts=(attempt(0),)))) == ()
+
+
 def test_a_sentence_names_five_subtasks_at_most() -> None:
     late = tuple(attempt(subtask, requested_at=NOW - 9) for subtask in range(40))
-    (sentence,) = explain(sidecar(operator(parallelism=40, attempts=late, run=run(subtasks_seen=40, partitions=40))))
+    (sentence,) = explain(sidecar(operator(parallelism=40, attempts=late, run=run(subtasks_seen=40, task_count=40))))
     assert sentence.startswith("subtasks 0, 1, 2, 3, 4 and 35 more have waited 9 s")
 
 
