@@ -33,7 +33,7 @@ def explain(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str
     if status.loop_lag_max_ms >= BLOCKED_MS:
         sentences.append(
             f"the sidecar's event loop was blocked for up to {status.loop_lag_max_ms / 1e3:.1f} s in the last minute: "
-            "a coordinator computes or waits without awaiting, and the log names the place"
+            "a coordinator computes or waits without awaiting, which the log then names, or the machine is overloaded"
         )
     if status.relay.dropped:
         sentences.append(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from math import log10
 from typing import Any
 
 from actors.coordination import LatencyRecorder
@@ -25,10 +26,12 @@ ACCURACY = 0.01
 """The relative error of a percentile."""
 SAMPLES_AT_ONCE_MAX = 4096
 """How many samples one ``fold`` takes in: about a millisecond of work. If more have come, evenly spaced ones."""
+BINS = 28
+"""How many numbers a histogram has: four for each decade from 10 µs to 100 s."""
 
 
 class LatencySketch:
-    """Percentiles of everything that a ``LatencyRecorder`` has recorded, in constant memory.
+    """Percentiles and a histogram of everything that a ``LatencyRecorder`` has recorded, in constant memory.
 
     Recording stays as cheap as it is. The sketch takes the samples in when somebody looks. Algorithm: DDSketch (Masson,
     Rim, Lee, 2019), from the package ``ddsketch``; sketches of the same kind can be merged.
@@ -39,6 +42,7 @@ class LatencySketch:
         self._folded = 0
         self.sketch: Any = None if _new_sketch is None else _new_sketch(ACCURACY)
         """The ``DDSketch``, in microseconds; None without the package."""
+        self._bins = [0] * BINS
 
     def fold(self) -> None:
         """Take in what was recorded since the last call."""
@@ -48,6 +52,7 @@ class LatencySketch:
         step = -(-len(fresh) // SAMPLES_AT_ONCE_MAX) or 1
         for microseconds, times in Counter(map(round, fresh[::step])).items():
             self.sketch.add(max(microseconds, 1), times * step)
+            self._bins[_bin(microseconds)] += times * step
 
     def status(self) -> LatencyStatus:
         """The percentiles now."""
@@ -55,7 +60,11 @@ class LatencySketch:
         if self.sketch is None or not self.sketch.count:
             return LatencyStatus(self._recorder.count, None, None, None)
         p50, p99, p999 = (round(self.sketch.get_quantile_value(rank), 1) for rank in (0.5, 0.99, 0.999))
-        return LatencyStatus(self._recorder.count, p50, p99, p999, round(self.sketch.sum, 1))
+        return LatencyStatus(self._recorder.count, p50, p99, p999, round(self.sketch.sum, 1), tuple(self._bins))
+
+
+def _bin(microseconds: int) -> int:
+    return min(BINS - 1, int(4 * log10(max(microseconds, 10)) - 4))
 
 
 class Rates:

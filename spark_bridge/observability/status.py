@@ -36,7 +36,9 @@ class LatencyStatus(NamedTuple):
     """One latency, in microseconds, since the operator was coordinated.
 
     The percentiles are within 1 % of the exact values. They and the sum are None before the first sample, and without
-    the package ``ddsketch`` (``pip install 'headgate[observability]'``).
+    the package ``ddsketch`` (``pip install 'headgate[observability]'``). ``histogram``: how many samples fall into each
+    quarter of a decade from 10 µs to 100 s, 28 numbers; the first and the last include what lies beyond. It is empty
+    where the percentiles are None.
     """
 
     samples: int
@@ -44,6 +46,7 @@ class LatencyStatus(NamedTuple):
     p99_us: float | None
     p999_us: float | None
     sum_us: float | None = None
+    histogram: tuple[int, ...] = ()
 
 
 class CallStatus(NamedTuple):

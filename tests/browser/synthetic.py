@@ -34,6 +34,10 @@ COUNTS = {
 }
 
 
+CONFIRMED = (*[0] * 6, 1_200, 21_000, 19_000, 6_011, 900, 90, 10, *[0] * 15)
+"""A histogram whose only peak lies just below a millisecond."""
+
+
 def an_attempt(subtask: int, *, attempt: int | None = None, state: str = "ready", **more: Any) -> AttemptStatus:
     """A connected attempt that waits for nothing."""
     number = subtask if attempt is None else attempt
@@ -163,7 +167,7 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
         events_up_per_s=812.4,
         events_down_per_s=96.2,
         requests_per_s=31.5,
-        confirm=LatencyStatus(48_211, 912.0, 4_310.0, 12_800.0),
+        confirm=LatencyStatus(48_211, 912.0, 4_310.0, 12_800.0, None, CONFIRMED),
         request=LatencyStatus(1_890, 1_420.0, 8_100.0, 41_000.0),
         checkpoint=LatencyStatus(9, 410_000.0, 720_000.0, 731_000.0),
         fact=LatencyStatus(31, 2_300.0, 18_000.0, 19_500.0),

@@ -26,6 +26,7 @@
     a: "restores its state", o: "its last attempt is over, the next has not begun", n: "no task yet",
   };
   const PHASES = ["waiting", "closing", "snapshotting", "draining", "acknowledging", "storing"];
+  const BINS = 28; // four for each decade
   const LATENCIES = [
     ["confirm", "Event confirmed", "until the other end has an event"],
     ["request", "Request answered", "until a subtask has the answer to its request"],
@@ -435,7 +436,7 @@
     const parts = {
       subtasks: section("Subtasks", "", map.node, chosen, attempts.frame),
       timeline: section("Timeline", "", lives.node),
-      latencies: section("Latencies", "since the operator was coordinated", latencies.node),
+      latencies: section("Latencies", "since the operator was coordinated; the lines are p50, p99 and p99.9", latencies.node),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
       failures: section("Recent failures", "", failures.frame),
     };
@@ -864,30 +865,36 @@
 
   function latencyTable() {
     const tableOf = table("Latencies", [
-      ["Latency"], ["Samples", "hg-number"], ["p50", "hg-number"], ["p99", "hg-number"], ["p99.9", "hg-number"], ["10 µs to 100 s", "hg-wide"],
+      ["Latency"], ["Samples", "hg-number"], ["p50", "hg-number"], ["p99", "hg-number"], ["p99.9", "hg-number"], ["Histogram, 10 µs to 100 s", "hg-wide"],
     ]);
     const rows = LATENCIES.map(([key, name, meaning]) => {
       const cells = [1, 2, 3, 4].map(() => el("td", {class: "hg-number"}));
-      const range = svg("rect", {y: 5, height: 6, rx: 3, class: "hg-range"});
-      const dots = ["p50", "p99", "p999"].map((kind) => svg("circle", {cy: 8, r: 4, class: "hg-quantile hg-quantile-" + kind}));
-      const lines = [1, 2, 3, 4, 5, 6].map((decade) => svg("line", {x1: (decade * 280) / 7, x2: (decade * 280) / 7, y1: 0, y2: 16, class: "hg-gridline"}));
-      const chart = svg("svg", {class: "hg-scale", viewBox: "0 0 280 16", width: "280", height: "16", "aria-hidden": "true"}, lines, range, dots);
+      const bars = Array.from({length: BINS}, (_, bin) => svg("rect", {x: bin * 10 + 0.5, width: 9, class: "hg-bar"}));
+      const marks = ["p50", "p99", "p999"].map((kind) => svg("line", {y1: 0, y2: 28, class: "hg-quantile hg-quantile-" + kind}));
+      const lines = [1, 2, 3, 4, 5, 6].map((decade) => svg("line", {x1: decade * 40, x2: decade * 40, y1: 0, y2: 28, class: "hg-gridline"}));
+      const chart = svg("svg", {class: "hg-scale", viewBox: "0 0 280 28", width: "280", height: "28", "aria-hidden": "true"}, lines, bars, marks);
       tableOf.body.append(el("tr", null, el("th", {scope: "row", title: meaning}, name), cells, el("td", {class: "hg-wide"}, chart)));
-      return {key, cells, range, dots};
+      return {key, cells, bars, marks};
     });
     return {
       node: tableOf.frame,
       update(operator) {
         for (const row of rows) {
-          const [samples, ...quantiles] = operator.latencies[row.key];
+          const [samples, ...rest] = operator.latencies[row.key];
+          const [quantiles, histogram] = [rest.slice(0, 3), rest[3]];
           [number(samples), ...quantiles.map(micros)].forEach((text, index) => say(row.cells[index], text));
-          const places = quantiles.map((value) => (value === null ? null : Math.min(276, Math.max(4, ((Math.log10(value) - 1) / 7) * 280))));
-          row.dots.forEach((node, index) => {
-            node.setAttribute("visibility", places[index] === null ? "hidden" : "visible");
-            node.setAttribute("cx", String(places[index] || 0));
+          const most = Math.max(1, ...histogram);
+          row.bars.forEach((node, bin) => {
+            const height = histogram[bin] ? Math.max(2, (histogram[bin] / most) * 28) : 0;
+            node.setAttribute("y", String(28 - height));
+            node.setAttribute("height", String(height));
           });
-          row.range.setAttribute("x", String(places[0] || 0));
-          row.range.setAttribute("width", String(Math.max(0, (places[2] || 0) - (places[0] || 0))));
+          row.marks.forEach((node, index) => {
+            const place = quantiles[index] === null ? 0 : Math.min(279, Math.max(1, (Math.log10(quantiles[index]) - 1) * 40));
+            node.setAttribute("visibility", quantiles[index] === null ? "hidden" : "visible");
+            node.setAttribute("x1", String(place));
+            node.setAttribute("x2", String(place));
+          });
         }
       },
     };

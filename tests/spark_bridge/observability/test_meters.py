@@ -12,7 +12,7 @@ import pytest
 
 from actors.coordination import LatencyRecorder
 from spark_bridge.observability import meters
-from spark_bridge.observability.meters import ACCURACY, SAMPLES_AT_ONCE_MAX, LatencySketch, LoopLag, Rates
+from spark_bridge.observability.meters import ACCURACY, BINS, SAMPLES_AT_ONCE_MAX, LatencySketch, LoopLag, Rates
 
 
 def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> None:
@@ -30,6 +30,16 @@ def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> No
         assert found == pytest.approx(exact, rel=ACCURACY, abs=1)
 
 
+def test_a_histogram_counts_each_quarter_of_a_decade_and_what_lies_beyond() -> None:
+    recorder = LatencyRecorder()
+    sketch = LatencySketch(recorder)
+    for microseconds in (0.2, 10.0, 17.0, 18.0, 99.0, 100.0, 100.0, 99_000_000.0, 1e9):
+        recorder.record(microseconds)
+    expected = [0] * BINS
+    expected[0], expected[1], expected[3], expected[4], expected[27] = 3, 1, 1, 2, 2
+    assert list(sketch.status().histogram) == list(sketch.status().histogram) == expected
+
+
 def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
     recorder = LatencyRecorder()
     sketch = LatencySketch(recorder)
@@ -40,6 +50,7 @@ def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
     assert sketch.sketch.count == count
     assert status.p50_us == pytest.approx(count / 2, rel=0.02)
     assert status.p999_us == pytest.approx(count * 0.999, rel=0.02)
+    assert sum(status.histogram) == count
 
 
 def test_the_recorder_returns_what_came_since_newest_first_as_far_as_it_is_kept() -> None:
@@ -54,11 +65,11 @@ def test_the_recorder_returns_what_came_since_newest_first_as_far_as_it_is_kept(
 def test_before_the_first_sample_and_without_the_package_there_are_no_percentiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None, None)
+    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None, None, ())
     monkeypatch.setattr(meters, "_new_sketch", None)
     recorder = LatencyRecorder()
     recorder.record(1.0)
-    assert LatencySketch(recorder).status() == (1, None, None, None, None)
+    assert LatencySketch(recorder).status() == (1, None, None, None, None, ())
 
 
 def test_a_rate_is_over_the_last_seconds_only() -> None:
