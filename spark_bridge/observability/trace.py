@@ -327,8 +327,9 @@ class Trace:
         accepted, ready = traced.began.pop(task_attempt_id)
         del traced.attempts[task_attempt_id]
         where = traced.drawn.pop(task_attempt_id)
-        opened = now if ready is None else ready
-        self._emit("restore and open", "X", *where, accepted, dur=_us(opened - accepted))
+        # Not one complete event: Perfetto would place it around what begins at the same time.
+        self._emit("restore and open", "B", *where, accepted)
+        self._emit("restore and open", "E", *where, now if ready is None else ready)
         self._emit(_name_of(attempt), "E", *where, now, args={"outcome": outcome})
         return where
 
