@@ -54,8 +54,8 @@ async def _measure(subtasks: int, rounds: int, count: int, timelined: bool, prog
         await crowd.open(subtasks)
         samples, baseline = await interleave_async(
             rounds,
-            lambda: _timed(count, lambda: _raw_checkpoint(crowd)),
-            lambda: _timed(count, lambda: _checkpoint(crowd)),
+            lambda: timed(count, lambda: _raw_checkpoint(crowd)),
+            lambda: timed(count, lambda: checkpoint_ms(crowd)),
             lambda text: progress(f"{subtasks} subtasks: {text}"),
         )
         details = {"timeline": await _timeline(crowd)} if timelined else {}
@@ -66,11 +66,11 @@ async def _measure(subtasks: int, rounds: int, count: int, timelined: bool, prog
     return Figure("checkpoint", "ms", samples, baseline, params, details)
 
 
-async def _timed(count: int, once: Callable[[], Awaitable[float]]) -> list[float]:
+async def timed(count: int, once: Callable[[], Awaitable[float]]) -> list[float]:
     return [await once() for _ in range(count)]
 
 
-async def _checkpoint(crowd: Crowd) -> float:
+async def checkpoint_ms(crowd: Crowd) -> float:
     taken = await crowd.checkpoint()
     await crowd.settle()
     return taken.took_ms
@@ -120,7 +120,7 @@ async def _measure_holds(quick: bool, progress: Progress) -> list[Figure]:
     progress(f"{subtasks} subtasks: connecting")
     async with running_crowd(subtasks) as crowd:
         await crowd.open(subtasks)
-        await _checkpoint(crowd)
+        await checkpoint_ms(crowd)
         figures = []
         for direction in ("down", "up"):
             holds = _Holds(crowd, direction)

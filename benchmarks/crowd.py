@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,6 +54,7 @@ from spark_bridge.storage.interface import DEFAULT_WRITE, WriteOptions
 OPERATOR, JOB, STAGE = "bench", 1, 1
 CHILDREN = 2
 TIMEOUT_S = 120.0
+DEFAULTS = SidecarConfig()
 OWN_FILES = 200
 """The files that a process opens besides the sockets of its subtasks: a generous guess."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
@@ -127,8 +128,8 @@ class TimedStorage(MemoryStorage):
 class CrowdRuntime(SidecarRuntime):
     """A sidecar whose storage records when it stored."""
 
-    def __init__(self, spark: PretendedSpark, *, tls: bool = False) -> None:
-        super().__init__(spark, SidecarConfig(register_timeout_s=TIMEOUT_S, tls=tls))
+    def __init__(self, spark: PretendedSpark, config: SidecarConfig = DEFAULTS) -> None:
+        super().__init__(spark, replace(config, register_timeout_s=TIMEOUT_S))
         self.storage = TimedStorage()
 
     def _open_storage(self) -> Storage:
@@ -317,7 +318,9 @@ class Crowd:
 
 
 @asynccontextmanager
-async def running_crowd(parallelism: int, *, bare_too: bool = True, processes: int = CHILDREN) -> AsyncIterator[Crowd]:
+async def running_crowd(
+    parallelism: int, *, bare_too: bool = True, processes: int = CHILDREN, config: SidecarConfig = DEFAULTS
+) -> AsyncIterator[Crowd]:
     """A streaming job of ``parallelism`` subtasks, none of which is open yet.
 
     ``bare_too``: there may be as many bare connections. ``processes``: how many children have the subtasks.
@@ -329,7 +332,7 @@ async def running_crowd(parallelism: int, *, bare_too: bool = True, processes: i
     async with AsyncExitStack() as stack:
         server = await asyncio.get_running_loop().create_server(lambda: RawEnd(raw), "127.0.0.1", 0)
         stack.callback(server.close)
-        runtime = CrowdRuntime(spark)
+        runtime = CrowdRuntime(spark, config)
         await stack.enter_async_context(runtime)
         children: list[Child] = []
         crowd = Crowd(spark, runtime, raw, children)

@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -40,27 +37,16 @@ IN_FLIGHT = (64, 1024)
 NAIVE_INTERVAL_S = 0.005
 """CPython's own switch interval. While Headgate is attached to a task, it is shorter."""
 PAUSE_S = (0.0005, 0.003)
-WATCHED_EVENTS = 30_000
-"""About two seconds, so that somebody looks during each round."""
-WATCHED = ("/status.json", "/metrics")
-WATCHER = """
-import sys, time, urllib.request
-while True:
-    for url in sys.argv[1:]:
-        urllib.request.urlopen(url, timeout=10).read()
-    print("looked", flush=True)
-    time.sleep(1)
-"""
 PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER, "cores": "driver and task on one each"}
 BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
 
 
-def _measured(measure: Callable[[SparkSession], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
+def measured(measure: Callable[[SparkSession], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
     with spark_session(MASTER) as spark:
         return asyncio.run(measure(spark))
 
 
-async def _one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
+async def one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
     """Microseconds of each of ``count`` calls, one after the other."""
     samples = []
     for _ in range(count):
@@ -79,14 +65,14 @@ def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -
             once = pair.echo if kind == ECHO else pair.confirm
             samples, baseline = await interleave_async(
                 rounds,
-                lambda: _one_at_a_time(count, lambda: pair.raw.send(kind, PAYLOAD)),
-                lambda: _one_at_a_time(count, lambda: once(kind, PAYLOAD)),
+                lambda: one_at_a_time(count, lambda: pair.raw.send(kind, PAYLOAD)),
+                lambda: one_at_a_time(count, lambda: once(kind, PAYLOAD)),
                 progress,
             )
         params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": f"{answer}: {BARE}"}
         return [Figure(name, "µs", samples, baseline, params)]
 
-    return _measured(measure)
+    return measured(measure)
 
 
 def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
@@ -110,7 +96,7 @@ async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> li
     samples = []
     for _ in range(count):
         await asyncio.sleep(random.uniform(*PAUSE_S))
-        samples += await _one_at_a_time(1, once)
+        samples += await one_at_a_time(1, once)
     return samples
 
 
@@ -137,7 +123,7 @@ def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
         details = {"naive_reader_thread": {"switch_interval_s": NAIVE_INTERVAL_S, "unit": "µs", **naive}}
         return [Figure("event_confirm_busy", "µs", samples, baseline, {**params, "baseline": polled}, details)]
 
-    return _measured(measure)
+    return measured(measure)
 
 
 async def _naive_reader(pair: Pair, count: int) -> dict[str, float]:
@@ -149,7 +135,7 @@ async def _naive_reader(pair: Pair, count: int) -> dict[str, float]:
     return {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99), "samples": len(samples)}
 
 
-async def _windows(send: Callable[[], Awaitable[Any]], in_flight: int, events: int, batches: int) -> list[float]:
+async def windows(send: Callable[[], Awaitable[Any]], in_flight: int, events: int, batches: int) -> list[float]:
     """Microseconds for one event, averaged over each batch; ``in_flight`` are unanswered at any time."""
     samples = []
     for _ in range(batches):
@@ -176,8 +162,8 @@ async def _pipelined(pair: Pair, in_flight: int, quick: bool, progress: Progress
 
     samples, baseline = await interleave_async(
         rounds,
-        lambda: _windows(raw, in_flight, events, batches),
-        lambda: _windows(subject, in_flight, events, batches),
+        lambda: windows(raw, in_flight, events, batches),
+        lambda: windows(subject, in_flight, events, batches),
         lambda text: progress(f"{in_flight} in flight, {text}"),
     )
     params = {**PARAMS, "case": {"in_flight": in_flight}, "events": events, "rounds": rounds}
@@ -195,7 +181,7 @@ def event_pipelined(quick: bool, progress: Progress) -> list[Figure]:
         async with running_pair(spark) as pair:
             return [await _pipelined(pair, in_flight, quick, progress) for in_flight in IN_FLIGHT]
 
-    return _measured(measure)
+    return measured(measure)
 
 
 async def _floods(send: Callable[[], Awaitable[object]], events: int, batches: int) -> list[float]:
@@ -231,7 +217,7 @@ def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
         params = {**PARAMS, "events": events, "rounds": rounds, "baseline": f"a write for each frame: {BARE}"}
         return [Figure("event_flood_up", "µs", samples, baseline, params)]
 
-    return _measured(measure)
+    return measured(measure)
 
 
 async def _with_and_without_tls(
@@ -263,12 +249,12 @@ def event_confirm_tls(quick: bool, progress: Progress) -> list[Figure]:
 
     async def measure(spark: SparkSession) -> list[Figure]:
         samples, baseline = await _with_and_without_tls(
-            spark, rounds, lambda pair: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)), progress
+            spark, rounds, lambda pair: one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)), progress
         )
         params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": "event_confirm without TLS"}
         return [Figure("event_confirm_tls", "µs", samples, baseline, params)]
 
-    return _measured(measure)
+    return measured(measure)
 
 
 def event_flood_up_tls(quick: bool, progress: Progress) -> list[Figure]:
@@ -285,66 +271,4 @@ def event_flood_up_tls(quick: bool, progress: Progress) -> list[Figure]:
         params = {**PARAMS, "events": events, "rounds": rounds, "baseline": "event_flood_up without TLS"}
         return [Figure("event_flood_up_tls", "µs", samples, baseline, params)]
 
-    return _measured(measure)
-
-
-async def _watched_and_not(
-    spark: SparkSession, rounds: int, measure: Callable[[Pair], Awaitable[list[float]]], progress: Progress
-) -> tuple[Rounds, Rounds]:
-    """The samples while somebody looks and while nobody does, of one task, in turns."""
-    async with running_pair(spark, config=SidecarConfig(status_port=0)) as pair:
-        address = pair.sidecar.status_address
-        assert address is not None
-
-        async def watched() -> list[float]:
-            with watching(*address):
-                return await measure(pair)
-
-        return await interleave_async(rounds, lambda: measure(pair), watched, progress)
-
-
-@contextmanager
-def watching(host: str, port: int) -> Iterator[None]:
-    """Somebody looks at the sidecar every second, for as long as this lasts."""
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", WATCHER, *(f"http://{host}:{port}{path}" for path in WATCHED)], stdout=subprocess.PIPE
-    )
-    try:
-        assert watcher.stdout is not None
-        assert watcher.stdout.readline(), "the watcher has failed"
-        yield
-    finally:
-        watcher.kill()
-        watcher.communicate()
-
-
-def event_confirm_watched(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from ``send_event`` to the confirmation while somebody looks, compared with nobody."""
-    rounds, count = (2, 100) if quick else (10, WATCHED_EVENTS)
-
-    async def measure(spark: SparkSession) -> list[Figure]:
-        samples, baseline = await _watched_and_not(
-            spark, rounds, lambda pair: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)), progress
-        )
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": "nobody looks"}
-        return [Figure("event_confirm_watched", "µs", samples, baseline, params)]
-
-    return _measured(measure)
-
-
-def event_pipelined_watched(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds for one confirmed event of many in flight while somebody looks, compared with nobody."""
-    in_flight = max(IN_FLIGHT)
-    rounds, events, batches = (2, 1024, 1) if quick else (10, 16_384, 12)
-
-    async def measure(spark: SparkSession) -> list[Figure]:
-        samples, baseline = await _watched_and_not(
-            spark,
-            rounds,
-            lambda pair: _windows(lambda: pair.gateway.send_event([EVENT, 0, PAYLOAD]), in_flight, events, batches),
-            progress,
-        )
-        params = {**PARAMS, "in_flight": in_flight, "events": events, "rounds": rounds, "baseline": "nobody looks"}
-        return [Figure("event_pipelined_watched", "µs", samples, baseline, params)]
-
-    return _measured(measure)
+    return measured(measure)

@@ -45,6 +45,7 @@ from protocol.gateway.types import GatewayLimits
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
 from spark_bridge.certificates import certificate_digest
+from spark_bridge.driver.config import SidecarConfig
 from tests.load.checker import DOWN, UP, Durations, Sequence, Tally
 from tests.load.endpoints import UNASKED
 
@@ -437,7 +438,7 @@ async def _running(plan: Plan) -> AsyncIterator[Load]:
     load = Load(plan)
     allow_files(2 * (plan.ends + plan.neighbours) + plan.strangers * 100 + OWN_FILES)
     async with AsyncExitStack() as stack:
-        load.runtime = CrowdRuntime(load.spark, tls=plan.tls)
+        load.runtime = CrowdRuntime(load.spark, SidecarConfig(tls=plan.tls))
         await stack.enter_async_context(load.runtime)
         host, port = load.runtime.address
         pin = certificate_digest(plan.tls, load.spark.keys).hex()
