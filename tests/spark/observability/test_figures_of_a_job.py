@@ -74,7 +74,8 @@ def test_the_gauges_of_a_job_come_and_go_with_the_operator_and_the_sidecar(
         sidecar.release("my.op")
         while "headgate.my_op.subtasks" in in_spark(spark):
             continue
-        assert "headgate_subtasks" not in scraped(sidecar)
+        while "headgate_subtasks" in scraped(sidecar):  # the server keeps a status for a moment
+            continue
     assert in_spark(spark) == {}
 
 

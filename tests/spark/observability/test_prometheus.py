@@ -33,6 +33,8 @@ TOKEN = "a-token-for-prometheus"
 class Asking(Listening):
     """Asks the coordinator a question for each event."""
 
+    snapshot_anywhere = True
+
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         yield from records
         while not self.stopping:
@@ -112,8 +114,8 @@ def test_every_query_of_the_dashboard_returns_data_of_a_real_job(spark: SparkSes
             script.wait_for(lambda story: ("ready", 0, 1) in [one[:3] for one in story])
             sidecar.checkpoint()
             while not server.query('up{job="headgate"} == 1'):
-                (scraped,) = server.ask("/api/v1/targets")["activeTargets"]
-                assert scraped["health"] != "down" or "deadline" in scraped["lastError"], scraped["lastError"]
+                for scraped in server.ask("/api/v1/targets")["activeTargets"]:  # none while Prometheus starts
+                    assert scraped["health"] != "down" or "deadline" in scraped["lastError"], scraped["lastError"]
             missing = dict(queries("10s"))
             while missing:
                 script.say(["ask"])
