@@ -266,7 +266,7 @@ class Crowd:
         """Start ``count`` more subtasks, and wait until the coordinator has each one ready."""
         numbers = range(self._opened, self._opened + count)
         for number in numbers:
-            self._spark.say(TaskStarted(number + 1, STAGE, 0, number, 0))
+            self._spark.say(TaskStarted(number + 1, STAGE, 0, number, 0, False, "1", "host"))
         for place, child in enumerate(self.children):
             mine = [[number + 1, number] for number in numbers if number % len(self.children) == place]
             child.tell(do="open", tasks=mine)

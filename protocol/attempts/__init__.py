@@ -130,7 +130,7 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.attempts.views import AttemptView, RunView
+from protocol.attempts.views import AttemptView, KnownAttempts, RunView
 
 __all__ = [
     "AttemptAccepted",
@@ -144,6 +144,7 @@ __all__ = [
     "FailureReason",
     "GlobalFailureRaised",
     "KillTask",
+    "KnownAttempts",
     "LedgerConfig",
     "LedgerEffect",
     "LedgerInput",

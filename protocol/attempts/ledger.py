@@ -30,7 +30,7 @@ from protocol.attempts.types import (
     ReportStale,
 )
 from protocol.attempts.unwanted import why_unwanted
-from protocol.attempts.views import AttemptView, RunView, view_attempts, view_run
+from protocol.attempts.views import AttemptView, KnownAttempts, RunView, view_attempts, view_run
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
     ApplicationEnded,
@@ -108,9 +108,7 @@ class AttemptLedger:
         operator = self._operators.get(operator_id)
         return None if operator is None else view_run(operator.record, self._engine)
 
-    def view_attempts(
-        self, operator_id: str, first: int, count: int, known: dict[int, AttemptView]
-    ) -> list[AttemptView]:
+    def view_attempts(self, operator_id: str, first: int, count: int, known: KnownAttempts) -> list[AttemptView]:
         """See ``views.view_attempts``; empty for an unknown operator."""
         operator = self._operators.get(operator_id)
         return [] if operator is None else view_attempts(operator.record, self._engine, first, count, known)

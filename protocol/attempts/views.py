@@ -7,15 +7,16 @@ Nothing in the protocol depends on these values. Times are readings of the clock
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, repeat
+from operator import attrgetter
 from typing import NamedTuple
 
-from protocol.attempts.records import EngineRecords, OperatorRecord, TaskRecord, WaitsFor
+from protocol.attempts.records import AttemptRecord, EngineRecords, OperatorRecord, RunRecord, TaskRecord, WaitsFor
 from protocol.attempts.table import AttemptState
 from protocol.attempts.types import FailureKind
 from protocol.ids import ExecutionAttempt
 
-__all__ = ["AttemptState", "AttemptView", "HeldView", "RunView", "view_attempts", "view_run"]
+__all__ = ["AttemptState", "AttemptView", "HeldView", "KnownAttempts", "RunView", "view_attempts", "view_run"]
 
 
 class AttemptView(NamedTuple):
@@ -71,7 +72,8 @@ def view_run(record: OperatorRecord, engine: EngineRecords) -> RunView:
     if run is None:
         return RunView(None, None, 0, 0, 0, 0, (), held)
     stage = engine.stages.get(run.run_id)
-    absent = (subtask for subtask in range(record.parallelism) if subtask not in run.subtasks)
+    lacking = len(run.subtasks) < record.parallelism
+    absent = (subtask for subtask in range(record.parallelism if lacking else 0) if subtask not in run.subtasks)
     return RunView(
         run.run_id,
         run.failed_cause,
@@ -85,30 +87,77 @@ def view_run(record: OperatorRecord, engine: EngineRecords) -> RunView:
 
 
 _NO_TASK = TaskRecord(-1, -1, -1, -1)
+_STATE = attrgetter("state")
+_EXECUTOR = attrgetter("executor_id")
+
+
+class _Slice(NamedTuple):
+    entries: list[AttemptRecord]
+    states: list[AttemptState]
+    executors: list[str]
+    views: list[AttemptView]
+
+
+_NOTHING = _Slice([], [], [], [])
+
+
+class KnownAttempts:
+    """What ``view_attempts`` has shown of one operator, to compare with and to use again.
+
+    Looking often at many attempts in which nothing changes makes no garbage, and the comparison runs in C.
+    """
+
+    __slots__ = ("entries", "ids", "run", "slices")
+
+    def __init__(self) -> None:
+        self.run: RunRecord | None = None
+        self.ids: list[int] = []
+        self.entries: list[AttemptRecord] = []
+        self.slices: dict[int, _Slice] = {}
+
+    def begin(self, run: RunRecord | None) -> None:
+        """Look at the attempts that this run has now."""
+        if self.run is not run:
+            self.slices.clear()
+        self.run = run
+        by_task = {} if run is None else run.by_task
+        self.ids, self.entries = list(by_task), list(by_task.values())
 
 
 def view_attempts(
-    record: OperatorRecord, engine: EngineRecords, first: int, count: int, known: dict[int, AttemptView]
+    record: OperatorRecord, engine: EngineRecords, first: int, count: int, known: KnownAttempts
 ) -> list[AttemptView]:
     """At most ``count`` attempts of the current run, from number ``first`` on, in the order of their acceptance.
 
-    ``known``: views of earlier calls, by task attempt id, which this keeps up to date. One in which nothing has changed
-    is returned again, so that looking often at many attempts makes no garbage.
+    A look begins with ``first`` of 0, and shows the attempts that there were then. If nothing has changed since the
+    last look with the same ``first``, the result is the same list, which must not be changed. An unchanged view is the
+    same value.
     """
     run = record.run
-    if run is None:
-        known.clear()
-        return []
-    stage = engine.stages.get(run.run_id)
+    if first == 0 or run is not known.run:
+        known.begin(run)
+    stage = None if run is None else engine.stages.get(run.run_id)
     tasks = {} if stage is None else stage.tasks
+    ids, entries = known.ids[first : first + count], known.entries[first : first + count]
+    states = list(map(_STATE, entries))
+    before = known.slices.get(first, _NOTHING)
+    if before.entries == entries and "" not in before.executors:
+        executors = before.executors  # they do not change
+    else:
+        executors = list(map(_EXECUTOR, map(tasks.get, ids, repeat(_NO_TASK))))
+    if (before.entries, before.states, before.executors) == (entries, states, executors):
+        return before.views
     views = []
-    for task_attempt_id, entry in islice(run.by_task.items(), first, first + count):
-        task = tasks.get(task_attempt_id, _NO_TASK)
-        view = known.get(task_attempt_id)
-        if view is None or view[0] is not entry.attempt or view[1] is not entry.state or view[4] != task.executor_id:
-            view = AttemptView(
-                entry.attempt, entry.state, entry.accepted_at, entry.failure, task.executor_id, task.host
-            )
-            known[task_attempt_id] = view
-        views.append(view)
+    for index, (entry, state, executor_id) in enumerate(zip(entries, states, executors, strict=True)):
+        if (
+            index < len(before.entries)
+            and before.entries[index] is entry
+            and before.states[index] is state
+            and before.executors[index] == executor_id
+        ):
+            views.append(before.views[index])
+        else:
+            host = tasks.get(ids[index], _NO_TASK).host
+            views.append(AttemptView(entry.attempt, state, entry.accepted_at, entry.failure, executor_id, host))
+    known.slices[first] = _Slice(entries, states, executors, views)
     return views

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from actors import ActorRef, Reply
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import TrackerMessage
-from protocol.attempts import AttemptView, LedgerInput, RunView
+from protocol.attempts import AttemptView, KnownAttempts, LedgerInput, RunView
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage
@@ -91,13 +91,13 @@ class ViewRun:
 class ViewAttempts:
     """Answered with at most ``count`` attempts of an operator's run, from number ``first`` on.
 
-    ``known`` are the views that the asker has; see ``AttemptLedger.view_attempts``.
+    ``known`` is what the asker has seen; see ``views.view_attempts``.
     """
 
     operator_id: str
     first: int
     count: int
-    known: dict[int, AttemptView]
+    known: KnownAttempts
     reply_to: Reply[list[AttemptView]]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from actors import ActorRef
 from actors.clock import Clock
@@ -18,7 +19,7 @@ from actors.coordination import OperatorStatistics
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.gateway_sight import GatewayView
 from actors.coordination.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
-from protocol.attempts import AttemptView, RunView
+from protocol.attempts import AttemptView, KnownAttempts, RunView
 from protocol.barrier_tracker import CheckpointView, Phase, Step
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import BridgeMessage, ViewAttempts, ViewRun
@@ -71,6 +72,18 @@ _STEPS = {
 }
 
 
+class _Rows(NamedTuple):
+    """Some attempts of an operator as a status shows them, and what they were made of."""
+
+    views: list[AttemptView]
+    ids: list[int]
+    gateways: list[GatewayView | None]
+    made: list[AttemptStatus]
+
+
+_NO_ROWS = _Rows([], [], [], [])
+
+
 class ObservedOperator:
     """What a status needs of one operator, besides what its actors answer."""
 
@@ -87,8 +100,8 @@ class ObservedOperator:
         self.watch = watch
         self.mode = mode
         self.parallelism = parallelism
-        self.views: dict[int, AttemptView] = {}
-        self.rows: dict[int, tuple[AttemptView, GatewayView | None, AttemptStatus]] = {}
+        self.known = KnownAttempts()
+        self.rows: dict[int, _Rows] = {}
         self.rates = Rates()
         self.confirm = LatencySketch(statistics.confirm_us)
         self.request = LatencySketch(statistics.request_us)
@@ -161,7 +174,7 @@ class StatusCollector:
         attempts: list[AttemptStatus] = []
         count = 0 if run is None else run.attempts
         if not count:
-            operator.views.clear()
+            operator.known.begin(None)
             operator.rows.clear()
         for first in range(0, count, SLICE):
             attempts.extend(await self._slice(operator_id, operator, first))
@@ -194,21 +207,23 @@ class StatusCollector:
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
         views: list[AttemptView] = await self._bridge_ref.ask(
-            lambda reply_to: ViewAttempts(operator_id, first, SLICE, operator.views, reply_to),
+            lambda reply_to: ViewAttempts(operator_id, first, SLICE, operator.known, reply_to),
             timeout_s=ANSWER_TIMEOUT_S,
         )
-        ids = [view.attempt.task_attempt_id for view in views]
+        before = operator.rows.get(first, _NO_ROWS)
+        ids = before.ids if before.views is views else [view.attempt.task_attempt_id for view in views]
         gateways: list[GatewayView | None] = await operator.tracker_ref.ask(
             lambda reply_to: ViewGateways(reply_to, ids), timeout_s=ANSWER_TIMEOUT_S
         )
+        if before.views is views and before.gateways == gateways:  # in C, and most often of the same values
+            return before.made
         made = []
-        for view, gateway in zip(views, gateways, strict=True):
-            task_attempt_id = view.attempt.task_attempt_id
-            known = operator.rows.get(task_attempt_id)
-            if known is None or known[0] is not view or known[1] is not gateway:
-                known = view, gateway, _attempt(view, gateway, self._journal.epoch)
-                operator.rows[task_attempt_id] = known
-            made.append(known[2])
+        for index, (view, gateway) in enumerate(zip(views, gateways, strict=True)):
+            if index < len(before.made) and before.views[index] is view and before.gateways[index] is gateway:
+                made.append(before.made[index])
+            else:
+                made.append(_attempt(view, gateway, self._journal.epoch))
+        operator.rows[first] = _Rows(views, ids, gateways, made)
         return made
 
     def _run(self, run: RunView, journal: OperatorJournal, now: float) -> RunStatus | None:
