@@ -35,7 +35,7 @@ def test_a_run_with_a_killed_task_is_shown_from_beginning_to_end(spark: SparkSes
         assert (operator.run.task_count, operator.run.missing, operator.run.failed_cause) == (2, (), "")
         lost, again = operator.attempts_of(0)
         assert (lost.state, lost.attempt, lost.is_live, lost.waits_for) == ("over", 0, False, "")
-        assert (bool(lost.failure), lost.connected) == (True, False)
+        assert (bool(lost.failure), lost.connected, lost.heard_at) == (True, False, None)
         assert (again.state, again.attempt, again.connected, again.known_to_coordinator) == ("ready", 1, True, True)
         assert (again.executor_id, bool(again.host)) == ("driver", True)
         assert again.heard_at is not None
