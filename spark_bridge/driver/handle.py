@@ -106,7 +106,7 @@ class OperatorHandle:
         are the attempts lost and the resets. It is shown in notebooks, and if standard output and standard error are
         terminals.
 
-        Raises ``ImportError`` without the package tqdm (``pip install 'headgate[progress]'``), and ``ValueError`` for
+        Raises ``SidecarError`` without the package tqdm (``pip install 'headgate[progress]'``), and ``ValueError`` for
         an unknown ``count`` or a negative ``total``.
         """
         return Progress(self.operator_id, self.statistics, total, count)

@@ -129,7 +129,7 @@ def _bar_class() -> tuple[Any, bool]:
         from tqdm.auto import tqdm
         from tqdm.notebook import tqdm_notebook
     except ImportError as error:
-        raise ImportError("progress bars need the package tqdm: pip install 'headgate[progress]'") from error
+        raise SidecarError("progress bars need the package tqdm: pip install 'headgate[progress]'") from error
     return tqdm, issubclass(tqdm, tqdm_notebook)
 
 

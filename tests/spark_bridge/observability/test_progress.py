@@ -131,5 +131,5 @@ def test_a_bar_is_entered_once() -> None:
 
 def test_without_tqdm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match=r"pip install 'headgate\[progress\]'"):
+    with pytest.raises(SidecarError, match=r"pip install 'headgate\[progress\]'"):
         Progress("crawl", Told())
