@@ -63,6 +63,8 @@ def test_the_next_run_shares_nothing_with_the_one_before() -> None:
     book, known = running(1), KnownAttempts()
     look(book, known)
     book.feed(opened(10), goodbye(10), end(10, 0, TaskOutcome.SUCCESS), job_end())
+    known.begin(None)
+    assert not known.slices, "nothing of a run is kept after its end"
     assert look(book, known) == [[], []]
     book.feed(job(1, (2,)), stage(2, tasks=1), start(30, 0, stage=2), reg(30, 0, run=2))
     ((view,), _) = look(book, known)
