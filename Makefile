@@ -41,6 +41,9 @@ install_locked = $(1)/bin/python $(pip_install) --require-hashes -r requirements
 compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(ARGS)
 
+# A process that ends at the timeout of a hanging test is not replaced: pytest-xdist may then hang itself.
+shared_out = --numprocesses $(WORKERS) --dist loadfile --max-worker-restart 0
+
 with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 
 .PHONY: help
@@ -53,11 +56,11 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 
 .PHONY: test
 test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark included
-	@$(with_java) && exec $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(with_java) && exec $(PY) -m pytest $(shared_out) $(ARGS)
 
 .PHONY: test-long
 test-long: $(STAMP) ## all other tests: the long ones, most of them on a real Spark
-	@$(with_java) && exec $(PY) -m pytest -m long --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(with_java) && exec $(PY) -m pytest -m long $(shared_out) $(ARGS)
 
 .PHONY: spark
 spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters

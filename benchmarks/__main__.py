@@ -49,6 +49,11 @@ FIGURES = {
     "spark_fact_py4j": "spark_fact",
     "failover": "failover",
     "split_dispatch": "split_dispatch",
+    "work_item": "parts",
+    "permit": "parts",
+    "shared_value": "parts",
+    "group_call": "group",
+    "peer_lost": "group",
     "job_overhead": "job_overhead",
 }
 """The module of each figure, in which the function of the figure's name measures it. In the order of a full run."""

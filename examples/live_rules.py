@@ -18,7 +18,6 @@ from typing import Any
 from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import (
     CoordinatorContext,
-    FailureReason,
     OperatorCoordinator,
     Sidecar,
     SubtaskContext,
@@ -82,18 +81,15 @@ class RuleBook(OperatorCoordinator):
     def __init__(self) -> None:
         self.rules: list[str] = [BLOCKED]
         self._totals: Counter[str] = Counter()
-        self._gateways: dict[int, SubtaskGateway] = {}
+        self.context: CoordinatorContext
 
     async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
         print(f"a word may pass about {LIMIT} times, {BLOCKED!r} never")
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        self._gateways[subtask] = gateway
         for word in self.rules:
             await gateway.send_event(["block", word])
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._gateways.pop(subtask, None)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         _, batch = event
@@ -102,9 +98,8 @@ class RuleBook(OperatorCoordinator):
             if self._totals[word] >= LIMIT and word not in self.rules:
                 self.rules.append(word)
                 print(f"subtask {subtask} tips the scales: {word!r} has passed {self._totals[word]} times")
-                for gateway in self._gateways.values():
-                    await gateway.send_event(["block", word])
-        await self._gateways[subtask].send_event(["go on"])
+                await self.context.gateways.broadcast(["block", word])
+        await self.context.gateways.send(subtask, ["go on"], attempt=attempt)
 
 
 def main(arguments: Sequence[str]) -> int:

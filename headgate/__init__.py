@@ -13,18 +13,27 @@ is imported from here::
 
 Running:
     ``Sidecar`` runs coordinators in the driver's process (``async with`` gives a ``SidecarRuntime``), and
-    ``AttachedSidecar`` reaches those in a separate process. ``SidecarConfig`` holds the settings.
+    ``AttachedSidecar`` reaches those in a separate process. ``start`` and ``stop`` are for notebooks and services that
+    cannot use a ``with`` block. ``SidecarConfig`` holds the settings.
     ``coordinate`` returns an ``OperatorHandle``. ``interrupts_held_back`` delays a Ctrl-C until a short block, such as
     the start of Spark, has ended.
 Writing the driver's half:
     ``OperatorCoordinator`` is the base class. Its methods are given a ``CoordinatorContext``, a ``SubtaskGateway`` for
-    each ``ExecutionAttempt``, and a ``FailureReason`` with its ``FailureKind``. An event that was sent has a
-    ``Confirmation``; coordinators share a ``CoordinatorStore``. ``RecreateOnReset`` builds a new coordinator after each
-    reset. ``SourceCoordinator`` hands out the splits of a ``SplitEnumerator``, which is given a
-    ``SplitEnumeratorContext``; ``StaticSplitEnumerator`` knows all splits from the start.
+    each ``ExecutionAttempt``, and a ``FailureReason`` with its ``FailureKind``. ``LiveGateways`` has all gateways. An
+    event that was sent has a ``Confirmation``, and a request may be answered later with a ``Reply``; coordinators share
+    a ``CoordinatorStore``. ``RecreateOnReset`` builds a new coordinator after each reset. ``SourceCoordinator`` hands
+    out the splits of a ``SplitEnumerator``, which is given a ``SplitEnumeratorContext``; ``StaticSplitEnumerator``
+    knows all splits from the start.
 Writing the task's half:
     ``SubtaskOperator`` is the base class, and is given a ``SubtaskContext``. ``SplitReader`` reads the splits of a
     ``SourceCoordinator``.
+Ready-made parts:
+    ``SharedValue`` is set on the driver and read in all tasks. ``WorkQueue`` hands out work to which tasks add what
+    they find. A ``Group`` lets tasks work together, each as a ``GroupMember``, and go on from a ``GroupCheckpoint``
+    after a ``PeerLost``. ``Permits`` limit a rate, or a number of users, over all tasks. ``handle.counters()`` has what
+    tasks have counted with their context; a ``Distribution`` is what they observed.
+Sending your own classes:
+    ``event`` registers a dataclass, a named tuple or an enumeration, so that its values can be events.
 Writing files exactly once:
     ``FileSinkCoordinator`` and ``FileSinkOperator``, or ``SinkCommitter`` and ``SinkWriter`` inside your own classes.
 Settings:
@@ -46,6 +55,7 @@ Errors:
             CheckpointFailed
             EventEncodeError
             GatewayFull
+            PeerLost
             RequestFailed
             SidecarError
                 BatchFailed
@@ -72,7 +82,9 @@ if TYPE_CHECKING:
     from actors.coordination.checkpoint_requests import CheckpointFailed
     from actors.coordination.confirmation import Confirmation
     from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+    from actors.coordination.live_gateways import LiveGateways
     from actors.coordination.recreate_on_reset import RecreateOnReset
+    from actors.coordination.reply import Reply
     from actors.coordination.source import (
         SourceCoordinator,
         SplitEnumerator,
@@ -90,10 +102,12 @@ if TYPE_CHECKING:
         EventEncodeError,
         GatewayFull,
         HeadgateError,
+        RequestFailed,
     )
     from protocol.gateway.types import GatewayLimits
     from protocol.ids import ExecutionAttempt
     from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
+    from protocol.wire.event_classes import event
     from protocol.wire.messages import RestoreMode
     from spark_bridge.certificates import TlsCertificate
     from spark_bridge.driver.config import SidecarConfig
@@ -101,6 +115,7 @@ if TYPE_CHECKING:
     from spark_bridge.driver.interrupts import interrupts_held_back
     from spark_bridge.driver.runtime import SidecarRuntime
     from spark_bridge.driver.sidecar import Sidecar
+    from spark_bridge.driver.started import start, stop
     from spark_bridge.errors import (
         BatchFailed,
         BatchRefused,
@@ -110,6 +125,12 @@ if TYPE_CHECKING:
         SidecarError,
     )
     from spark_bridge.observability.status import AttemptStatus, OperatorStatus, SidecarStatus
+    from spark_bridge.primitives.counters.book import Distribution
+    from spark_bridge.primitives.group.driver import Group
+    from spark_bridge.primitives.group.task import GroupCheckpoint, GroupMember
+    from spark_bridge.primitives.permits.driver import Permits
+    from spark_bridge.primitives.shared_value.driver import SharedValue
+    from spark_bridge.primitives.work_queue.driver import WorkQueue
     from spark_bridge.sink.committer import SinkCommitter
     from spark_bridge.sink.coordinator import FileSinkCoordinator
     from spark_bridge.sink.errors import SinkFileLost
@@ -122,7 +143,7 @@ if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
     from spark_bridge.subtask.errors import (
         CheckpointDeclinedByOperator,
-        RequestFailed,
+        PeerLost,
         TimedOut,
     )
     from spark_bridge.subtask.operator import SubtaskOperator
@@ -131,6 +152,8 @@ if TYPE_CHECKING:
 _MODULES = {
     # Running
     "Sidecar": "spark_bridge.driver.sidecar",
+    "start": "spark_bridge.driver.started",
+    "stop": "spark_bridge.driver.started",
     "AttachedSidecar": "spark_bridge.standalone.attached",
     "SidecarConfig": "spark_bridge.driver.config",
     "SidecarRuntime": "spark_bridge.driver.runtime",
@@ -141,6 +164,8 @@ _MODULES = {
     "CoordinatorContext": "actors.coordination.interface",
     "SubtaskGateway": "actors.coordination.interface",
     "Confirmation": "actors.coordination.confirmation",
+    "LiveGateways": "actors.coordination.live_gateways",
+    "Reply": "actors.coordination.reply",
     "ExecutionAttempt": "protocol.ids",
     "FailureReason": "protocol.attempts",
     "FailureKind": "protocol.attempts",
@@ -154,6 +179,16 @@ _MODULES = {
     "SubtaskOperator": "spark_bridge.subtask.operator",
     "SubtaskContext": "spark_bridge.subtask.context",
     "SplitReader": "spark_bridge.subtask.source",
+    # Ready-made parts
+    "Distribution": "spark_bridge.primitives.counters.book",
+    "Group": "spark_bridge.primitives.group.driver",
+    "GroupCheckpoint": "spark_bridge.primitives.group.task",
+    "GroupMember": "spark_bridge.primitives.group.task",
+    "Permits": "spark_bridge.primitives.permits.driver",
+    "SharedValue": "spark_bridge.primitives.shared_value.driver",
+    "WorkQueue": "spark_bridge.primitives.work_queue.driver",
+    # Sending your own classes
+    "event": "protocol.wire.event_classes",
     # Writing files exactly once
     "FileSinkCoordinator": "spark_bridge.sink.coordinator",
     "FileSinkOperator": "spark_bridge.sink.operator",
@@ -182,7 +217,8 @@ _MODULES = {
     "ConfirmationTimeout": "protocol.errors",
     "EventEncodeError": "protocol.errors",
     "GatewayFull": "protocol.errors",
-    "RequestFailed": "spark_bridge.subtask.errors",
+    "RequestFailed": "protocol.errors",
+    "PeerLost": "spark_bridge.subtask.errors",
     "TimedOut": "spark_bridge.subtask.errors",
     "CheckpointDeclinedByOperator": "spark_bridge.subtask.errors",
     "CheckpointFailed": "actors.coordination.checkpoint_requests",
@@ -201,6 +237,8 @@ _MODULES = {
 __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     # Running
     "Sidecar",
+    "start",
+    "stop",
     "AttachedSidecar",
     "SidecarConfig",
     "SidecarRuntime",
@@ -211,6 +249,8 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     "CoordinatorContext",
     "SubtaskGateway",
     "Confirmation",
+    "LiveGateways",
+    "Reply",
     "ExecutionAttempt",
     "FailureReason",
     "FailureKind",
@@ -224,6 +264,16 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     "SubtaskOperator",
     "SubtaskContext",
     "SplitReader",
+    # Ready-made parts
+    "Distribution",
+    "Group",
+    "GroupCheckpoint",
+    "GroupMember",
+    "Permits",
+    "SharedValue",
+    "WorkQueue",
+    # Sending your own classes
+    "event",
     # Writing files exactly once
     "FileSinkCoordinator",
     "FileSinkOperator",
@@ -253,6 +303,7 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     "EventEncodeError",
     "GatewayFull",
     "RequestFailed",
+    "PeerLost",
     "TimedOut",
     "CheckpointDeclinedByOperator",
     "CheckpointFailed",

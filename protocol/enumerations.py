@@ -52,6 +52,12 @@ class CurrentEnumeration:
         wants_a_part = len(look.partitions) < look.partition_count and not look.kept
         return bool(self._runs) and wants_a_part and not look.partitions & self._partitions
 
+    def meet(self, look: StageLook) -> bool:
+        """The run that ``look`` describes has begun: whether it goes on, as ``goes_on_in`` says, or begins anew."""
+        goes_on = self.goes_on_in(look)
+        self.see(look, anew=not goes_on)
+        return goes_on
+
     def see(self, look: StageLook, *, anew: bool) -> None:
         """The run has begun. ``anew``: with a new enumeration."""
         if anew:

@@ -64,6 +64,13 @@ class ConfirmationTimeout(AttemptOver):
     """
 
 
+class RequestFailed(ProtocolError):
+    """The coordinator answered a request with an error; the text is the coordinator's.
+
+    In a task, if ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``.
+    """
+
+
 class CheckpointCorrupt(ProtocolError):
     """The bytes are not a complete checkpoint. The message says what is wrong."""
 

@@ -16,7 +16,7 @@ it (R121). Record an assignment before sending it (R118). Otherwise, a crash bet
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 from protocol.errors import LocalProtocolError
@@ -77,6 +77,21 @@ class SplitAssignmentTracker(Generic[SplitT]):
                 taken.update(assignments.pop(subtask, {}))
         taken.update(self._open.pop(subtask, {}))
         return list(taken)
+
+    def take_back(self, subtask: int, count: int, chosen: Callable[[SplitT], bool]) -> list[SplitT]:
+        """Take out at most ``count`` splits that no checkpoint holds yet and ``chosen`` accepts, the newest first."""
+        open_splits = self._open.get(subtask, {})
+        taken: list[SplitT] = []
+        for split in reversed(open_splits):
+            if len(taken) == count:
+                break
+            if chosen(split):
+                taken.append(split)
+        for split in taken:
+            del open_splits[split]
+        if not open_splits:
+            self._open.pop(subtask, None)
+        return taken
 
     def assigned(self, subtask: int) -> list[SplitT]:
         """What ``subtask`` was assigned and may still have to give back, oldest first. Nothing is removed."""

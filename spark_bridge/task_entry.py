@@ -8,11 +8,13 @@ that to ``spark_bridge.subtask``, which does not know Spark.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protocol.errors import HeadgateError
+from protocol.wire import event_classes
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -52,12 +54,17 @@ class SubtaskTask:
         endpoint: TaskEndpoint,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
+        parts: Mapping[str, Callable[[], SubtaskOperator]] | None = None,
     ) -> None:
-        """``make_operator(*args, **kwargs)`` is called once in each task; all three must be picklable."""
+        """``make_operator(*args, **kwargs)`` is called once in each task; all three must be picklable.
+
+        ``parts`` makes the named parts of the operator's chain.
+        """
         self._make_operator = make_operator
         self._endpoint = endpoint
         self._args = args
         self._kwargs = kwargs or {}
+        self._parts = dict(parts or {})
 
     def __call__(self, records: Iterable[Any], *rest: Any) -> Any:
         """Run the operator in this task over ``records``. See ``run_subtask`` for what it raises.
@@ -77,23 +84,76 @@ class SubtaskTask:
 
         return _Outputs(run_subtask(self._build, self._endpoint, identity, records))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Take along the classes that are registered as events, as they are when Spark pickles the function."""
+        return {**self.__dict__, "_event_classes": _pack_event_classes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _unpack_event_classes(state.pop("_event_classes"))
+        self.__dict__.update(state)
+
     def __repr__(self) -> str:
         name = getattr(self._make_operator, "__qualname__", repr(self._make_operator))
         return f"SubtaskTask({name}, {self._endpoint!r})"
 
     def _build(self) -> SubtaskOperator:
+        operator = self._build_main()
+        if not self._parts:
+            return operator
+        from spark_bridge.subtask.chain import OperatorChain
+
+        return OperatorChain(operator, self._parts)
+
+    def _build_main(self) -> SubtaskOperator:
         from spark_bridge.subtask.operator import SubtaskOperator
 
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{self._make_operator!r} made a {type(operator).__name__}; a subtask needs a SubtaskOperator"
+                f"{self._make_operator!r} made a {type(operator).__name__}; a subtask needs a SubtaskOperator, or a "
+                "function of which the first argument without a default takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here
             from spark_bridge.subtask.checks import check_operator
 
             check_operator(operator)
         return operator
+
+
+class _EventClasses(NamedTuple):
+    """The classes that the driver has registered as events: all of one of the main program, the module of others."""
+
+    pickled: dict[str, bytes]
+    modules: dict[str, str]
+    failures: dict[str, str]
+
+
+def _pack_event_classes() -> _EventClasses:
+    from pyspark import cloudpickle
+
+    packed = _EventClasses({}, {}, {})
+    for registration in event_classes.registered():
+        module = registration.cls.__module__
+        if module != "__main__" and "<locals>" not in registration.cls.__qualname__ and module in sys.modules:
+            packed.modules[registration.name] = module
+            continue
+        # One by one: a class that refers to what cannot be pickled must not keep the others, and the job, from running.
+        try:
+            packed.pickled[registration.name] = cloudpickle.dumps(registration.cls)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            packed.failures[registration.name] = f"{type(error).__name__}: {error}"[:200]
+    return packed
+
+
+def _unpack_event_classes(packed: _EventClasses) -> None:
+    event_classes.learn_modules(packed.modules)
+    failures = dict(packed.failures)
+    for name, pickled in packed.pickled.items():
+        try:
+            pickle.loads(pickled)  # registers the class
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"[:200]
+    event_classes.learn_failures(failures)
 
 
 class _Outputs:

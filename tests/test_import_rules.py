@@ -49,6 +49,7 @@ PURE_STDLIB = frozenset(
     }
 )
 STDLIB = frozenset(sys.stdlib_module_names)
+PARTS = STDLIB | {"protocol", "spark_bridge.primitives", "spark_bridge.subtask"}
 SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sink", "spark_bridge.subtask"}
 
 
@@ -67,11 +68,20 @@ LAYERS = (
     # The kit for users' tests, which needs neither Spark nor pytest.
     Layer(
         "headgate/testing/",
-        STDLIB | {"headgate.testing", "actors", "protocol", "spark_bridge.subtask"},
+        STDLIB | {"headgate.testing", "actors", "protocol", "spark_bridge.subtask", "spark_bridge.primitives"},
     ),
     Layer("headgate/", STDLIB | {"actors", "protocol", "spark_bridge"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
+    Layer("protocol/wire/events.py", PURE_STDLIB | {"protocol", "msgpack", "gc"}),
+    # Values only: nothing here asks what time it is. NumPy is optional, and imported where it is needed.
+    Layer(
+        "protocol/wire/leaf_values.py", PURE_STDLIB | {"protocol", "datetime", "decimal", "numpy", "re", "sys", "uuid"}
+    ),
+    # It imports the module of a user's class, which the driver names.
+    Layer("protocol/wire/event_classes.py", PURE_STDLIB | {"protocol", "importlib.import_module"}),
     Layer("protocol/wire/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
+    # For type checkers only, which bring it along.
+    Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
@@ -93,6 +103,14 @@ LAYERS = (
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
     Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
     Layer("spark_bridge/sink/", SINK),
+    # The ready-made parts: `driver.py` of each runs on the driver, everything else in tasks too.
+    Layer("spark_bridge/primitives/primitive.py", PARTS | {"actors"}),
+    *(
+        Layer(f"spark_bridge/primitives/{part}/driver.py", PARTS | {"actors"})
+        for part in ("counters", "group", "permits", "shared_value", "work_queue")
+    ),
+    Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
+    Layer("spark_bridge/primitives/", PARTS),
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.

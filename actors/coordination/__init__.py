@@ -7,12 +7,15 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 """
 
 from actors.coordination.barrier_tracker import BarrierTrackerActor
+from actors.coordination.chain import CoordinatorChain
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.given import GivenCoordinator, ResetNotSupported
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.operator_config import OperatorConfig, OperatorPorts
 from actors.coordination.recreate_on_reset import RecreateOnReset
+from actors.coordination.reply import Reply
 from actors.coordination.source import (
     SourceCoordinator,
     SplitEnumerator,
@@ -26,15 +29,18 @@ __all__ = [
     "BarrierTrackerActor",
     "CheckpointFailed",
     "Confirmation",
+    "CoordinatorChain",
     "CoordinatorContext",
     "CoordinatorStore",
     "GivenCoordinator",
     "LatencyRecorder",
+    "LiveGateways",
     "OperatorConfig",
     "OperatorCoordinator",
     "OperatorPorts",
     "OperatorStatistics",
     "RecreateOnReset",
+    "Reply",
     "ResetNotSupported",
     "SourceCoordinator",
     "SplitEnumerator",

@@ -226,9 +226,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case AttemptAccepted(attempt):
                 assert message.connection is not None
                 self._accepting[attempt.task_attempt_id] = message.connection
-            case SubtaskFinished(attempt):
-                self._gateways.close(attempt, "it has finished")
-                self._coordinator_ref.tell(decision)
         self._handle(context, decision, now, message.callback_us)
 
     def _start_run(self, decision: RunStarted) -> None:
@@ -290,8 +287,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(effect)
             case SubtaskReady(attempt):
                 readiness = self._gateways.readiness(attempt)
-                if readiness is not None:  # otherwise it finished while its readiness was withheld (H11)
+                if readiness is not None:  # otherwise it is over, and its gateway is closed (H11)
                     tell(readiness)
+            case SubtaskFinished(attempt):
+                tell(_timed(effect, callback_us))
+                self._gateways.close(attempt, "it has finished")
             case SubtaskFailed(attempt, reason):
                 why = f"{reason.kind.name.lower()}: {reason.text}"
                 self._gateways.reject_sends(attempt, why)
@@ -402,7 +402,9 @@ OBSERVED_EFFECTS = frozenset(
 """What ``OperatorPorts.observe`` is shown, besides every decision of the ledger."""
 
 
-def _timed(message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded, callback_us: int | None) -> CoordinatorMessage:
+def _timed(
+    message: SubtaskFailed | SubtaskFinished | SubtaskResetToCheckpoint | RunEnded, callback_us: int | None
+) -> CoordinatorMessage:
     return message if callback_us is None else Timed(message, callback_us)
 
 

@@ -20,7 +20,10 @@ from protocol.wire.messages import describe_wait
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "handle_event_from_operator": ("subtask", "attempt"),
     "handle_request": ("subtask", "attempt"),
+    "subtask_suspected": ("subtask", "attempt"),
+    "subtask_responsive": ("subtask", "attempt"),
     "subtask_failed": ("subtask", "attempt"),
+    "subtask_finished": ("subtask", "attempt"),
     "subtask_reset": ("subtask", "checkpoint_id"),
     "checkpoint_coordinator": ("checkpoint_id",),
     "notify_checkpoint_complete": ("checkpoint_id",),
@@ -139,6 +142,11 @@ class CallWatch:
     def oldest(self) -> Call | None:
         """The call that has been open for longest."""
         return self._open[0] if self._open else None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is a method of the coordinator, or was called by one, in its own task."""
+        return any(getattr(call.awaited, "cr_running", False) for call in self._open)
 
     def describe(self) -> str:
         """What the coordinator is doing, for the text of a timeout; empty if no method is being awaited."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.coordination.chain import main_of
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.logs import get_logger
@@ -27,6 +28,7 @@ def handles_events(coordinator: OperatorCoordinator) -> bool:
 
     They do if the coordinator, or the one to which it passes its calls, overrides ``handle_event_from_operator``.
     """
+    coordinator = main_of(coordinator)
     if isinstance(coordinator, RecreateOnReset):
         inner = coordinator.current
         return inner is None or handles_events(inner)

@@ -15,6 +15,10 @@ class AttemptConnection(Protocol):
     @property
     def connection_id(self) -> int: ...
 
+    def heard(self) -> bool:
+        """Whether bytes came from the peer since the last call, or were not read because others come first."""
+        ...
+
     def send(self, message: Downward, *, at_once: bool = False) -> None:
         """Queue a message. After close it is dropped; unconfirmed items are sent again on the next connection.
 

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
 
-from actors import Actor, ActorContext, ActorRef
+from actors import Actor, ActorContext, ActorRef, SystemNotRunning
 from actors.coordination.call_watch import Call, CallWatch
+from actors.coordination.chain import main_of
 from actors.coordination.checks import handles_events
 from actors.coordination.coordinator_context import ContextOfActor
 from actors.coordination.event_decoding import decode_in_turns
 from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.live_gateways import GatewayTable
 from actors.coordination.messages import (
     CallHandler,
     ClientRequest,
@@ -35,13 +39,23 @@ from actors.coordination.messages import (
     RequestArrived,
     StartCoordinator,
     SubtaskReadyWithGateway,
+    SubtaskResponsive,
+    SubtaskSuspected,
     Timed,
     TrackerMessage,
+)
+from actors.coordination.reply import (
+    OpenReplies,
+    Reply,
+    WaitingClient,
+    WaitingTask,
+    attempt_keys,
+    describe_failure,
 )
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
-from actors.coordination.user_calls import call_user, is_fatal, traceback_text, true_cause
+from actors.coordination.user_calls import call_user, is_fatal, true_cause
 from actors.exits import as_exception, describe
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
@@ -60,6 +74,7 @@ from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import encode_event
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
 PLACE_CHARS_MAX = 1000
@@ -96,6 +111,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.look_at_run = look_at_run
         self.in_doubt: set[int] = set()
         self._coordinator = coordinator
+        # Whatever is not for a named part reaches the main coordinator directly.
+        self._main = main_of(coordinator)
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
         self._tracker_ref = tracker_ref
@@ -113,6 +130,12 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def started(self, context: ActorContext[CoordinatorMessage]) -> None:
         self._peer_log = LimitedLog(context.log, context.clock)
+        self.gateways = GatewayTable(
+            self.parallelism,
+            lambda handler: context.self_ref.tell(CallHandler(handler, "when_all_ready")),
+            lambda: self._watch.inside,
+        )
+        self._replies = OpenReplies(self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context))
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
@@ -123,6 +146,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_request(context, message)
             case SnapshotCoordinator(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
+            case SubtaskSuspected() | SubtaskResponsive():
+                await self._give_hint(context, message)
             case CallHandler(handler, caller):
                 await self._guarded(context, caller, handler)
             case StartCoordinator():
@@ -143,6 +168,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         except Exception:
             context.log.exception("coordinator close failed")
         finally:
+            self._replies.close()
             self._watch.close()
             self._peer_log.close()
 
@@ -196,22 +222,32 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         match message:
             case SubtaskReadyWithGateway(attempt, gateway, gateway_ref, events_sent):
                 self._live[attempt.task_attempt_id] = gateway_ref
+                self.gateways.add(gateway)
                 self.taken.begin(attempt, events_sent)
                 self._statistics.ready += 1
                 ready = await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
                 self._ignores_events = not handles_events(user)
                 if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
                     gateway_ref.tell_direct(ReadyAnnounced())
+                    await self._see_if_all_ready(context)
             case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
+                self.gateways.remove(attempt)
+                self._replies.attempt_over(attempt.task_attempt_id)
                 self._count_failure(reason.kind.name.lower())
-                context.log.info("subtask failed", **_keys(attempt), kind=reason.kind.name, reason=reason.text)
+                context.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
                 await self._guarded(
                     context, "subtask_failed", user.subtask_failed, attempt.subtask, attempt.attempt, reason
                 )
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
+                self.gateways.remove(attempt)
+                self._replies.attempt_over(attempt.task_attempt_id)
+                self._statistics.finished += 1
+                await self._guarded(
+                    context, "subtask_finished", user.subtask_finished, attempt.subtask, attempt.attempt
+                )
             case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
@@ -221,12 +257,16 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._resets += 1
                 self._ended_well, self._failed_behind = False, ""
                 self._live.clear()
+                self.gateways.reset()
+                self._replies.coordinator_reset()
                 self.taken.clear()
                 self._statistics.operator_resets += 1
                 context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
                 await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
             case RunEnded(_, run_id, succeeded, reason_text):
                 self._live.clear()
+                self.gateways.clear()
+                self._replies.attempts_over()
                 self._ended_well = succeeded
                 self._statistics.runs += 1
                 await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
@@ -248,6 +288,34 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
 
+    async def _give_hint(
+        self, context: ActorContext[CoordinatorMessage], message: SubtaskSuspected | SubtaskResponsive
+    ) -> None:
+        """Hints of an attempt that is over are dropped: there is more certain news of it (H87)."""
+        attempt, user = message.attempt, self._coordinator
+        if attempt.task_attempt_id not in self._live:
+            return
+        if isinstance(message, SubtaskSuspected):
+            context.log.info("subtask suspected", **attempt_keys(attempt), reason=message.reason)
+            await self._guarded(
+                context,
+                "subtask_suspected",
+                user.subtask_suspected,
+                attempt.subtask,
+                attempt.attempt,
+                message.reason,
+            )
+        else:
+            context.log.info("subtask responsive again", **attempt_keys(attempt))
+            await self._guarded(
+                context, "subtask_responsive", user.subtask_responsive, attempt.subtask, attempt.attempt
+            )
+
+    async def _see_if_all_ready(self, context: ActorContext[CoordinatorMessage]) -> None:
+        """Call what waits for this, before the next message can say that an attempt is over (H88)."""
+        if self.gateways.is_awaited:
+            await self._guarded(context, "when_all_ready", self.gateways.call_handlers)
+
     async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
         attempt = message.attempt
         if not self._is_live(context, attempt, "event"):
@@ -258,7 +326,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
             return
         self._statistics.events_received += 1
-        if self._ignores_events:
+        handler = self._coordinator if type(event) is PartEvent else self._main
+        if self._ignores_events and handler is self._main:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
                 context,
@@ -270,11 +339,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if message.sender is not None:
             subtask = message.sender
             self._statistics.events_restored += 1
-        self.taken.take(attempt, subtask)
+        self.taken.take(attempt, message.sender)
         await self._guarded(
             context,
             "handle_event_from_operator",
-            self._coordinator.handle_event_from_operator,
+            handler.handle_event_from_operator,
             subtask,
             attempt.attempt,
             event,
@@ -288,24 +357,28 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
+        deferred: Reply | None = None
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
             self._statistics.events_restored += 1
-        self.taken.take(attempt, subtask)
+        self.taken.take(attempt, message.sender)
         try:
             request = await decode_in_turns(message.payload)
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
-            payload = encode_event(answer)
+            if isinstance(answer, Reply):
+                self._replies.take(answer, WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id))
+                deferred = answer
+            else:
+                payload = encode_event(answer)
         except Exception as failure:  # it fails only the request, as in R97; the coordinator answers for its own state
-            error = describe(true_cause(failure))
-            payload = traceback_text(failure).encode()
-            self._peer_log.warning("request failed", **_keys(attempt), error=error, exc_info=failure)
+            error, payload = describe_failure(failure)
+            self._peer_log.warning("request failed", **attempt_keys(attempt), error=error, exc_info=failure)
             if is_fatal(failure):
                 self.raise_global_failure("handle_request", failure, context)
         self.taken.taken()
-        if message.request_id is not None:
+        if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
         message.gateway_ref.tell_direct(ItemTaken(message.seq))
 
@@ -314,6 +387,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._statistics.client_requests += 1
         try:
             answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
+            if isinstance(answer, Reply):
+                self._replies.take(answer, WaitingClient(self._replies, message.reply_to))
+                return
         except Exception as error:
             self._peer_log.warning("client request failed", error=describe(error), exc_info=error)
             message.reply_to.fail(error)
@@ -391,7 +467,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if attempt.task_attempt_id in self._live:
             return True
         self._statistics.messages_dropped += 1
-        self._peer_log.info("dropped: the attempt is over", what=what, **_keys(attempt))
+        self._peer_log.info("dropped: the attempt is over", what=what, **attempt_keys(attempt))
         return False
 
     def _count_failure(self, kind: str) -> None:
@@ -400,9 +476,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         by_kind[kind] = by_kind.get(kind, 0) + 1
 
 
-def _keys(attempt: ExecutionAttempt) -> dict[str, int]:
-    return {
-        "subtask": attempt.subtask,
-        "attempt": attempt.attempt,
-        "task_attempt_id": attempt.task_attempt_id,
-    }
+def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[], None]) -> None:
+    """Call the function between methods of the coordinator. Any thread; dropped after the end."""
+
+    async def call() -> None:
+        function()
+
+    with suppress(SystemNotRunning):
+        context.self_ref.tell_threadsafe(CallHandler(call))

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors import ActorContext, SystemNotRunning
 from actors.clock import Clock
+from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.messages import CallHandler, CoordinatorMessage
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import is_fatal
@@ -47,6 +48,10 @@ class ContextOfActor:
     def clock(self) -> Clock:
         return self._context.clock
 
+    @cached_property
+    def gateways(self) -> LiveGateways:
+        return LiveGateways(self._actor.gateways)
+
     @property
     def store(self) -> CoordinatorStore:
         return self._actor.store
@@ -58,6 +63,10 @@ class ContextOfActor:
     @property
     def checkpoints_in_doubt(self) -> frozenset[int]:
         return frozenset(self._actor.in_doubt)
+
+    @property
+    def handles_restored(self) -> bool:
+        return self._actor.taken.handles_restored
 
     def events_taken(self, subtask: int) -> int:
         return self._actor.taken.position(subtask)

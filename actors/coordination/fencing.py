@@ -13,7 +13,7 @@ one is created.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import anyio
@@ -21,11 +21,12 @@ import anyio
 from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
+from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.unawaited import AwaitCheck
+from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.errors import AttemptOver
 from protocol.facts import StageLook
-from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
 
@@ -64,43 +65,35 @@ class FencingToken:
         return None
 
 
-class FencedGateway:
+class FencedGateway(WrappedGateway):
     """``SubtaskGateway`` for one incarnation. After that is replaced, its sends fail with ``AttemptOver``."""
 
-    __slots__ = ("_gateway", "_token")
+    __slots__ = ("_token",)
 
     def __init__(self, gateway: SubtaskGateway, token: FencingToken) -> None:
-        self._gateway = gateway
+        super().__init__(gateway)
         self._token = token
 
     def __repr__(self) -> str:
         return f"<fenced {self._gateway!r}>"
 
-    @property
-    def attempt(self) -> ExecutionAttempt:
-        return self._gateway.attempt
+    def send_event(
+        self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Coroutine[Any, Any, Confirmation]:
+        return self._send(event, loss_tolerant, urgent, AwaitCheck(self.attempt))
 
-    @property
-    def events_pending(self) -> int:
-        return self._gateway.events_pending
-
-    @property
-    def bytes_pending(self) -> int:
-        return self._gateway.bytes_pending
-
-    def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Coroutine[Any, Any, Confirmation]:
-        return self._send(event, loss_tolerant, AwaitCheck(self.attempt))
-
-    async def _send(self, event: Any, loss_tolerant: bool, check: AwaitCheck) -> Confirmation:
+    async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
         # It may wait for room. If it is cancelled there, it sends nothing.
-        sent = await self._token.guard(lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant))
+        sent = await self._token.guard(
+            lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
+        )
         return sent or self._refused(event)
 
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         if self._token.revoked:
             return self._refused(event)
-        return self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant)
+        return self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
 
     def _refused(self, event: Any) -> Confirmation:
         encode_event(event)  # an event that cannot be encoded raises, as at any other time (H21)
@@ -147,6 +140,16 @@ class FencedContext:
     def log(self) -> Any:
         return self._log
 
+    @cached_property
+    def gateways(self) -> LiveGateways:
+        token = self._token
+        return self._context.gateways.seen_by(
+            lambda gateway: FencedGateway(gateway, token),
+            is_over=token.is_revoked,
+            guard=token.guard,
+            fenced=self._fenced,
+        )
+
     @property
     def clock(self) -> Clock:
         return self._context.clock
@@ -158,6 +161,10 @@ class FencedContext:
     @property
     def checkpoints_in_doubt(self) -> frozenset[int]:
         return self._context.checkpoints_in_doubt
+
+    @property
+    def handles_restored(self) -> bool:
+        return self._context.handles_restored
 
     def events_taken(self, subtask: int) -> int:
         return self._context.events_taken(subtask)

@@ -26,8 +26,11 @@ from actors.coordination.messages import (
     MessagesArrived,
     NoteAwaited,
     RequestArrived,
+    RequestDeferred,
     Retire,
     SendEvent,
+    SubtaskResponsive,
+    SubtaskSuspected,
     TrackerMessage,
 )
 from actors.coordination.operator_config import BarrierInjector
@@ -60,6 +63,7 @@ from protocol.gateway.types import (
     GatewayEffect,
     GatewayInput,
     InjectBarrier,
+    PeerHeard,
     ReadyAnnounced,
     ReportAcknowledged,
     ReportClosed,
@@ -67,6 +71,8 @@ from protocol.gateway.types import (
     ReportDrained,
     ReportFinished,
     ReportOpened,
+    ReportResponsive,
+    ReportSuspected,
     SendToAttempt,
 )
 from protocol.machine import TimePassed
@@ -102,6 +108,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._machine = sight.machine
         self._attempt = self._machine.attempt
         self._requested_at = sight.requested_at
+        self._deferred_at = sight.deferred_at
         self._registered = registered
         self._budget = budget
         self._coordinator_ref = coordinator_ref
@@ -146,11 +153,12 @@ class GatewayActor(DirectActor[GatewayMessage]):
         event_id = self._event_count
         self._unsettled[event_id] = message.confirmation
         self._statistics.events_sent += 1
-        effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
+        submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent)
+        effects = self._machine.handle(submitted, now)
         if not effects:
             self._statistics.events_held += 1
         # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
-        self._carry_out(effects, now, at_once=len(self._unsettled) == 1)
+        self._carry_out(effects, now, at_once=len(self._unsettled) == 1 or message.urgent)
 
     def _take_messages(self, message: MessagesArrived, now: float) -> None:
         connection = self._connection
@@ -202,7 +210,15 @@ class GatewayActor(DirectActor[GatewayMessage]):
         requested_at = self._requested_at.pop(message.request_id, None)
         if requested_at is not None:
             self._statistics.request_us.record((now - requested_at) * 1e6)
+        else:
+            self._deferred_at.pop(message.request_id, None)
         self._carry_out(self._machine.handle(message, now), now)
+
+    def _defer_request(self, message: RequestDeferred, now: float) -> None:
+        """Only for people who look, and for ``request_us``: how long a deferred answer takes is the user's decision."""
+        requested_at = self._requested_at.pop(message.request_id, None)
+        if requested_at is not None:
+            self._deferred_at[message.request_id] = requested_at
 
     def _step_checkpoint(self, message: BarrierRequested | CheckpointOver, now: float) -> None:
         """Write immediately, so that this subtask works while the others are being told.
@@ -218,6 +234,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _take_time(self, message: TimePassed, now: float) -> None:
         self._deadline.fired()
+        if self._machine.wants_heartbeats and self._connection is not None and self._connection.heard():
+            self._carry_out(self._machine.handle(PeerHeard(), now), now)
         self._carry_out(self._machine.handle(message, now), now)
 
     def _on_attempt_over(self, message: AttemptIsOver, now: float) -> None:
@@ -243,8 +261,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._carry_out(self._machine.handle(message, now), now)
         self._hang_up(reason)
 
-    def _give_up(self, reason: str) -> None:
-        self._report(AttemptCondemned(self._attempt.operator_id, self._attempt.task_attempt_id, reason))
+    def _give_up(self, reason: str, *, silent: bool = False) -> None:
+        self._report(AttemptCondemned(self._attempt.operator_id, self._attempt.task_attempt_id, reason, silent))
         self._hang_up(reason)
 
     def _hang_up(self, reason: str) -> None:
@@ -310,6 +328,13 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _report_opened(self, effect: ReportOpened, now: float) -> None:
         self._report(OperatorOpened(self._attempt.operator_id, self._attempt.task_attempt_id))
 
+    def _report_suspected(self, effect: ReportSuspected, now: float) -> None:
+        self._statistics.suspicions += 1
+        self._coordinator_ref.tell(SubtaskSuspected(self._attempt, effect.reason))
+
+    def _report_responsive(self, effect: ReportResponsive, now: float) -> None:
+        self._coordinator_ref.tell(SubtaskResponsive(self._attempt))
+
     def _report_finished(self, effect: ReportFinished, now: float) -> None:
         attempt = self._attempt
         if not effect.failure:
@@ -350,6 +375,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
 _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     SendEvent: GatewayActor._send_event,
     AnswerSubmitted: GatewayActor._submit_answer,
+    RequestDeferred: GatewayActor._defer_request,
     MessagesArrived: GatewayActor._take_messages,
     AttachConnection: GatewayActor._attach,
     ConnectionClosed: GatewayActor._lose_connection,
@@ -367,12 +393,14 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ConfirmEvent: GatewayActor._confirm_event,
     DeliverRequest: GatewayActor._deliver_request,
     FailEvent: GatewayActor._fail_event,
-    FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason),
+    FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason, silent=effect.silent),
     ExpireConnection: GatewayActor._expire_connection,
     ExpireEvent: GatewayActor._expire_event,
     DropConnection: lambda gateway, effect, now: gateway._drop_connection(effect.why, now),
     RefuseMessage: GatewayActor._refuse_message,
     ReportOpened: GatewayActor._report_opened,
+    ReportSuspected: GatewayActor._report_suspected,
+    ReportResponsive: GatewayActor._report_responsive,
     ReportFinished: GatewayActor._report_finished,
     ReportClosed: GatewayActor._report_closed,
     ReportDrained: GatewayActor._report_drained,

@@ -56,6 +56,10 @@ class SendBudget:
         self._take(size)
         return True
 
+    def lets_in(self, size: int) -> bool:
+        """Whether ``try_take`` would succeed."""
+        return self.over is not None or (not self._waiters and self.has_room(size))
+
     async def take(self, size: int) -> None:
         if self.try_take(size):
             return
@@ -123,18 +127,20 @@ class GatewayHandle:
     def bytes_pending(self) -> int:
         return self._budget.bytes
 
-    def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Coroutine[Any, Any, Confirmation]:
+    def send_event(
+        self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Coroutine[Any, Any, Confirmation]:
         check_thread(self._thread, self._attempt)
-        return self._send(event, loss_tolerant, AwaitCheck(self._attempt))
+        return self._send(event, loss_tolerant, urgent, AwaitCheck(self._attempt))
 
-    async def _send(self, event: Any, loss_tolerant: bool, check: AwaitCheck) -> Confirmation:
+    async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
         payload = encode_event(event)
         if not self._budget.try_take(len(payload)):
             await self._budget.take(len(payload))
-        return self._hand_over(payload, loss_tolerant)
+        return self._hand_over(payload, loss_tolerant, urgent)
 
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         check_thread(self._thread, self._attempt)
         payload = encode_event(event)
         if not self._budget.try_take(len(payload)):
@@ -142,16 +148,31 @@ class GatewayHandle:
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
                 "await send_event() to wait for room, or raise events_max or bytes_max of GatewayLimits"
             )
-        return self._hand_over(payload, loss_tolerant)
+        return self._hand_over(payload, loss_tolerant, urgent)
 
-    def _hand_over(self, payload: bytes, loss_tolerant: bool) -> Confirmation:
+    def has_room(self, size: int) -> bool:
+        """Whether an event of this size would be sent without waiting."""
+        return self._budget.lets_in(size)
+
+    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
+        """``send_event``, for an event that is encoded already, on the event loop."""
+        await self._budget.take(len(payload))
+        return self._hand_over(payload, loss_tolerant, urgent)
+
+    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
+        """The same where ``has_room``."""
+        taken = self._budget.try_take(len(payload))
+        assert taken
+        return self._hand_over(payload, loss_tolerant, urgent)
+
+    def _hand_over(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
         confirmation = Confirmation(len(payload), self._clock())
         if self._budget.over is not None:
             self._budget.give_back(len(payload))
             confirmation.settle(self._budget.over)
             return confirmation
         self._budget.handed_over.append(confirmation)
-        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation))
+        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation, urgent))
         return confirmation
 
 

@@ -13,7 +13,8 @@ class GatewayView(NamedTuple):
     """The gateway of one attempt at one moment, for people. Times are readings of the system's clock.
 
     ``heard_at``: when something last came from the task. ``unconfirmed_since``: when the oldest unconfirmed event left.
-    ``requested_at``: when the oldest request came that is not answered yet. ``closed_for``: the checkpoints for which
+    ``requested_at``: when the oldest request came that the coordinator has neither answered nor deferred yet;
+    ``deferred_at``: when the oldest deferred one came that has no answer yet. ``closed_for``: the checkpoints for which
     events to the task are held back.
     """
 
@@ -26,6 +27,7 @@ class GatewayView(NamedTuple):
     bytes: int
     unconfirmed_since: float | None
     requested_at: float | None
+    deferred_at: float | None
     closed_for: tuple[int, ...]
 
 
@@ -36,12 +38,14 @@ class GatewaySight:
     Loop only.
     """
 
-    __slots__ = ("machine", "requested_at", "view")
+    __slots__ = ("deferred_at", "machine", "requested_at", "view")
 
     def __init__(self, machine: GatewayMachine) -> None:
         self.machine = machine
         self.requested_at: dict[int, float] = {}
-        """When each request came that has no answer yet, by its id, oldest first."""
+        """When each request came that has no answer yet, by its id, oldest first; without the deferred ones."""
+        self.deferred_at: dict[int, float] = {}
+        """The same of those whose answer the coordinator has deferred, in the order in which it took them."""
         self.view: GatewayView | None = None
 
     def look(self) -> GatewayView:
@@ -58,6 +62,7 @@ class GatewaySight:
                 figures.held_bytes + figures.unconfirmed_bytes + figures.untaken_bytes,
                 machine.unconfirmed_since,
                 next(iter(self.requested_at.values()), None),
+                next(iter(self.deferred_at.values()), None),
                 figures.closed_for,
             )
         return self.view

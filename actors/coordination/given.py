@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
 
+from actors.coordination.chain import main_of
 from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
@@ -87,6 +88,7 @@ class _CheckedFactory:
 
 def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> str:
     """Why ``coordinator`` cannot serve a second run, with both fixes; empty if it can."""
+    coordinator = main_of(coordinator)
     method = coordinator.reset_to_checkpoint
     if getattr(method, "__func__", None) is not OperatorCoordinator.reset_to_checkpoint:
         return ""

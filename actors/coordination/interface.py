@@ -4,7 +4,7 @@
 
 Headgate calls the methods of an ``OperatorCoordinator`` one at a time, in order, and awaits each before the next (H5).
 For each subtask the order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again
-(H10).
+(H10). An attempt that succeeds is finished instead of failed; if Spark loses its output later, it is failed after all.
 
 If an application starts from a checkpoint, ``reset_to_checkpoint`` comes before ``start`` (H6, H52). Otherwise
 ``start`` is first. At the end of a successful run in streaming mode the order is ``run_ended``,
@@ -15,20 +15,24 @@ which commits the last output.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.store import CoordinatorStore
 from protocol.attempts import FailureReason
+from protocol.event_types import Received, Sent, Sent_contra
 from protocol.facts import StageLook
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
 
+if TYPE_CHECKING:
+    from actors.coordination.live_gateways import LiveGateways
+
 T = TypeVar("T")
 
 
-class SubtaskGateway(Protocol):
+class SubtaskGateway(Protocol[Sent_contra]):
     """The way to one execution attempt. It never points to a later attempt.
 
     Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first. The events of
@@ -53,7 +57,9 @@ class SubtaskGateway(Protocol):
         """The size of these events' payloads in bytes."""
         ...
 
-    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    async def send_event(
+        self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Confirmation:
         """Send an event, after waiting for room if the gateway's limits are reached, and return its confirmation.
 
         The event is encoded immediately, so later changes to it have no effect. Awaiting the *confirmation* waits until
@@ -63,19 +69,25 @@ class SubtaskGateway(Protocol):
         it waits for room sends nothing either.
 
         Args:
-            event: any value that msgpack can carry. Tuples arrive as lists.
+            event: a value of a type that events can have; ``event`` registers your own classes.
             loss_tolerant: the event may be lost. A missing confirmation then fails no attempt, and no checkpoint waits
                 for it. After ``confirm_timeout_s``, awaiting the confirmation raises ``ConfirmationTimeout``, although
                 the event may still arrive.
+            urgent: call the operator's ``handle_urgent`` as soon as the event arrives, on a separate thread, while the
+                task computes or blocks in foreign code. Urgent events keep their order, and overtake only ordinary
+                events that the operator has not handled yet. An operator without ``handle_urgent`` gets them as
+                ordinary events. Checkpoints include and hold them like any other event.
 
         Raises:
             EventEncodeError: msgpack cannot carry the event, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
-        # H21, H23, H27, H28. The state of the attempt raises nothing here: it shows in the confirmation.
+        # H21, H23, H27, H28, H90. The state of the attempt raises nothing here: it shows in the confirmation.
         ...
 
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    def send_event_nowait(
+        self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Confirmation:
         """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
         ...
 
@@ -107,6 +119,12 @@ class CoordinatorContext(Protocol):
         ...
 
     @property
+    def gateways(self) -> LiveGateways:
+        """The gateways of all attempts that are ready and not over. Headgate keeps them up to date."""
+        # H88
+        ...
+
+    @property
     def store(self) -> CoordinatorStore:
         """A map that all coordinators of the application share. It is not part of any checkpoint."""
         # R100
@@ -125,6 +143,16 @@ class CoordinatorContext(Protocol):
         that is built for each reset finds it complete in ``start``. It contains neither the checkpoint that the
         application started from nor savepoints.
         """
+        ...
+
+    @property
+    def handles_restored(self) -> bool:
+        """Whether the event or request that is being handled was held in the checkpoint that was restored.
+
+        True only inside ``handle_event_from_operator`` and ``handle_request``. Nobody waits for the answer to a
+        restored request, so a coordinator that hands something out with its answers should not do so then.
+        """
+        # H73
         ...
 
     def events_taken(self, subtask: int) -> int:
@@ -190,8 +218,11 @@ class CoordinatorContext(Protocol):
         ...
 
 
-class OperatorCoordinator:
+class OperatorCoordinator(Generic[Received, Sent]):
     """Base class of coordinators. Override the methods that you need.
+
+    A type checker knows the events of an ``OperatorCoordinator[Received, Sent]``: what the tasks send to it, and what
+    it sends to them. Without the brackets, both are ``Any``.
 
     Headgate calls one method at a time, in order, and awaits it before the next. All methods run on the event loop:
     never block in them. An exception from any method except ``start``, ``handle_request``, ``handle_client_request``
@@ -208,7 +239,7 @@ class OperatorCoordinator:
         """
         # H6
 
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Received) -> None:
         """Handle an event of a task. An attempt's events come in the order in which it sent them, each once.
 
         The default drops the event. The log has a warning for the first one, and the statistics count all of them
@@ -218,35 +249,37 @@ class OperatorCoordinator:
             subtask: the subtask that sent the event first. After a restore with another parallelism, an event from the
                 checkpoint may come through another subtask's attempt.
             attempt: the number of the attempt that the event came through.
-            event: the value that was sent. Tuples have become lists.
+            event: the value that was sent, with its types.
         """
         # H30, H52
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        """Return the answer to a task's request, or raise.
+        """Return the answer to a task's request, or a ``Reply`` that you settle later, or raise.
 
-        No other method runs meanwhile, so do not wait here for another task. An exception is logged with its traceback,
-        and the task gets ``RequestFailed`` with its type and text; the job goes on. The default raises.
+        No other method runs meanwhile, so do not wait here for another task: return a ``Reply``. An exception is logged
+        with its traceback, and the task gets ``RequestFailed`` with its type and text; the job goes on. The default
+        raises.
 
-        A request from a restored checkpoint comes here too. Its answer is dropped, because nothing waits for it.
+        How many requests of an attempt may be open is bounded by ``GatewayLimits.upward_events_max``. A request from a
+        restored checkpoint comes here too. Its answer is dropped, because nothing waits for it.
 
         Args:
             subtask: the subtask that sent the request first, as for events.
             attempt: the number of the attempt that the request came through.
-            request: the value that was sent. Tuples have become lists.
+            request: the value that was sent, with its types.
         """
-        # H33, H73
+        # H33, H73, H84
         raise TypeError(f"{type(self).__name__} cannot handle requests: override handle_request")
 
     async def handle_client_request(self, request: Any) -> Any:
-        """Return the answer to a request of the driver's own code (``sidecar.request``), or raise.
+        """Return the answer to a request of the driver's own code (``sidecar.request``), or a ``Reply``, or raise.
 
         Its order relative to events and checkpoints is not defined. The caller gets an exception; the job goes on.
         """
         # R97
         raise TypeError(f"{type(self).__name__} cannot handle requests of the driver: override handle_client_request")
 
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway[Sent]) -> None:
         """An attempt of the subtask has registered and restored its state. Its events come after this call.
 
         The operator handles everything that this method sends to ``gateway`` before it sees its first record. It waits
@@ -255,12 +288,48 @@ class OperatorCoordinator:
         """
         # H11, H66
 
+    async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
+        """An attempt may be dead, because its connection is gone. Usually its process was killed.
+
+        With heartbeats, it also comes when the attempt has been silent for half of ``heartbeat_timeout_s``. This is
+        only a hint, and early: the news from Spark, with ``subtask_failed``, takes longer. The gateway still takes
+        events. If the connection comes back, or the silence ends, ``subtask_responsive`` follows, and nothing is lost.
+
+        It comes at most once until then, after ``subtask_ready``, and never after ``subtask_failed`` or
+        ``subtask_finished``. It may not come at all, so do not depend on it. An attempt whose operator has ended well
+        is not suspected.
+
+        Args:
+            subtask: the index of the subtask.
+            attempt: the number of the attempt.
+            reason: what makes it suspect, for people.
+        """
+        # H87
+
+    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
+        """An attempt that was suspected lives: its connection has come back."""
+        # H87, H24
+
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         """An attempt has ended without success. ``reason.kind`` says, for example, whether it failed or was killed.
 
         Its gateway already refuses events. Events without a confirmation fail at the same moment or right after.
         """
         # H12, H14, H26
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        """Spark counts the attempt as a success. Everything that it sent has come, and its gateway refuses events.
+
+        Once for each success, before ``run_ended``. If there are copies, the first to succeed finishes, and the others
+        are reported failed right after it, as superseded. An attempt that does not wait for ``subtask_ready`` may
+        finish without it.
+
+        Spark may still lose the attempt's output and compute it again: ``subtask_failed`` and ``subtask_reset`` then
+        follow as for any attempt that fails, and later another attempt finishes. So a success is certain when
+        ``run_ended`` says that the run succeeded. Which subtasks have finished belongs to the run, not to a checkpoint:
+        after ``reset_to_checkpoint`` none has. In streaming mode the final checkpoint comes later, after ``run_ended``.
+        """
+        # H86, H17
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         """No attempt of the subtask is left. The next one restores ``checkpoint_id``; -1 means nothing.

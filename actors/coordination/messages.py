@@ -19,7 +19,7 @@ from actors import ActorRef, Reply
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
-from actors.coordination.interface import SubtaskGateway
+from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CheckpointView,
@@ -44,6 +44,7 @@ class SendEvent:
     payload: bytes
     loss_tolerant: bool
     confirmation: Confirmation
+    urgent: bool = False
 
 
 @value
@@ -80,7 +81,23 @@ class NoteAwaited:
     place: str
 
 
-GatewayMessage = NoteAwaited | Retire | SendEvent | AttachConnection | MessagesArrived | ConnectionClosed | GatewayInput
+@value
+class RequestDeferred:
+    """The coordinator has taken the request, and its answer comes later (H84)."""
+
+    request_id: int
+
+
+GatewayMessage = (
+    RequestDeferred
+    | NoteAwaited
+    | Retire
+    | SendEvent
+    | AttachConnection
+    | MessagesArrived
+    | ConnectionClosed
+    | GatewayInput
+)
 
 # --- to the coordinator -------------------------------------------------------------------------------------------
 
@@ -134,16 +151,31 @@ class SubtaskReadyWithGateway:
     """
 
     attempt: ExecutionAttempt
-    gateway: SubtaskGateway
+    gateway: SendingGateway
     gateway_ref: ActorRef[GatewayMessage]
     events_sent: int
+
+
+@value
+class SubtaskSuspected:
+    """The attempt may be dead (H87). ``reason``: what makes it so, in words."""
+
+    attempt: ExecutionAttempt
+    reason: str
+
+
+@value
+class SubtaskResponsive:
+    """The attempt that was suspected lives (H87)."""
+
+    attempt: ExecutionAttempt
 
 
 @value
 class Timed:
     """A ``message`` caused by a fact of Spark's, with which the engine called back at ``callback_us``."""
 
-    message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded
+    message: SubtaskFailed | SubtaskFinished | SubtaskResetToCheckpoint | RunEnded
     callback_us: int
 
 
@@ -196,6 +228,8 @@ CoordinatorMessage = (
     | EventArrived
     | RequestArrived
     | SubtaskReadyWithGateway
+    | SubtaskSuspected
+    | SubtaskResponsive
     | SubtaskFailed
     | SubtaskFinished
     | SubtaskResetToCheckpoint

@@ -78,6 +78,7 @@ class OpenGateways:
             limits.upward_bytes_max,
             effect.events_sent,
             self._ports.attempt_token(attempt),
+            limits.heartbeat_interval_s or 0.0,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(GatewayMachine(attempt, limits))

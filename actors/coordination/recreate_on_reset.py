@@ -263,8 +263,17 @@ class RecreateOnReset(OperatorCoordinator):
         coordinator = await self._taking_calls()
         await coordinator.subtask_ready(subtask, FencedGateway(gateway, self._current.token))
 
+    async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
+        await (await self._taking_calls()).subtask_suspected(subtask, attempt, reason)
+
+    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
+        await (await self._taking_calls()).subtask_responsive(subtask, attempt)
+
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         await (await self._taking_calls()).subtask_failed(subtask, attempt, reason)
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        await (await self._taking_calls()).subtask_finished(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         await (await self._taking_calls()).subtask_reset(subtask, checkpoint_id)

@@ -41,6 +41,9 @@ from protocol.splits import SplitAssignmentTracker
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 
+RECORDED_SPLITS_MAX = 256
+"""How many of the splits that a subtask has already are in one event to a later attempt of it."""
+
 _Assigned = tuple[int, bytes]
 """One assignment: its number, which tells equal splits apart, and the encoded split."""
 
@@ -78,9 +81,22 @@ class SplitEnumeratorContext:
         # R117
         await self._source.assign_splits(subtask, list(splits))
 
+    def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
+        """Forget that ``subtask`` was assigned splits that its reader has agreed not to read, and return them.
+
+        It takes at most ``count`` splits for which ``chosen(split)`` is true, the newest first. Only the reader can
+        know that it has not begun a split, so let it say so in an event. A split that a checkpoint may hold for the
+        reader is not found.
+        """
+        return self._source.take_back_splits(subtask, count, chosen)
+
     async def signal_no_more_splits(self, subtask: int) -> None:
         """Tell a subtask, and each of its later attempts until a reset, that its input ends with what it has."""
         await self._source.signal_no_more_splits(subtask)
+
+    def has_no_more_splits(self, subtask: int) -> bool:
+        """Whether the subtask was told that no more splits follow."""
+        return self._source.has_no_more_splits(subtask)
 
 
 class SplitEnumerator:
@@ -208,9 +224,13 @@ class SourceCoordinator(OperatorCoordinator):
     def splits_progress(self) -> tuple[int, int | None]:
         """How many splits of this enumeration are read, and how many there are; None if the enumerator does not say.
 
-        A subtask has read what it was assigned when it asks for more. An enumerator says it with ``pending_count``. For
-        any thread: the values may be a moment old.
+        A subtask has read what it was assigned when it asks for more. An enumerator says it with ``pending_count``, or
+        both with ``progress``. For any thread: the values may be a moment old.
         """
+        progress = getattr(self._enumerator, "progress", None)
+        if progress is not None:
+            read, total = progress
+            return int(read), int(total)
         pending = getattr(self._enumerator, "pending_count", None)
         total = self._given_out + pending if isinstance(pending, int) else None
         return max(0, self._given_out - sum(tuple(self._reading.values()))), total
@@ -240,6 +260,16 @@ class SourceCoordinator(OperatorCoordinator):
             self._reading[subtask] = self._reading.get(subtask, 0) + len(encoded)
             await self.send(subtask, splits_event([decode_event(split) for split in encoded]))
 
+    def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
+        taken = self._splits.take_back(subtask, count, lambda split: chosen(decode_event(split[1])))
+        self._given_out -= len(taken)
+        if subtask in self._reading:
+            self._reading[subtask] -= len(taken)
+        return [decode_event(split) for _, split in taken]
+
+    def has_no_more_splits(self, subtask: int) -> bool:
+        return subtask in self._no_more
+
     async def signal_no_more_splits(self, subtask: int) -> None:
         self._no_more.add(subtask)
         await self.send(subtask, no_more_splits_event())
@@ -268,8 +298,8 @@ class SourceCoordinator(OperatorCoordinator):
             await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
         recorded = [decode_event(split) for _, split in self._splits.assigned(subtask)]
-        if recorded:
-            await gateway.send_event(splits_event(recorded))
+        for start in range(0, len(recorded), RECORDED_SPLITS_MAX):
+            await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
         if subtask in self._no_more:
             await gateway.send_event(no_more_splits_event())
         if subtask not in self._known_readers:
@@ -298,12 +328,14 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._require_start("checkpoint_coordinator")
-        self._splits.on_checkpoint(checkpoint_id)
+        # In batch mode, a subtask is reset to the beginning only, so no checkpoint holds what it was assigned.
+        if self._context.mode is RestoreMode.STREAMING:
+            self._splits.on_checkpoint(checkpoint_id)
         return await self.enumerator.snapshot_state(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._require_start("notify_checkpoint_complete")
-        if self._context.mode is RestoreMode.STREAMING:  # in batch mode a subtask may still be reset to the beginning
+        if self._context.mode is RestoreMode.STREAMING:
             self._splits.on_checkpoint_complete(checkpoint_id)
         await self.enumerator.notify_checkpoint_complete(checkpoint_id)
 

@@ -60,6 +60,8 @@ class OperatorStatistics:
     operator_id: str
     attempts: int = 0  # execution attempts accepted
     ready: int = 0
+    finished: int = 0  # that Spark has counted as successes; some may have been revoked
+    suspicions: int = 0  # hints that an attempt may be dead
     failures: int = 0
     failures_by_kind: dict[str, int] = field(default_factory=dict)
     subtask_resets: int = 0
@@ -75,6 +77,8 @@ class OperatorStatistics:
     operator_ignores_events: str = ""  # the class of all tasks, if it does not override handle_event
     requests_received: int = 0  # from subtasks
     client_requests: int = 0
+    requests_deferred: int = 0  # of both kinds: answered with a ``Reply`` that was not settled yet
+    replies_open: int = 0  # of these, the ones that are not settled, now
     messages_dropped: int = 0  # messages of attempts that were over (H3)
     checkpoints_completed: int = 0
     checkpoints_aborted: int = 0
@@ -87,8 +91,10 @@ class OperatorStatistics:
     checkpoint_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
-    request_us: LatencyRecorder = field(default_factory=LatencyRecorder)  # from a request's arrival to its answer
+    request_us: LatencyRecorder = field(default_factory=LatencyRecorder)  # from arrival to answer, if not deferred
     splits: Callable[[], tuple[int, int | None] | None] = lambda: None  # of a source: how many are read, and all
+    counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
+    counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
 
     @property
     def resets(self) -> int:
@@ -102,6 +108,8 @@ class OperatorStatistics:
             "operator_id": self.operator_id,
             "attempts": self.attempts,
             "ready": self.ready,
+            "finished": self.finished,
+            "suspicions": self.suspicions,
             "failures": self.failures,
             "failures_by_kind": dict(self.failures_by_kind),
             "subtask_resets": self.subtask_resets,
@@ -118,6 +126,8 @@ class OperatorStatistics:
             "events_unhandled_by_operator": self.events_confirmed if self.operator_ignores_events else 0,
             "requests_received": self.requests_received,
             "client_requests": self.client_requests,
+            "requests_deferred": self.requests_deferred,
+            "replies_open": self.replies_open,
             "messages_dropped": self.messages_dropped,
             "checkpoints_completed": self.checkpoints_completed,
             "checkpoints_aborted": self.checkpoints_aborted,
@@ -126,6 +136,7 @@ class OperatorStatistics:
             "events_in_snapshots": self.events_in_snapshots,
             "splits_done": splits_done,
             "splits_total": splits_total,
+            "counters": self.counters(),
             "last_completed_checkpoint_id": self.last_completed_checkpoint_id,
             "last_checkpoint_ms": self.last_checkpoint_ms,
             "last_abort_reason": self.last_abort_reason,

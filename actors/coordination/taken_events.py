@@ -18,21 +18,24 @@ class TakenEvents:
         self._counts: dict[int, int] = {}  # by task attempt id
         self._latest: dict[int, int] = {}  # by subtask: the attempt that last became ready or sent something
         self._handling: tuple[int, int] | None = None  # the sender and position of the current event
+        self.handles_restored = False
+        """Whether the current event or request was held in the checkpoint that was restored."""
 
     def begin(self, attempt: ExecutionAttempt, events_sent: int) -> None:
         """The attempt is ready; its history has ``events_sent`` events so far."""
         self._counts[attempt.task_attempt_id] = events_sent
         self._latest[attempt.subtask] = attempt.task_attempt_id
 
-    def take(self, attempt: ExecutionAttempt, sender: int) -> None:
-        """The coordinator takes one more event, first sent by subtask ``sender``."""
+    def take(self, attempt: ExecutionAttempt, sender: int | None) -> None:
+        """The coordinator takes one more event. ``sender``: the subtask that first sent it, if it was restored."""
         count = self._counts[attempt.task_attempt_id] = self._counts[attempt.task_attempt_id] + 1
         self._latest[attempt.subtask] = attempt.task_attempt_id
-        self._handling = (sender, count)
+        self._handling = (attempt.subtask if sender is None else sender, count)
+        self.handles_restored = sender is not None
 
     def taken(self) -> None:
         """The coordinator has handled the event."""
-        self._handling = None
+        self._handling, self.handles_restored = None, False
 
     def forget(self, attempt: ExecutionAttempt) -> None:
         """The attempt has failed, or its success was revoked."""

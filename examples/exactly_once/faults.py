@@ -173,8 +173,7 @@ class FaultyCoordinator(NumberCoordinator):
                 FaultyFileSystem.trouble.begin(fault.trouble, fault.lasts_s, on_struck)
             case _:
                 subtask = self._victim(fault)
-                gateway = self.gateways.get(subtask)
-                if gateway is not None:  # else it is being started again: try again a moment later
+                for gateway in self.context.gateways.gateways(subtask):  # none: it is being started again, so try later
                     self._faults.pop(0)
                     self._struck[subtask, gateway.attempt.attempt] = fault
                     gateway.send_event_nowait([FAULT, fault.kind, fault.delay_s])

@@ -25,7 +25,6 @@ from headgate import (
     SinkCommitter,
     SinkWriter,
     SubtaskContext,
-    SubtaskGateway,
     SubtaskOperator,
 )
 
@@ -118,7 +117,6 @@ class NumberCoordinator(OperatorCoordinator):
         self._sink = SinkCommitter(sink_url)
         self._positions: dict[int, Position] = {}
         self._cuts: dict[int, dict[int, Position]] = {}
-        self.gateways: dict[int, SubtaskGateway] = {}
         self.context: CoordinatorContext
 
     @property
@@ -142,7 +140,8 @@ class NumberCoordinator(OperatorCoordinator):
 
     async def send_more(self) -> None:
         """Send the next number to each subtask that is ready for it."""
-        for subtask, gateway in self.gateways.items():
+        for gateway in self.context.gateways:
+            subtask = gateway.attempt.subtask
             position = self._position(subtask)
             if position.sent == self._numbers:
                 continue
@@ -166,11 +165,7 @@ class NumberCoordinator(OperatorCoordinator):
 
     # --- attempts ---
 
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        self.gateways[subtask] = gateway
-
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self.gateways.pop(subtask, None)
         self._sink.subtask_failed(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
@@ -178,7 +173,6 @@ class NumberCoordinator(OperatorCoordinator):
         await self._sink.subtask_reset(subtask, checkpoint_id)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self.gateways.clear()
         self._sink.run_ended(succeeded)
 
     async def close(self) -> None:
@@ -207,7 +201,6 @@ class NumberCoordinator(OperatorCoordinator):
         positions, sink_state = read_state(state)
         self._positions = dict(positions)
         self._cuts = {checkpoint_id: positions}
-        self.gateways.clear()
         await self._sink.restore(checkpoint_id, sink_state)
 
     def _position(self, subtask: int) -> Position:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pyspark.sql import SparkSession
 
 from headgate import (
-    FailureReason,
+    CoordinatorContext,
     OperatorCoordinator,
     Sidecar,
     SubtaskContext,
@@ -24,15 +24,13 @@ class Till(OperatorCoordinator):
 
     def __init__(self) -> None:
         self.takings = [0, 0]
-        self.gateways: dict[int, SubtaskGateway] = {}
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        self.gateways[subtask] = gateway
         if sum(self.takings) >= GOAL:
             await gateway.send_event("closed")
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self.gateways.pop(subtask, None)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self.takings[subtask] = 0
@@ -41,8 +39,7 @@ class Till(OperatorCoordinator):
         still_open = sum(self.takings) < GOAL
         self.takings[subtask] += event
         if still_open and sum(self.takings) >= GOAL:
-            for gateway in self.gateways.values():
-                await gateway.send_event("closed")
+            await self.context.gateways.broadcast("closed")
 
 
 class Seller(SubtaskOperator):

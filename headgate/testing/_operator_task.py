@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ from protocol.subtask.types import (
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
+from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -70,8 +71,10 @@ class OperatorTask(Task):
         records: Iterable[Any] | None,
         parallelism: int,
         mode: RestoreMode,
+        parts: Mapping[str, Callable[[], SubtaskOperator]],
     ) -> None:
         super().__init__(attempt, connection, clock)
+        self._parts = parts
         self.opens_at_once = False
         self.operator: SubtaskOperator
         """The operator, once it is built."""
@@ -186,7 +189,7 @@ class OperatorTask(Task):
 
         def make_operator() -> SubtaskOperator:
             self.operator = self.make_operator()
-            return self.operator
+            return OperatorChain(self.operator, self._parts)
 
         for output in run_subtask_with(make_channel, make_operator, self._endpoint, self._identity, self._open_records):
             self.outputs.append(output)
@@ -207,6 +210,15 @@ class OperatorTask(Task):
     def _put(self, item: MailboxItem) -> None:
         self._channel.put(item)
 
+    def _handle_urgent(self, payload: bytes) -> bool:
+        """Handle it on a separate thread, as a real task does, while the operator's thread and the loop stand still."""
+        thread = threading.Thread(target=self._channel.handle_urgent, args=(payload,), name="urgent", daemon=True)
+        thread.start()
+        thread.join(TURN_LIMIT_S)
+        if thread.is_alive():
+            raise RuntimeError(f"handle_urgent() of {self.attempt} has not returned within {TURN_LIMIT_S:g} s")
+        return self._channel.failure is None
+
     def _resolve(self, request_id: int, error: str, payload: bytes) -> None:
         self._channel.resolve(request_id, error, payload)
 
@@ -225,6 +237,9 @@ class _Channel:
         self._answers: dict[int, tuple[str, bytes] | None] = {}
         self._requests = 0
         self._closed = ""
+        self._urgent: Callable[[bytes], None] = lambda payload: None
+        self._urgent_thread: int | None = None
+        self.failure: BaseException | None = None
 
     @property
     def over(self) -> str | None:
@@ -234,7 +249,15 @@ class _Channel:
 
     @property
     def has_news(self) -> bool:
-        return bool(self.mailbox) or self.over is not None
+        return bool(self.mailbox) or self.cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        return self.over is not None or self.failure is not None
+
+    @property
+    def on_urgent_thread(self) -> bool:
+        return threading.get_ident() == self._urgent_thread
 
     @property
     def on_task_thread(self) -> bool:
@@ -246,6 +269,19 @@ class _Channel:
     def put(self, item: MailboxItem) -> None:
         self.mailbox.put(item)
         self.statistics.events_received += isinstance(item, MailboxEvent)
+
+    def handle_urgent(self, payload: bytes) -> None:
+        """Call the operator, on the thread for urgent events. After a failure no more of them are handled."""
+        if self.failure is not None or self.over is not None:
+            return
+        self.statistics.events_received += 1
+        self._urgent_thread = threading.get_ident()
+        try:
+            self._urgent(payload)
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._urgent_thread = None
 
     def resolve(self, request_id: int, error: str, payload: bytes) -> None:
         if request_id in self._answers:
@@ -266,14 +302,24 @@ class _Channel:
     def check(self) -> None:
         if (over := self.over) is not None:
             raise AttemptOver(over)
+        if self.failure is not None and not self.on_urgent_thread:
+            raise self.failure
 
-    def operator_opened(self, *, awaits_start: bool) -> None:
-        self._submit(OperatorOpened(awaits_start))
+    def operator_opened(self, *, awaits_start: bool, handle_urgent: Callable[[bytes], None] | None = None) -> None:
+        self._urgent = handle_urgent or self._urgent
+        self._submit(OperatorOpened(awaits_start, handle_urgent is not None))
 
     # --- what the task says ---
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
-        self._submit_with_room(EventSubmitted(payload, in_snapshot), self._endpoint.send_timeout_s)
+        submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread)
+        if not self.on_urgent_thread:
+            self._submit_with_room(submitted, self._endpoint.send_timeout_s)
+            return
+        try:
+            self._submit(submitted)
+        except GatewayFull as full:  # nothing moves meanwhile, so no room would come
+            raise TimedOut(f"no room to send inside handle_urgent(): {full}") from full
 
     def submit_event_nowait(self, payload: bytes) -> None:
         self._submit(EventSubmitted(payload))
@@ -315,15 +361,29 @@ class _Channel:
         for barrier in self.mailbox.take_barriers():
             self.snapshot_refused(barrier.checkpoint_id, DECLINED_WHILE_WAITING)
 
-    def try_finish(self, state: bytes, deadline: float) -> bool:
+    def wait_until_urgent_are_handled(self, deadline: float) -> int:
+        self.check()
+        return self._task.machine.urgent_came
+
+    def stop_urgent(self, timeout_s: float) -> None:
+        self.failure = None
+        self._urgent = lambda payload: None
+
+    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
         machine = self._task.machine
         while not self.mailbox:
             self.check()
+            if machine.urgent_came != urgent_came:
+                return False
             if machine.may_finish:
                 self._submit(OperatorFinished("", state))
                 return True
             failure = "events are held back by a checkpoint that does not end"
-            self._wait(lambda: machine.may_finish or bool(self.mailbox), deadline, failure)
+            self._wait(
+                lambda: machine.may_finish or bool(self.mailbox) or machine.urgent_came != urgent_came,
+                deadline,
+                failure,
+            )
         return False
 
     def finish_with_failure(self, failure: str) -> None:
@@ -356,7 +416,7 @@ class _Channel:
     # --- waiting ---
 
     def _submit(self, fact: SubtaskInput) -> None:
-        if not self.on_task_thread:
+        if not (self.on_task_thread or self.on_urgent_thread):
             raise LocalProtocolError("in headgate.testing an operator uses its context on the task's own thread only")
         self.check()
         self._task._drive(fact)
@@ -377,7 +437,11 @@ class _Channel:
         else:
             self._wait(lambda: wants() or bool(self.mailbox.barriers), deadline, failure)
 
+    def sleep(self, seconds: float) -> None:
+        self._task.wait(lambda: self.cancelled, self.now() + seconds)
+        self.check()
+
     def _wait(self, wants: Callable[[], bool], deadline: float, failure: str) -> None:
         self.check()
-        if not self._task.wait(lambda: wants() or self.over is not None, deadline):
+        if not self._task.wait(lambda: wants() or self.cancelled, deadline):
             raise TimedOut(failure)

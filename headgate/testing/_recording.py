@@ -21,7 +21,7 @@ class RecordingCoordinator(OperatorCoordinator):
     was recorded, and its result is returned. Without one, a snapshot is ``b"state"`` and requests are refused.
 
     In the record, the gateway of ``subtask_ready`` is replaced by its attempt number, the reason of ``subtask_failed``
-    by its kind, and the context of ``start`` is left out.
+    by its kind, and the reason of ``subtask_suspected`` and the context of ``start`` are left out.
     """
 
     def __init__(self, **methods: Method) -> None:
@@ -70,8 +70,17 @@ class RecordingCoordinator(OperatorCoordinator):
         self.gateways[subtask] = gateway
         await self._called("subtask_ready", subtask, gateway, noted=(subtask, gateway.attempt.attempt))
 
+    async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
+        await self._called("subtask_suspected", subtask, attempt, reason, noted=(subtask, attempt))
+
+    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
+        await self._called("subtask_responsive", subtask, attempt)
+
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         await self._called("subtask_failed", subtask, attempt, reason, noted=(subtask, attempt, reason.kind))
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        await self._called("subtask_finished", subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         await self._called("subtask_reset", subtask, checkpoint_id)

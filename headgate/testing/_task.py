@@ -16,8 +16,10 @@ from protocol.ids import ExecutionAttempt
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     ConnectionAttached,
+    ConnectionLost,
     EndAttempt,
     EventSubmitted,
+    HandleUrgent,
     MailboxAborted,
     MailboxBarrier,
     MailboxCompleted,
@@ -36,6 +38,9 @@ from protocol.subtask.types import (
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
+    TimePassed,
+    UrgentBegan,
+    UrgentHandled,
 )
 from protocol.wire.codec import decode_event, encode_event, encode_message
 from protocol.wire.messages import (
@@ -57,10 +62,16 @@ class MemoryConnection:
         self._connection_id = connection_id
         self.on_the_way: deque[Downward] = deque()
         self.closed = False
+        self.came = False
+        """Whether the task has written something since ``heard`` was called last."""
 
     @property
     def connection_id(self) -> int:
         return self._connection_id
+
+    def heard(self) -> bool:
+        came, self.came = self.came, False
+        return came
 
     def send(self, message: Downward, *, at_once: bool = False) -> None:
         if not self.closed:
@@ -98,11 +109,16 @@ class Task:
         self.restored_checkpoint_id = -1
         """The checkpoint that it comes from; -1 for none."""
         self.handled: list[Any] = []
-        """What the operator has handled, in order: events, and tuples for everything else.
+        """What the operator has handled, in order: events, urgent ones among them, and tuples for everything else.
 
         The tuples are ``("start",)``, when ``subtask_ready`` has returned, and for checkpoints ``("snapshot", id)``,
         ``("completed", id)`` and ``("aborted", id)``.
         """
+        self.urgent_events: list[Any] = []
+        """The urgent events among them, in order. A busy operator handles them too."""
+        self.handles_urgent = True
+        """Whether the operator defines ``handle_urgent``. Otherwise urgent events are ordinary ones. Set it before the
+        operator opens."""
         self.ended: list[str] = []
         """The driver's reason for ending the attempt."""
         self.outcome = ""
@@ -117,6 +133,7 @@ class Task:
         self._clock = clock
         self._requests: list[Answer[Any]] = []
         self._goodbye: str | None = None
+        self._urgent_failed = False
         self._refusal = ""
 
     def __repr__(self) -> str:
@@ -164,7 +181,7 @@ class Task:
 
     def open(self) -> None:
         """Report that the operator is open. The task calls this itself, unless ``opens_at_once`` is False."""
-        self._drive(OperatorOpened())
+        self._drive(OperatorOpened(handles_urgent=self.handles_urgent))
 
     def work(self) -> None:
         """Handle everything in the mailbox."""
@@ -200,7 +217,21 @@ class Task:
         while connection is not None and connection.on_the_way and not self.unresponsive:
             moved = True
             self._take(connection.on_the_way.popleft())
+        self._give_sign_of_life()
         return self._handle_mailbox() or moved
+
+    def lose_connection(self) -> None:
+        """Lose the connection and everything on it. The world calls this."""
+        self.stop()
+        self._drive(ConnectionLost())
+
+    def _give_sign_of_life(self) -> None:
+        """Send a heartbeat if one is due, as the I/O thread of a real task does whatever the operator does."""
+        if self.registered is None or self.connection is None or self.unresponsive:
+            return
+        deadline = self.machine.next_deadline()
+        if deadline is not None and deadline <= self._clock.now():
+            self._drive(TimePassed())
 
     def stop(self) -> None:
         """End the process, as a kill does."""
@@ -233,7 +264,12 @@ class Task:
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
                 self.restored_state = message.states[0].state if message.states else None
-                limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+                limits = SubtaskLimits(
+                    message.window_events,
+                    message.window_bytes,
+                    message.reconnect_timeout_s,
+                    heartbeat_interval_s=message.heartbeat_interval_s,
+                )
                 self.machine = SubtaskMachine(
                     message.task_attempt_id, self.attempt.subtask, limits, message.held, message.events_sent
                 )
@@ -267,10 +303,23 @@ class Task:
                 self._say(message)
             case PutInMailbox(item):
                 self._put(item)
+            case HandleUrgent(payload):
+                if not self._urgent_failed:
+                    self._drive(UrgentBegan())
+                    self._urgent_failed = not self._handle_urgent(payload)
+                if not self._urgent_failed:
+                    self._drive(UrgentHandled())
             case ResolveRequest(request_id, error, payload):
                 self._resolve(request_id, error, payload)
             case EndAttempt(reason):
                 self.ended.append(reason)
+
+    def _handle_urgent(self, payload: bytes) -> bool:
+        """Handle an urgent event. False if that failed: then no other one is handled."""
+        event = decode_event(payload)
+        self.urgent_events.append(event)
+        self.handled.append(event)
+        return True
 
     def _put(self, item: MailboxItem) -> None:
         self.mailbox.append(item)
@@ -286,4 +335,5 @@ class Task:
 
     def _say(self, message: UpMessage) -> None:
         if self.connection is not None:
+            self.connection.came = True
             self.gateway_ref.tell(MessagesArrived(self.connection.connection_id, [message]))

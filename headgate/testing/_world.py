@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast, overload
@@ -15,7 +15,9 @@ from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.given import GivenCoordinator, built_anew_or_kept
+from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
+    AttachConnection,
     ClientRequest,
     ConnectionClosed,
     GatewayMessage,
@@ -60,6 +62,9 @@ from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.messages import Refused, Register, RestoreMode
+from spark_bridge.primitives.counters.book import Book, Distribution
+from spark_bridge.primitives.primitive import Primitive, composed
+from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")
@@ -82,7 +87,12 @@ class World:
     """
 
     def __init__(
-        self, kit: DeterministicKit, coordinator: GivenCoordinator, config: OperatorConfig, attempts_max: int
+        self,
+        kit: DeterministicKit,
+        coordinator: GivenCoordinator,
+        config: OperatorConfig,
+        attempts_max: int,
+        uses: Collection[Primitive],
     ) -> None:
         self.kit = kit
         """The deterministic actor system of this world, with its ``trace`` of all steps."""
@@ -108,6 +118,7 @@ class World:
         self._job_id = 0
         self._job_runs = False
         self._closed = False
+        self._connection_id = 0
         self._task_attempt_id = 100
         self._numbers: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
@@ -123,7 +134,8 @@ class World:
             next_checkpoint_id=self._next_checkpoint_id,
             completed=self._completed,
         )
-        kept = built_anew_or_kept(coordinator)
+        self._composed = composed(config.operator_id, built_anew_or_kept(coordinator), uses)
+        kept = self._composed.coordinator
         self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(kept, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
@@ -184,16 +196,23 @@ class World:
         return tasks
 
     async def launch_operator(
-        self, subtask: int, make_operator: Callable[[], SubtaskOperator], records: Iterable[Any] | None = None
+        self,
+        subtask: int,
+        make_operator: Callable[..., SubtaskOperator | Iterable[Any] | None],
+        records: Iterable[Any] | None = None,
     ) -> OperatorTask:
         """Launch a task of ``subtask`` that runs ``make_operator()``, a ``SubtaskOperator``, over ``records``.
 
+        ``make_operator`` may also be a plain function of the records, as for ``OperatorHandle.subtask``.
+
         ``records``: None if the test gives them with ``task.feed(...)`` and ``task.end_records()``.
         """
+        operator = operator_factory(make_operator)
 
         def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
             mode = self._config.mode
-            return OperatorTask(attempt, line, self.kit.clock, make_operator, records, self.parallelism, mode)
+            parallelism, parts = self.parallelism, self._composed.task_parts
+            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts)
 
         task = self._started(subtask, make)
         await self.settle()
@@ -202,6 +221,35 @@ class World:
     async def kill(self, task: Task, reason: str = "killed by the test") -> None:
         """Kill the task as Spark does: its process is gone immediately. Does nothing if the task is over."""
         self._end(task, TaskOutcome.KILLED, reason)
+        await self.settle()
+
+    async def break_connection(self, task: Task) -> None:
+        """Break the task's connection to the driver: messages on their way are lost, and sent again later.
+
+        The coordinator gets ``subtask_suspected``. Call ``restore_connection`` before ``reconnect_timeout_s`` has
+        passed; otherwise the attempt fails.
+
+        Raises:
+            LocalProtocolError: the task is over, is not registered yet, or has no connection.
+        """
+        if task.connection is None or task.registered is None:
+            raise LocalProtocolError(f"{task!r} has no connection that could break")
+        connection_id = task.connection.connection_id
+        task.lose_connection()
+        task.gateway_ref.tell(ConnectionClosed(connection_id, "broken by the test"))
+        await self.settle()
+
+    async def restore_connection(self, task: Task) -> None:
+        """Let the task connect again. The coordinator gets ``subtask_responsive``.
+
+        Raises:
+            LocalProtocolError: the task is over, or its connection is not broken.
+        """
+        if task.connection is not None or task.registered is None or task.outcome:
+            raise LocalProtocolError(f"{task!r} has no broken connection")
+        self._connection_id -= 1  # a first connection has the positive number of its task
+        connection = task.connection = MemoryConnection(self._connection_id)
+        task.gateway_ref.tell(AttachConnection(connection, task.machine.resume_seq))
         await self.settle()
 
     async def lose_executor(self, task: Task, reason: str = "executor lost") -> None:
@@ -254,6 +302,14 @@ class World:
         answer: Answer[int] = Answer()
         self._tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
         return answer
+
+    def counters(self) -> dict[str, int | float | Distribution]:
+        """Return what the tasks have counted, as ``OperatorHandle.counters`` does."""
+        return Book.from_value(self._composed.counters.sums()).values()
+
+    def counter_totals(self) -> dict[str, int | float]:
+        """Return the same in short, as ``OperatorStatus.counters`` has it: sums, and how many values were observed."""
+        return self._composed.counters.totals()
 
     async def request(self, payload: Any) -> Any:
         """Send a request as the driver's program does, and return the answer of ``handle_client_request``.
@@ -466,9 +522,10 @@ class _LedgerActor(Actor[LedgerInput]):
 
 @asynccontextmanager
 async def running_operator(
-    coordinator: GivenCoordinator,
+    coordinator: GivenCoordinator = OperatorCoordinator,
     *,
     parallelism: int = 2,
+    uses: Collection[Primitive] = (),
     mode: Mode = "batch",
     checkpoint: CheckpointConfig | None = None,
     gateway: GatewayLimits | None = None,
@@ -481,9 +538,10 @@ async def running_operator(
 ) -> AsyncIterator[World]:
     """Run an operator whose coordinator has started, without Spark and in virtual time.
 
-    ``coordinator``, ``parallelism``, ``mode``, ``checkpoint`` and ``gateway`` are as for ``Sidecar.coordinate``.
-    ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: how often one subtask may fail,
-    or be killed by Headgate, until the job fails. ``snapshot_timeout_s``: how long ``checkpoint_coordinator`` may take.
+    ``coordinator``, ``parallelism``, ``uses``, ``mode``, ``checkpoint`` and ``gateway`` are those of
+    ``Sidecar.coordinate``. ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: how
+    often one subtask may fail, or be killed by Headgate, until the job fails. ``snapshot_timeout_s``: how long
+    ``checkpoint_coordinator`` may take.
 
     ``seed`` determines which message is delivered next. Each seed gives an order that could really happen, and always
     the same one. A test that fails names its seed. Alternatively, ``schedule`` decides, as in ``deterministic_system``.
@@ -508,7 +566,7 @@ async def running_operator(
         None if restored is None else rescaled(restored, parallelism),
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
-        world = World(kit, coordinator, config, attempts_max)
+        world = World(kit, coordinator, config, attempts_max, uses)
         try:
             await world._start()
             yield world

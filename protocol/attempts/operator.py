@@ -300,8 +300,9 @@ class OperatorLedger:
                 self._fail(entry, FailureKind.FAILED, failure)
             case Outcome.KILLED, ConnectionExpired():
                 self._fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
-            case Outcome.KILLED, AttemptCondemned(reason=reason):
-                self._fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)
+            case Outcome.KILLED, AttemptCondemned(reason=reason, silent=silent):
+                kind = FailureKind.HEARTBEAT_TIMEOUT if silent else FailureKind.CONFIRMATION_TIMEOUT
+                self._fail(entry, kind, reason, kill=True)
             case _:
                 self._report_stale(word)
 

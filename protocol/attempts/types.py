@@ -116,11 +116,15 @@ class ConnectionExpired:
 
 @value
 class AttemptCondemned:
-    """Headgate gives this attempt up, for example because an event was not confirmed in time (H25)."""
+    """Headgate gives this attempt up, for example because an event was not confirmed in time (H25).
+
+    ``silent``: it gave no sign of life (H94).
+    """
 
     operator_id: str
     task_attempt_id: int
     reason: str
+    silent: bool = False
 
 
 @value
@@ -154,6 +158,7 @@ class FailureKind(Enum):
     FETCH_FAILED = "fetch failed"
     REVOKED = "revoked"  # a success whose output is lost: the same input must be handed out again (H17, H56)
     CONFIRMATION_TIMEOUT = "confirmation timeout"
+    HEARTBEAT_TIMEOUT = "heartbeat timeout"
     CONNECTION_LOST = "connection lost"
     GLOBAL_FAILURE = "global failure"
     RUN_ENDED = "run ended"
@@ -216,10 +221,10 @@ class SubtaskFailed:
 
 @value
 class SubtaskFinished:
-    """Spark counts the attempt as a success, which can be revoked until the run ends (H17).
+    """Spark counts the attempt as a success, which can be revoked until the run ends (H17, H86).
 
-    No method of the coordinator is called. Earlier messages of the attempt count, and later ones are stale (H3). Its
-    final state comes separately, before or after this.
+    Earlier messages of the attempt count, and later ones are stale (H3). Its final state comes separately, before or
+    after this. Other attempts of the subtask that are alive fail right after it, as superseded.
     """
 
     attempt: ExecutionAttempt

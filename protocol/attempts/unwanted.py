@@ -14,6 +14,7 @@ from protocol.facts import TaskOutcome
 
 _GIVEN_UP_BY_US = (
     FailureKind.CONFIRMATION_TIMEOUT,
+    FailureKind.HEARTBEAT_TIMEOUT,
     FailureKind.CONNECTION_LOST,
     FailureKind.SUPERSEDED,
     FailureKind.GLOBAL_FAILURE,

@@ -8,7 +8,7 @@ The coordinator's actor handles these values as they are. Decisions of the ledge
 
 from __future__ import annotations
 
-from protocol.attempts.types import RunEnded, SubtaskFailed, SubtaskReady
+from protocol.attempts.types import RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReady
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
@@ -187,6 +187,7 @@ TrackerEffect = (
     | RestoreAttempt
     | SubtaskReady
     | SubtaskFailed
+    | SubtaskFinished
     | SubtaskResetToCheckpoint
     | OperatorResetToCheckpoint
     | RunEnded

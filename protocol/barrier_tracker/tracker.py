@@ -51,8 +51,9 @@ and the id in a ``SubtaskResetToCheckpoint`` are in one ordered sequence of effe
 checkpoint that a new application starts from counts as such, cut to its parallelism (``rescale``).
 
 **What the coordinator is told** are the ledger's own values, unchanged: ``SubtaskReady``, ``SubtaskFailed``,
-``RunEnded``. Only a ``SubtaskReset`` or ``OperatorReset`` gets another name, ``SubtaskResetToCheckpoint`` or
-``OperatorResetToCheckpoint``, and the checkpoint to go back to, which only this machine knows.
+``SubtaskFinished``, ``RunEnded``. Only a ``SubtaskReset`` or ``OperatorReset`` gets another name,
+``SubtaskResetToCheckpoint`` or ``OperatorResetToCheckpoint``, and the checkpoint to go back to, which only this machine
+knows.
 
 **The order of effects is part of the contract.** Carry them out one after the other. Pass those for the coordinator
 through one ordered mailbox, which also takes the events of its subtasks.
@@ -315,6 +316,8 @@ class BarrierTracker:
 
     def _finished(self, input: SubtaskFinished, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.finish(input.attempt)
+        self._under_way.forget(input.attempt)  # its readiness would come too late; it has exchanged nothing
+        out.append(input)
 
     def _subtask_reset(self, input: SubtaskReset, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.abort_all(f"subtask {input.subtask} is reset", out)

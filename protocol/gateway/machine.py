@@ -12,7 +12,8 @@ checks what the peer sends.
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
 operator's mailbox (H23). The shell bounds what it submits and has not yet seen confirmed or failed (H27): only there
 can a sender wait, and an event that reaches the machine has been accepted already. An answer to a request is an event
-in every respect (H33), but is never refused: the peer's open requests are bounded instead.
+in every respect (H33), but is never refused: the peer's open requests are bounded instead. An urgent event is an item
+like the others, so it keeps its place in the stream and at the valve; only the peer treats it differently (H90).
 
 *The first record.* ``ReadyAnnounced`` says that the coordinator's ``subtask_ready`` has returned. What it sent there
 was submitted before, so ``StartProcessing`` follows it, and the operator handles all of that before it sees a record
@@ -33,6 +34,11 @@ A loss-tolerant event has the same time on the same clock. When that is over, ``
 sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
 If an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
 
+*Heartbeats.* With ``heartbeat_interval_s``, the gateway looks once in each interval whether anything came from the
+peer. Intervals without a sign of life add up, and at ``heartbeat_timeout_s`` the attempt is given up, as for a late
+confirmation (H94). A look that comes late counts nothing: then this side may not have read what has come. Only the time
+of a standing connection counts, and a peer that has sent ``Finished`` is not given up.
+
 *Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10). Items that come after them
 wait too, except ``Opened``, which readiness needs, and the report of a failure. Events and requests are confirmed to
 the peer when the coordinator has taken them, so the peer's window bounds what waits here. Everything else counts as
@@ -42,6 +48,10 @@ sent them (H31, H52); such a request gets no answer (H73).
 Checkpoint items are confirmed a little later: with the next item of a checkpoint, or any other confirmation. Nothing
 waits for them, and a third of a checkpoint's messages would otherwise be such confirmations. A peer that has sent
 ``Finished`` does wait: what it still sends is confirmed immediately.
+
+*Suspicion.* When the connection of an attempt that the coordinator knows is gone, ``ReportSuspected`` says so: usually
+the process is dead, and the engine's word takes longer. It is a hint, and nothing here depends on it (H24, H87). A new
+connection takes it back with ``ReportResponsive``. The two alternate, and an attempt that is over gives neither.
 
 *Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made known is
 ignored everywhere else, so a late or foreign one can neither close nor open anything. ``CutReached(n)`` closes the
@@ -68,6 +78,7 @@ from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.inbound import OF_CHECKPOINT, GatewayInbound
 from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
+    CONNECTION_GONE,
     AnswerSubmitted,
     AttemptIsOver,
     BarrierRequested,
@@ -84,13 +95,16 @@ from protocol.gateway.types import (
     GatewayStatistics,
     ItemTaken,
     MessageReceived,
+    PeerHeard,
     ReadyAnnounced,
+    ReportResponsive,
+    ReportSuspected,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import Reaction, TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
-from protocol.wire.messages import Confirm, Register, Resume, UpMessage
+from protocol.wire.messages import Confirm, Heartbeat, Register, Resume, UpMessage
 
 
 class GatewayState(Enum):
@@ -110,6 +124,7 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
     ConnectionAttached: (_A, _A, _I),
     ConnectionLost: (_I, _A, _I),
     MessageReceived: (Reaction.REFUSE, _A, Reaction.REFUSE),
+    PeerHeard: (_I, _A, _I),
     EventSubmitted: (_A, _A, Reaction.FAIL),
     AnswerSubmitted: (_A, _A, _I),
     ReadyAnnounced: (_A, _A, _I),
@@ -131,15 +146,19 @@ class GatewayMachine:
     """
 
     __slots__ = (
+        "_beat_at",
         "_confirm_sent",
         "_dispatch",
+        "_heard",
         "_heard_at",
         "_id",
         "_inbound",
         "_limits",
         "_outbound",
         "_reason",
+        "_silent_s",
         "_state",
+        "_suspected",
         "attempt",
     )
 
@@ -153,6 +172,10 @@ class GatewayMachine:
         self._inbound = GatewayInbound(attempt, limits, self._outbound)
         self._confirm_sent = 0
         self._heard_at = 0.0  # when something last came from the peer
+        self._suspected = False  # the coordinator has the hint that the attempt may be dead
+        self._beat_at: float | None = None  # while a connection is up: when to look for a sign of life
+        self._heard = True  # whether there was one since the previous look
+        self._silent_s = 0.0  # for how long there was none, as far as it counts
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -202,7 +225,11 @@ class GatewayMachine:
         """When ``TimePassed`` is due, on the clock of ``now``. None if no clock runs."""
         if self._state is GatewayState.ATTACHED:
             late, tolerated = self._fatal_deadline(), self._outbound.tolerant_deadline()
-            return late if tolerated is None or (late is not None and late < tolerated) else tolerated
+            deadline = late if tolerated is None or (late is not None and late < tolerated) else tolerated
+            beat_at = self._beat_at
+            if beat_at is None or self._inbound.finished:
+                return deadline
+            return beat_at if deadline is None or beat_at < deadline else deadline
         if self._inbound.finished:
             return None
         stopped_at = self._outbound.stopped_at
@@ -242,6 +269,11 @@ class GatewayMachine:
         return self._inbound.ready
 
     @property
+    def wants_heartbeats(self) -> bool:
+        """Whether the peer has to give signs of life: then the shell reports ``PeerHeard``."""
+        return self._limits.heartbeat_interval_s is not None
+
+    @property
     def heard_at(self) -> float:
         """When something last came from the peer, on the clock of ``now``."""
         return self._heard_at
@@ -268,12 +300,29 @@ class GatewayMachine:
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
         self._outbound.attach(input.received_seq, now, effects)
         self._heard_at = now
+        if (interval_s := self._limits.heartbeat_interval_s) is not None:
+            self._beat_at, self._heard, self._silent_s = now + interval_s, True, 0.0
         self._enter(GatewayState.ATTACHED)
+        self._trust(effects)
         self._send_confirm(effects, _AGAIN)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
         self._outbound.detach(now)
+        self._beat_at = None
         self._enter(GatewayState.DETACHED)
+        self._suspect(CONNECTION_GONE, effects)
+
+    def _suspect(self, reason: str, effects: Effects) -> None:
+        """Give the hint once, unless the coordinator does not know the attempt yet, or its work is done (H87)."""
+        if self._inbound.ready and not self._inbound.finished and not self._suspected:
+            self._suspected = True
+            effects.append(ReportSuspected(reason))
+
+    def _trust(self, effects: Effects) -> None:
+        """Take the hint back."""
+        if self._suspected:
+            self._suspected = False
+            effects.append(ReportResponsive())
 
     def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
         deadline = self.next_deadline()
@@ -289,12 +338,41 @@ class GatewayMachine:
             self._end(reason, effects, event_id)
         else:
             self._outbound.expire_tolerant(now, effects)
+            if self._beat_at is not None and now >= self._beat_at and not self._inbound.finished:
+                self._look_for_life(self._beat_at, now, effects)
+
+    def _look_for_life(self, due_at: float, now: float, effects: Effects) -> None:
+        """Count the interval that is over if the peer was silent in it, and give it up when there are enough (H94)."""
+        limits = self._limits
+        interval_s = limits.heartbeat_interval_s
+        assert interval_s is not None
+        if self._heard:
+            self._silent_s = 0.0
+            self._trust(effects)
+        elif now - due_at <= interval_s / 2:  # otherwise this side was late, and may not have read what has come
+            self._silent_s += interval_s
+        self._heard = False
+        self._beat_at = now + interval_s
+        if self._silent_s >= limits.heartbeat_timeout_s:
+            reason = (
+                f"{self.attempt} has given no sign of life for {now - self._heard_at:.2f} s, although its connection "
+                "stands: its process is stopped or swapped out, its host hangs, or native code holds Python's "
+                "interpreter lock. If a native call may take so long, raise heartbeat_timeout_s"
+            )
+            effects.append(FailAttempt(reason, silent=True))
+            self._end(reason, effects)
+        elif self._silent_s >= limits.heartbeat_timeout_s / 2:
+            self._suspect(f"it has given no sign of life for {now - self._heard_at:.2f} s", effects)
+
+    def _hear_life(self, input: PeerHeard, now: float, effects: Effects) -> None:
+        self._heard = True
 
     def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
         self._end(input.reason, effects)
 
     def _end(self, reason: str, effects: Effects, late: int | None = None) -> None:
         self._enter(GatewayState.OVER)
+        self._beat_at = None
         self._reason = reason
         self._outbound.fail_all(reason, late, effects)
         self._inbound.clear()
@@ -350,6 +428,8 @@ class GatewayMachine:
             self._outbound.confirm(message.seq, effects)
             return _LATER
         if isinstance(message, PLAIN):
+            if isinstance(message, Heartbeat):  # a sign of life, as its bytes were
+                return _LATER
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
         if self._inbound.receive(message, now, effects):
             return _AGAIN
@@ -361,6 +441,8 @@ class GatewayMachine:
         if self._inbound.awaits_start:
             self._outbound.start_processing(effects)
         self._inbound.announce_ready(now, effects)
+        if self._state is GatewayState.DETACHED:
+            self._suspect(CONNECTION_GONE, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
         self._inbound.take(input.seq)
@@ -383,7 +465,7 @@ class GatewayMachine:
         self._dispatch = _DISPATCH[state]
 
 
-PLAIN = (Register, Resume)
+PLAIN = (Register, Resume, Heartbeat)
 
 _Handler = Callable[[GatewayMachine, Any, float, Effects], None]
 
@@ -393,6 +475,7 @@ _ACTS: dict[type, _Handler] = {
     MessageReceived: GatewayMachine._take_message,
     EventSubmitted: GatewayMachine._submit_event,
     AnswerSubmitted: GatewayMachine._submit_answer,
+    PeerHeard: GatewayMachine._hear_life,
     ReadyAnnounced: GatewayMachine._announce_ready,
     ItemTaken: GatewayMachine._take,
     CloseRequested: GatewayMachine._request_close,

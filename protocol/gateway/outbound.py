@@ -57,6 +57,7 @@ from protocol.wire.messages import (
     EventMessage,
     SavepointTaken,
     StartProcessing,
+    UrgentEventMessage,
 )
 
 Submitted = EventSubmitted | AnswerSubmitted
@@ -253,7 +254,7 @@ class GatewayOutbound:
         payload = submitted.payload
         item: DownItem
         if isinstance(submitted, EventSubmitted):
-            item = EventMessage(self._id, seq, payload)
+            item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload)
             stream.append(item, len(payload), submitted.event_id)
             awaited = not submitted.loss_tolerant
         else:

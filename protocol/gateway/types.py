@@ -13,6 +13,7 @@ from protocol.values import value
 from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
 
 __all__ = [
+    "CONNECTION_GONE",
     "AnswerSubmitted",
     "AttemptIsOver",
     "BarrierRequested",
@@ -38,6 +39,7 @@ __all__ = [
     "InjectBarrier",
     "ItemTaken",
     "MessageReceived",
+    "PeerHeard",
     "ReadyAnnounced",
     "RefuseMessage",
     "ReportAcknowledged",
@@ -46,6 +48,8 @@ __all__ = [
     "ReportDrained",
     "ReportFinished",
     "ReportOpened",
+    "ReportResponsive",
+    "ReportSuspected",
     "SendToAttempt",
     "TimePassed",
 ]
@@ -69,6 +73,11 @@ class GatewayLimits:
         upward_events_max: how many events and requests of the task the coordinator may have left untaken. At this bound
             the task's ``send_event`` and ``request`` wait.
         upward_bytes_max: the same, in bytes.
+        heartbeat_interval_s: how often each task gives a sign of life, at least. None: not at all.
+        heartbeat_timeout_s: how long a connected task may give no sign of life before its attempt is killed; at least
+            twice the interval. A thread beside the task's own sends them, so a task that computes is not silent. Native
+            code that holds the interpreter lock keeps that thread from running: choose a time longer than the longest
+            such call. Time in which the sidecar's own event loop was late does not count.
     """
 
     confirm_timeout_s: float = 10.0
@@ -77,12 +86,19 @@ class GatewayLimits:
     bytes_max: int = 64 * 1024 * 1024
     upward_events_max: int = 1024
     upward_bytes_max: int = 64 * 1024 * 1024
+    heartbeat_interval_s: float | None = None
+    heartbeat_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.confirm_timeout_s <= 0 or self.reconnect_timeout_s <= 0:
             raise ValueError(f"timeouts must be positive: {self}")
         if min(self.events_max, self.bytes_max, self.upward_events_max, self.upward_bytes_max) < 1:
             raise ValueError(f"bounds must be at least 1: {self}")
+        if self.heartbeat_interval_s is not None and not 0 < 2 * self.heartbeat_interval_s <= self.heartbeat_timeout_s:
+            raise ValueError(
+                f"heartbeat_interval_s must be positive and at most half of heartbeat_timeout_s, so that one late "
+                f"heartbeat fails nobody: {self}"
+            )
 
 
 @value
@@ -103,11 +119,15 @@ class GatewayStatistics:
 
 @value
 class EventSubmitted:
-    """The coordinator sends an event. ``event_id`` is the shell's own number, which effects refer to."""
+    """The coordinator sends an event. ``event_id`` is the shell's own number, which effects refer to.
+
+    ``urgent``: it does not wait for the task's thread (H90).
+    """
 
     event_id: int
     payload: bytes
     loss_tolerant: bool = False
+    urgent: bool = False
 
 
 @value
@@ -127,6 +147,14 @@ class MessageReceived:
     """A message came on the present connection."""
 
     message: UpMessage
+
+
+@value
+class PeerHeard:
+    """Bytes came from the peer since this was said last, or this side has held back from reading them.
+
+    The shell looks before each ``TimePassed``. A part of a message counts: a large one may take long.
+    """
 
 
 @value
@@ -194,6 +222,7 @@ GatewayInput = (
     | EventSubmitted
     | AnswerSubmitted
     | MessageReceived
+    | PeerHeard
     | ReadyAnnounced
     | ItemTaken
     | CloseRequested
@@ -273,6 +302,22 @@ class ReportOpened:
     """The operator has restored its state and is open (H11)."""
 
 
+CONNECTION_GONE = "its connection is gone"
+"""The reason of a ``ReportSuspected`` that does not come from silence."""
+
+
+@value
+class ReportSuspected:
+    """The attempt may be dead: a hint for the coordinator, and nothing else (H87). ``reason``: what makes it so."""
+
+    reason: str
+
+
+@value
+class ReportResponsive:
+    """The attempt lives: the hint before was wrong (H87)."""
+
+
 @value
 class ReportClosed:
     """The subtask's valve is closed. Earlier effects have delivered everything that it sent before."""
@@ -328,9 +373,13 @@ class InjectBarrier:
 
 @value
 class FailAttempt:
-    """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is already over."""
+    """Fail exactly this attempt through the engine: it did not confirm in time (H25), or gave no sign of life (H94).
+
+    ``silent``: it is the latter. The gateway is already over.
+    """
 
     reason: str
+    silent: bool = False
 
 
 @value
@@ -348,6 +397,8 @@ GatewayEffect = (
     | DeliverEvent
     | DeliverRequest
     | ReportOpened
+    | ReportSuspected
+    | ReportResponsive
     | ReportClosed
     | ReportDrained
     | ReportAcknowledged

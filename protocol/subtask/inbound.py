@@ -2,7 +2,8 @@
 
 """The inbound half of a ``SubtaskMachine``: what has come, and what goes into the operator's mailbox.
 
-See the machine's text. The mailbox is one queue, so items keep their order there (H22, H23).
+See the machine's text. The mailbox is one queue, so items keep their order there (H22, H23). Urgent events do not go
+there, and ``protocol.subtask.urgent`` keeps what comes after them in its place.
 
 *The barrier apart.* A checkpoint barrier may travel separately from the items, and arrive before or after them. It
 names the item that it follows, and goes into the mailbox when that one has come. Nothing that belongs after the barrier
@@ -24,6 +25,7 @@ from protocol.subtask.types import (
     PutInMailbox,
     ResolveRequest,
 )
+from protocol.subtask.urgent import UrgentOrder
 from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
@@ -35,20 +37,26 @@ from protocol.wire.messages import (
     EventMessage,
     SavepointTaken,
     StartProcessing,
+    UrgentEventMessage,
 )
 
-PAYLOAD = (EventMessage, AnswerMessage)
+PAYLOAD = (EventMessage, AnswerMessage, UrgentEventMessage)
 
 
 class SubtaskInbound:
-    """The items to one attempt. ``outbound`` is the other half, which has the valve and the open requests."""
+    """The items to one attempt. ``outbound`` is the other half, which has the valve and the open requests.
 
-    __slots__ = ("_apart", "_id", "_outbound", "_started", "stream")
+    ``handles_urgent``: the operator handles urgent events apart from the others.
+    """
+
+    __slots__ = ("_apart", "_id", "_outbound", "_started", "handles_urgent", "stream", "urgent")
 
     def __init__(self, task_attempt_id: int, outbound: SubtaskOutbound) -> None:
         self._id = task_attempt_id
         self._outbound = outbound
         self.stream = IncomingStream()
+        self.urgent = UrgentOrder()
+        self.handles_urgent = False
         self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart: the item that each waits for
 
@@ -56,13 +64,16 @@ class SubtaskInbound:
         """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, if it is out of turn."""
         if isinstance(item, EventMessage):
             self.stream.advance()
-            effects.append(PutInMailbox(MailboxEvent(item.payload)))
+            if self.urgent.idle:
+                effects.append(PutInMailbox(MailboxEvent(item.payload)))
+            else:
+                self.urgent.put(MailboxEvent(item.payload), effects)
+        elif isinstance(item, UrgentEventMessage):
+            self.stream.advance()
+            self._take_urgent(item, effects)
         elif isinstance(item, AnswerMessage):
             self.stream.advance()
-            if self._outbound.resolve(item.request_id, effects):
-                effects.append(ResolveRequest(item.request_id, item.error, item.payload))
-            else:
-                effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
+            self._take_answer(item, effects)
         elif isinstance(item, CloseForCheckpoint):
             if not self._outbound.rises(item.checkpoint_id):
                 raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must increase")
@@ -77,20 +88,33 @@ class SubtaskInbound:
                 raise RemoteProtocolError("the operator was told twice to begin with its records")
             self.stream.advance()
             self._started = True
-            effects.append(PutInMailbox(MailboxStart()))
+            self.urgent.put(MailboxStart(), effects)
         else:
             self.stream.advance()
             self._end_checkpoint(item, effects)
         if self._apart:
             self._meet_barriers_apart(effects)
 
+    def _take_urgent(self, item: UrgentEventMessage, effects: Effects) -> None:
+        if self.handles_urgent:
+            self.urgent.come(item.payload, effects)
+        else:
+            self.urgent.put(MailboxEvent(item.payload), effects)
+
+    def _take_answer(self, item: AnswerMessage, effects: Effects) -> None:
+        if self._outbound.resolve(item.request_id, effects):
+            effects.append(ResolveRequest(item.request_id, item.error, item.payload))
+        else:
+            effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
+
     def _end_checkpoint(self, item: CheckpointCompleted | CheckpointAborted | SavepointTaken, effects: Effects) -> None:
         if self._outbound.phase(item.checkpoint_id) is None:
             return
+        self.urgent.drop_barrier(item.checkpoint_id, effects)
         if isinstance(item, CheckpointCompleted):
-            effects.append(PutInMailbox(MailboxCompleted(item.checkpoint_id)))
+            self.urgent.put(MailboxCompleted(item.checkpoint_id), effects)
         elif isinstance(item, CheckpointAborted):
-            effects.append(PutInMailbox(MailboxAborted(item.checkpoint_id)))
+            self.urgent.put(MailboxAborted(item.checkpoint_id), effects)
         self._apart.pop(item.checkpoint_id, None)
         self._outbound.end_checkpoint(item.checkpoint_id, effects)
 
@@ -117,8 +141,9 @@ class SubtaskInbound:
         self._meet_barriers_apart(effects)
 
     def forget(self) -> None:
-        """The operator has ended, and takes no barrier any more."""
+        """The operator has ended, and takes nothing any more."""
         self._apart.clear()
+        self.urgent.forget()
 
     def _check_barrier(self, item: BarrierMessage) -> None:
         if self._outbound.phase(item.checkpoint_id) is not SubtaskPhase.CLOSED or item.checkpoint_id in self._apart:
@@ -134,10 +159,11 @@ class SubtaskInbound:
 
     def _meet_barrier(self, checkpoint_id: int, effects: Effects) -> None:
         self._outbound.meet_barrier(checkpoint_id)
-        effects.append(PutInMailbox(MailboxBarrier(checkpoint_id)))
+        self.urgent.put(MailboxBarrier(checkpoint_id), effects)
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
+        self.urgent.check_invariants()
         for checkpoint_id, events_before in self._apart.items():
             assert self._outbound.phase(checkpoint_id) is SubtaskPhase.CLOSED
             assert events_before > self.stream.received_seq, "every item before the barrier is here"

@@ -18,6 +18,10 @@ treating them as handled.
 after everything that the coordinator sent inside ``subtask_ready``. So the operator has handled all of that before it
 sees a record (H66).
 
+*Urgent events* (``protocol.subtask.urgent``). The shell handles them on a separate thread while the operator is busy
+with anything else (H90). They are items like the others, so their order, their confirmation and the valve are the same.
+A barrier that came after one goes into the mailbox when the handler has returned, and an event when it has begun.
+
 *Up* (``protocol.subtask.outbound``). An event waits in one queue until it may leave: the valve is closed for no
 checkpoint (H43: for *none* upward, because an event that left early would be in neither snapshot), and the peer's
 window has room. ``CloseForCheckpoint(n)`` closes the valve immediately; what was sent before precedes
@@ -32,6 +36,10 @@ the checkpoint must cover exactly these (H32). A snapshot that does not fit into
 one, and gets no answer, because the caller that waited for it died with the attempt (H73). An operator that waits for
 an answer must keep handling its mailbox; otherwise a closed valve would wait for the barrier, and the barrier for the
 answer.
+
+*Heartbeats.* If the coordinator wants signs of life, the machine sends a ``Heartbeat`` whenever it has sent nothing
+else for one interval (H94). The shell's I/O thread keeps this clock, so a busy operator gives them too. They need no
+question: a task that has stopped reading, because its mailbox is full, would not see one.
 
 *The end.* ``OperatorFinished`` leaves last, so it needs an empty queue: check ``may_finish``. When the coordinator ends
 the attempt, or the reconnect time is over, open requests fail and ``EndAttempt`` reports it, once.
@@ -66,12 +74,15 @@ from protocol.subtask.types import (
     SubtaskInput,
     SubtaskLimits,
     SubtaskStatistics,
+    UrgentBegan,
+    UrgentHandled,
 )
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
     DownMessage,
     Finished,
+    Heartbeat,
     HeldEvent,
     Opened,
     Refused,
@@ -97,6 +108,8 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
     OperatorOpened: (_A, _X, _X, _I),
     EventSubmitted: (_A, _A, _X, _E),
     RequestSubmitted: (_A, _A, _X, _E),
+    UrgentBegan: (_X, _A, _I, _I),
+    UrgentHandled: (_X, _A, _I, _I),
     BarrierArrived: (_A, _A, _I, _I),
     SnapshotTaken: (_A, _A, _I, _I),
     SnapshotRefused: (_A, _A, _I, _I),
@@ -113,7 +126,18 @@ class SubtaskMachine:
     count of sent events continues (H32). Not thread-safe: the shell locks it.
     """
 
-    __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_inbound", "_limits", "_outbound", "_state")
+    __slots__ = (
+        "_beat_at",
+        "_confirm_sent",
+        "_detached_at",
+        "_dispatch",
+        "_id",
+        "_inbound",
+        "_limits",
+        "_outbound",
+        "_sent_at_beat",
+        "_state",
+    )
 
     def __init__(
         self,
@@ -128,6 +152,8 @@ class SubtaskMachine:
         self._enter(SubtaskStatus.OPENING)
         self._detached_at: float | None = None
         self._confirm_sent = 0
+        self._beat_at: float | None = None  # while a connection is up: when to look whether a heartbeat is due
+        self._sent_at_beat = (0, 0)  # what had been sent at the previous look
         self._outbound = SubtaskOutbound(task_attempt_id, subtask, limits, held, events_sent)
         self._inbound = SubtaskInbound(task_attempt_id, self._outbound)
 
@@ -170,8 +196,9 @@ class SubtaskMachine:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` is due, on the clock of ``now``. None while a connection is up, and at the end."""
-        return None if self._detached_at is None else self._detached_at + self._limits.reconnect_timeout_s
+        """When ``TimePassed`` is due, on the clock of ``now``. None at the end, and while a connection is up that needs
+        no heartbeats."""
+        return self._beat_at if self._detached_at is None else self._detached_at + self._limits.reconnect_timeout_s
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is impossible."""
@@ -199,8 +226,24 @@ class SubtaskMachine:
 
     @property
     def may_finish(self) -> bool:
-        """Whether the operator may succeed now: nothing that it sent waits for the valve or the window."""
-        return not self._outbound.holds()
+        """Whether the operator may succeed now: nothing that it sent waits for the valve or the window, and no urgent
+        event waits for its handler."""
+        return self._inbound.urgent.idle and not self._outbound.holds()
+
+    @property
+    def urgent_idle(self) -> bool:
+        """Whether each urgent event that has come was handled."""
+        return self._inbound.urgent.idle
+
+    @property
+    def urgent_came(self) -> int:
+        """How many urgent events have come."""
+        return self._inbound.urgent.came
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many received items wait for urgent events before them, and the bytes of the events among these."""
+        return self._inbound.urgent.waiting
 
     @property
     def all_confirmed(self) -> bool:
@@ -220,18 +263,35 @@ class SubtaskMachine:
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
         self._outbound.attach(input.received_seq, effects)
         self._detached_at = None
+        self._schedule_beat(now)
         self._send_confirm(effects, at_once=True)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
         if self._outbound.attached:
             self._outbound.attached = False
             self._detached_at = now
+            self._beat_at = None
 
     def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
         deadline = self.next_deadline()
-        if deadline is not None and now >= deadline:
+        if deadline is None or now < deadline:
+            return
+        if self._detached_at is None:
+            self._beat(now, effects)
+        else:
             timeout_s = self._limits.reconnect_timeout_s
             self._end(f"the coordinator could not be reached for {timeout_s:g} s", effects)
+
+    def _schedule_beat(self, now: float) -> None:
+        interval_s = self._limits.heartbeat_interval_s
+        self._beat_at = now + interval_s if interval_s else None
+        self._sent_at_beat = self._outbound.stream.last_seq, self._confirm_sent
+
+    def _beat(self, now: float, effects: Effects) -> None:
+        """Send a heartbeat, unless anything else was sent since the previous look (H94)."""
+        if self._sent_at_beat == (self._outbound.stream.last_seq, self._confirm_sent):
+            effects.append(SendToCoordinator(Heartbeat(self._id)))
+        self._schedule_beat(now)
 
     def _end(self, reason: str, effects: Effects) -> None:
         for request_id in self._outbound.open_requests():
@@ -243,6 +303,7 @@ class SubtaskMachine:
         self._inbound.stream.clear()
         self._inbound.forget()
         self._detached_at = None
+        self._beat_at = None
         self._enter(SubtaskStatus.OVER)
 
     def _ignore(self, input: SubtaskInput, now: float, effects: Effects) -> None:
@@ -261,10 +322,17 @@ class SubtaskMachine:
 
     def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
         self._enter(SubtaskStatus.OPEN)
+        self._inbound.handles_urgent = input.handles_urgent
         self._outbound.send_item(Opened(self._id, self._outbound.next_seq, input.awaits_start), effects)
 
     def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
         self._outbound.submit(input, effects)
+
+    def _begin_urgent(self, input: UrgentBegan, now: float, effects: Effects) -> None:
+        self._inbound.urgent.begin(effects)
+
+    def _end_urgent(self, input: UrgentHandled, now: float, effects: Effects) -> None:
+        self._inbound.urgent.end(effects)
 
     def _finish(self, input: OperatorFinished, now: float, effects: Effects) -> None:
         if not input.failure:
@@ -272,6 +340,8 @@ class SubtaskMachine:
                 raise LocalProtocolError("the operator ended successfully without being opened")
             if self._outbound.holds():
                 raise LocalProtocolError(f"{self._outbound.holds()} events have not left: handle the mailbox first")
+            if not self._inbound.urgent.idle:
+                raise LocalProtocolError("urgent events have come that are not handled yet")
             self._outbound.check_final_state(input.state)
         self._outbound.forget()
         self._inbound.forget()
@@ -296,6 +366,8 @@ class SubtaskMachine:
             return False
         if phase is not SubtaskPhase.BARRIER:
             raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, which is at {phase.value}")
+        if self._inbound.urgent.holds_barrier(checkpoint_id):
+            raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, before urgent events of before it")
         return True
 
     # --- down ---------------------------------------------------------------------------------------------
@@ -358,6 +430,8 @@ _ACTS: dict[type, _Handler] = {
     OperatorOpened: SubtaskMachine._open,
     EventSubmitted: SubtaskMachine._submit,
     RequestSubmitted: SubtaskMachine._submit,
+    UrgentBegan: SubtaskMachine._begin_urgent,
+    UrgentHandled: SubtaskMachine._end_urgent,
     BarrierArrived: SubtaskMachine._take_barrier_apart,
     SnapshotTaken: SubtaskMachine._acknowledge,
     SnapshotRefused: SubtaskMachine._decline,

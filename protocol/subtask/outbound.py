@@ -17,7 +17,8 @@ If one of them ends without a snapshot, the event is in the other alone, and lea
 frame together with the operator's state, so it has a further bound (``SubtaskLimits``): at most half of a snapshot's
 bytes, and as many events as a snapshot may carry. The sender waits for room as at the window. An event sent inside the
 snapshot ignores both bounds, because room might come only after that snapshot. It waits in the queue like any other,
-and leaves when the peer's window allows.
+and leaves when the peer's window allows. So does one that the handler of an urgent event sends while the valve is
+closed, because the snapshot waits for that handler (H92).
 """
 
 from __future__ import annotations
@@ -125,8 +126,10 @@ class SubtaskOutbound:
 
     def submit(self, submitted: Submitted, effects: Effects) -> None:
         """Hold or send it. Raises ``GatewayFull`` if the window is full, or a snapshot could not carry more (H27)."""
-        in_snapshot = isinstance(submitted, EventSubmitted) and submitted.in_snapshot
-        if not in_snapshot and not self._has_room(submitted):
+        unbounded = isinstance(submitted, EventSubmitted) and (
+            submitted.in_snapshot or (submitted.in_urgent and bool(self._closed))
+        )
+        if not unbounded and not self._has_room(submitted):
             if self._refused is None:
                 self._refused = submitted
             limits = self._limits
@@ -141,7 +144,7 @@ class SubtaskOutbound:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
             self._open_requests.add(submitted.request_id)
         # If events wait for the window, there is no room; only an event that needs none could overtake them.
-        if self._closed or (in_snapshot and (self._held or not self._fits(submitted))):
+        if self._closed or (unbounded and (self._held or not self._fits(submitted))):
             self._held.append(submitted)
             self._held_bytes += len(submitted.payload)
         else:

@@ -17,6 +17,7 @@ __all__ = [
     "DropConnection",
     "EndAttempt",
     "EventSubmitted",
+    "HandleUrgent",
     "MailboxAborted",
     "MailboxBarrier",
     "MailboxCompleted",
@@ -39,12 +40,15 @@ __all__ = [
     "SubtaskLimits",
     "SubtaskStatistics",
     "TimePassed",
+    "UrgentBegan",
+    "UrgentHandled",
 ]
 
 
 @value
 class SubtaskLimits:
-    """The bounds of one subtask. ``Registered`` carries the first three (H24, H27); the wire determines the others.
+    """The bounds of one subtask. ``Registered`` carries the first three and the last one (H24, H27, H94); the wire
+    determines the others. ``heartbeat_interval_s`` is 0 if no heartbeats are wanted.
 
     The window covers events and requests that are held or unconfirmed, and also limits the number of unanswered
     requests. An event larger than ``window_bytes`` passes when it is alone, so that nothing waits forever.
@@ -59,10 +63,13 @@ class SubtaskLimits:
     reconnect_timeout_s: float
     snapshot_bytes_max: int = DEFAULT_LIMITS.frame_bytes_max - 64 * 1024  # the rest is for the message's own fields
     held_events_max: int = DEFAULT_LIMITS.held_events_max
+    heartbeat_interval_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.reconnect_timeout_s <= 0:
             raise ValueError(f"the timeout must be positive: {self}")
+        if self.heartbeat_interval_s < 0:
+            raise ValueError(f"the interval must be positive, or 0 for no heartbeats: {self}")
         if min(self.window_events, self.window_bytes) < 1:
             raise ValueError(f"the window must be at least 1: {self}")
         if min(self.snapshot_bytes_max, self.held_events_max) < 1:
@@ -96,9 +103,11 @@ class OperatorOpened:
     """The operator has restored its state and is open.
 
     ``awaits_start``: it begins with its records at ``MailboxStart``, which otherwise does not come (H66).
+    ``handles_urgent``: it handles urgent events apart from the others. Otherwise they are ordinary events (H90).
     """
 
     awaits_start: bool = False
+    handles_urgent: bool = False
 
 
 @value
@@ -107,10 +116,13 @@ class EventSubmitted:
 
     ``in_snapshot``: from inside its own snapshot. Such an event is never refused, because room might come only after
     that snapshot. The size limit of a snapshot bounds it.
+    ``in_urgent``: from inside the handler of an urgent event. While a checkpoint closes the valve, it is never refused
+    either: the snapshot waits for that handler (H92).
     """
 
     payload: bytes
     in_snapshot: bool = False
+    in_urgent: bool = False
 
 
 @value
@@ -119,6 +131,16 @@ class RequestSubmitted:
 
     request_id: int
     payload: bytes
+
+
+@value
+class UrgentBegan:
+    """The handler of the next urgent event begins. One runs at a time, in the order of ``HandleUrgent``."""
+
+
+@value
+class UrgentHandled:
+    """The handler of the urgent event has returned. If it raises instead, this never comes: the operator fails."""
 
 
 @value
@@ -156,9 +178,9 @@ class SnapshotRefused:
 class OperatorFinished:
     """The operator has ended, successfully (``failure`` is empty; ``state`` is its last one) or not.
 
-    To succeed it must have handled everything in its mailbox (what arrives later is never confirmed, and fails at the
-    sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and the state must fit into a
-    frame. Otherwise this is refused, and the operator has to end with a failure.
+    To succeed it must have handled everything in its mailbox and each urgent event (what arrives later is never
+    confirmed, and fails at the sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and
+    the state must fit into a frame. Otherwise this is refused, and the operator has to end with a failure.
     """
 
     failure: str
@@ -172,6 +194,8 @@ SubtaskInput = (
     | OperatorOpened
     | EventSubmitted
     | RequestSubmitted
+    | UrgentBegan
+    | UrgentHandled
     | BarrierArrived
     | SnapshotTaken
     | SnapshotRefused
@@ -237,6 +261,16 @@ class PutInMailbox:
 
 
 @value
+class HandleUrgent:
+    """Handle this event on the thread for urgent events, after those before it (H90).
+
+    Report ``UrgentBegan`` and ``UrgentHandled``. It must be in that thread's queue before the next ``Confirm`` leaves.
+    """
+
+    payload: bytes
+
+
+@value
 class ResolveRequest:
     """The answer to a request, or, with ``error``, the reason why there is none."""
 
@@ -258,5 +292,12 @@ class RoomAvailable:
 
 
 SubtaskEffect = (
-    SendToCoordinator | PutInMailbox | ResolveRequest | EndAttempt | RoomAvailable | RefuseMessage | DropConnection
+    SendToCoordinator
+    | PutInMailbox
+    | HandleUrgent
+    | ResolveRequest
+    | EndAttempt
+    | RoomAvailable
+    | RefuseMessage
+    | DropConnection
 )

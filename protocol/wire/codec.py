@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Encodes and decodes messages and user events, with every size limited (H60, H62).
+"""Encodes and decodes messages, with every size limited (H60, H62).
 
 The body of a frame (``protocol.wire.framing``) is one *message*: a msgpack array of the message's tag and its
-fields, in the order of ``protocol.wire.messages``. A *payload* inside a message is one *event*: a single msgpack
-value, encoded at the sender (H21) and decoded where it is handled; nothing in between looks into it.
+fields, in the order of ``protocol.wire.messages``. A *payload* inside a message is one *event*
+(``protocol.wire.events``); nothing here looks into it.
 
 Bytes from the peer are refused with ``RemoteProtocolError`` unless they are exactly what this module writes: a known
 tag, the right number of fields, each of the right type and in range. The caller's own messages must obey the same
@@ -19,7 +19,7 @@ Functions here are pure and may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from itertools import islice
 from struct import Struct
 from struct import error as StructError
@@ -27,7 +27,15 @@ from typing import Any, cast, get_args
 
 import msgpack
 
-from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.wire.events import (
+    EVENT_STEP_BYTES,
+    EventSteps,
+    decode_event,
+    decode_event_in_steps,
+    encode_event,
+    run_steps,
+)
 from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
 from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
@@ -295,248 +303,10 @@ def _detail(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-# --- events -------------------------------------------------------------------------------------------------
-
-_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
-_CONTAINERS = frozenset({list, tuple, dict})
-
-
-def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
-    """Encode one user event as msgpack (H21). Later changes of ``value`` have no effect on the bytes.
-
-    An event is None, a bool, an int of 64 bits, a float, a str, bytes, or a list, tuple or dict of these; the
-    keys of a dict are not containers. A tuple arrives as a list. Subclasses (an enum, a numpy number, a named
-    tuple) are refused, because they would arrive as something else. Raises ``EventEncodeError`` that names the place in
-    the event, the cause and the fix.
-    """
-    if type(value) not in _SCALARS:
-        _check_value(value, limits)
-    try:
-        data = _pack(value)
-    except (ValueError, OverflowError, TypeError) as error:
-        raise EventEncodeError(
-            f"the event cannot be encoded: {error}. Integers have 64 bits; a str must be valid Unicode"
-        ) from error
-    if len(data) > limits.event_bytes_max:
-        raise EventEncodeError(
-            f"the event takes {len(data)} bytes, which exceeds the limit of {limits.event_bytes_max}: "
-            "send it in parts, or send a reference to it"
-        )
-    return data
-
-
-def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
-    """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit.
-
-    The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
-    """
-    size = len(data)
-    if size > limits.event_bytes_uncounted:
-        return run_steps(decode_event_in_steps(data, limits, size))
-    try:
-        event = _unpack(
-            data,
-            strict_map_key=False,
-            max_array_len=size,
-            max_map_len=size,
-            max_ext_len=0,
-            ext_hook=_refuse_extension,  # an extension of zero bytes is within that limit
-        )
-    except _UNPACK_ERRORS as error:
-        raise _not_an_event(error) from None
-    if type(event) not in _SCALARS:
-        level, nesting_max = [event], limits.event_nesting_max
-        while level := _containers_in(level):
-            nesting_max -= 1
-            if not nesting_max:
-                raise _nests_deeper(limits)
-    return event
-
-
-EVENT_STEP_BYTES = 8192
-"""How many bytes of an event one step decodes: usually in a tenth of a millisecond, at worst in some ten."""
-
-_STEP_CONTAINERS = 8192
-
-EventSteps = Generator[None, None, Any]
-
-
-def decode_event_in_steps(
-    data: bytes, limits: WireLimits = DEFAULT_LIMITS, step_bytes: int = EVENT_STEP_BYTES
-) -> EventSteps:
-    """Decode like ``decode_event``, but yield after each step of bounded cost, and return the event at the end.
-
-    So an event loop can do other work between the steps. The first step skips through the data, which builds nothing
-    and shows whether the claimed entries are there: msgpack may allocate a list when it reads its header, and lists can
-    nest. The next ones decode ``step_bytes`` each, and stop when the containers or their entries exceed a limit. The
-    last ones check the nesting. Where msgpack has no C extension, one step decodes everything.
-    """
-    size = len(data)
-    if size > limits.event_bytes_max:
-        raise RemoteProtocolError(f"an event of {size} bytes exceeds the limit of {limits.event_bytes_max}")
-    try:
-        _scan(data, limits)
-        yield
-        counts = _Counts(limits)
-        exceedable = size > min(limits.event_containers_max, limits.event_items_max)
-        unpacker = _event_unpacker(size, limits, counts.add if exceedable else None)
-        event: Any = None
-        step_bytes = step_bytes if _continues() else size
-        for position in range(0, size, step_bytes):
-            unpacker.feed(data[position : position + step_bytes])
-            try:
-                event = unpacker.unpack()
-            except msgpack.OutOfData:
-                yield
-    except _UNPACK_ERRORS as error:
-        raise _not_an_event(error) from None
-    del unpacker, counts
-    level = [event] if type(event) not in _SCALARS else []
-    for _ in range(limits.event_nesting_max):
-        below: list[Any] = []
-        for start in range(0, len(level), _STEP_CONTAINERS):
-            yield
-            below += _containers_in(level[start : start + _STEP_CONTAINERS])
-        level = below
-    if level:
-        raise _nests_deeper(limits)
-    return event
-
-
-def run_steps(steps: EventSteps) -> Any:
-    """Run all steps without a pause, and return the event."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
-def _scan(data: bytes, limits: WireLimits) -> None:
-    scan = _event_unpacker(len(data), limits, None)
-    scan.feed(data)
-    scan.skip()
-    if scan.tell() != len(data):
-        raise ValueError("bytes follow the value")
-
-
-class _Counts:
-    """The containers and entries of one event, as msgpack completes them."""
-
-    __slots__ = ("_containers", "_items", "_limits")
-
-    def __init__(self, limits: WireLimits) -> None:
-        self._limits = limits
-        self._containers = 0
-        self._items = 0
-
-    def add(self, container: Any) -> Any:
-        self._containers += 1
-        self._items += len(container)
-        if self._containers > self._limits.event_containers_max:
-            raise ValueError(f"more than {self._limits.event_containers_max} lists and maps")
-        if self._items > self._limits.event_items_max:
-            raise ValueError(f"more than {self._limits.event_items_max} entries in its lists and maps")
-        return container
-
-
 def _continues() -> bool:
     """Whether msgpack continues within a value when more bytes arrive. Its decoder in Python begins again."""
     return bool(_Unpacker.__module__ != "msgpack.fallback")
 
 
-def _event_unpacker(size: int, limits: WireLimits, count: Callable[[Any], Any] | None) -> Any:
-    return _Unpacker(
-        max_buffer_size=size,
-        strict_map_key=False,
-        max_str_len=size,
-        max_bin_len=size,
-        max_array_len=min(size, limits.event_items_max),
-        max_map_len=min(size, limits.event_items_max, limits.event_map_entries_max),
-        max_ext_len=0,
-        ext_hook=_refuse_extension,
-        list_hook=count,
-        object_hook=count,
-    )
-
-
-def _containers_in(level: list[Any]) -> list[Any]:
-    return [
-        entry
-        for container in level
-        for entry in (container.values() if type(container) is dict else container)
-        if type(entry) not in _SCALARS
-    ]
-
-
-def _not_an_event(error: BaseException) -> RemoteProtocolError:
-    return RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}")
-
-
-def _nests_deeper(limits: WireLimits) -> RemoteProtocolError:
-    return RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
-
-
 def _refuse_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
-
-
-_Place = tuple["_Place | None", object]  # a linked list of keys: a path costs nothing until it is needed
-
-
-def _check_value(root: object, limits: WireLimits) -> None:
-    """Check types, nesting and counts, without recursion: a list may contain itself, or the same part many times.
-
-    A flat event costs one pass in C.
-    """
-    pending: list[tuple[Any, int, _Place | None]] = [(root, 1, None)]
-    containers, items = 1, 0
-    while pending:
-        value, depth, place = pending.pop()
-        kind = type(value)
-        if kind not in _CONTAINERS:
-            raise EventEncodeError(
-                f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, which msgpack cannot encode: "
-                "convert it to None, bool, int, float, str, bytes, list or dict before sending"
-            )
-        items += len(value)
-        if items > limits.event_items_max:
-            raise EventEncodeError(_too_many_items(value, place, limits))
-        if depth > limits.event_nesting_max:
-            raise EventEncodeError(f"the event nests deeper than {limits.event_nesting_max}: flatten it")
-        if kind is dict:
-            if len(value) > limits.event_map_entries_max:
-                raise EventEncodeError(
-                    f"{_path(place)} has {len(value)} entries, and a map at most {limits.event_map_entries_max}: "
-                    "send it in parts, or send a list of pairs"
-                )
-            if not _SCALARS.issuperset(map(type, value)):
-                odd = next(type(key).__name__ for key in value if type(key) not in _SCALARS)
-                raise EventEncodeError(f"{_path(place)} has a key of type {odd}: use a str, an int or bytes as the key")
-            inner, entries = value.values(), value.items()
-        else:
-            inner, entries = value, enumerate(value)
-        if not _SCALARS.issuperset(map(type, inner)):
-            below = len(pending)
-            pending.extend((entry, depth + 1, (place, key)) for key, entry in entries if type(entry) not in _SCALARS)
-            containers += len(pending) - below
-            if containers > limits.event_containers_max:
-                raise EventEncodeError(
-                    f"the event has more than {limits.event_containers_max} lists and maps: send it in parts, "
-                    "or send what belongs together as one bytes value"
-                )
-
-
-def _too_many_items(value: Any, place: _Place | None, limits: WireLimits) -> str:
-    items_max = limits.event_items_max
-    if len(value) > items_max:
-        return f"{_path(place)} has {len(value)} entries, more than {items_max}: send it in parts"
-    return f"the lists and maps of the event have more than {items_max} entries altogether: send it in parts"
-
-
-def _path(place: _Place | None) -> str:
-    keys = ""
-    while place is not None:
-        place, key = place
-        keys = f"[{key!r:.40}]{keys}"
-    return f"the event{keys}"

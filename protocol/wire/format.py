@@ -31,6 +31,7 @@ from protocol.wire.messages import (
     CoordinatorAwaited,
     EventMessage,
     Finished,
+    Heartbeat,
     HeldEvent,
     Message,
     Opened,
@@ -47,6 +48,7 @@ from protocol.wire.messages import (
     SavepointTaken,
     StartProcessing,
     SubtaskState,
+    UrgentEventMessage,
 )
 
 INT_MAX = 2**63 - 1
@@ -177,11 +179,12 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _NATURAL)),
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (20, Heartbeat, (_NATURAL,)),
     # down
     (
         30,
         Registered,
-        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL, _token),
+        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL, _token, _seconds),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
     (32, Refused, (_NATURAL, _CODE, text)),
@@ -194,6 +197,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (39, SavepointTaken, (_NATURAL, _POSITIVE, _CHECKPOINT)),
     (40, CoordinatorAwaited, (_NATURAL, text, _seconds, text)),
     (41, StartProcessing, (_NATURAL, _POSITIVE)),
+    (42, UrgentEventMessage, (_NATURAL, _POSITIVE, _payload)),
 )
 Row = tuple[tuple[str, Check], ...]
 

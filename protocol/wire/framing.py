@@ -32,8 +32,10 @@ class WireLimits:
     most ``name_chars_max`` characters, a text for people (reason, error) ``text_chars_max``; a longer text is truncated
     when it is sent. A snapshot carries at most ``held_events_max`` held events.
 
-    ``event_bytes_uncounted`` follows from the others: each container and each entry takes a byte, so an event of so few
-    bytes exceeds none of the counts.
+    Three follow from the others. Each container and each entry takes a byte, so an event of at most
+    ``event_bytes_uncounted`` exceeds none of the counts. One with at most ``event_entries_unchecked`` entries exceeds
+    none either, except that of one map, whatever extension types it has, and one with ``event_entries_few`` not even
+    that.
     """
 
     frame_bytes_max: int = 64 * 2**20
@@ -46,6 +48,8 @@ class WireLimits:
     text_chars_max: int = 32_768
     held_events_max: int = 2**16
     event_bytes_uncounted: int = field(init=False, repr=False, compare=False)
+    event_entries_unchecked: int = field(init=False, repr=False, compare=False)
+    event_entries_few: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -58,7 +62,10 @@ class WireLimits:
         if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.frame_bytes_max:
             raise ValueError("frame_bytes_max leaves no room for an event of event_bytes_max and its headers")
         counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
-        object.__setattr__(self, "event_bytes_uncounted", min(CLAIMS_UNCHECKED_BYTES, self.event_bytes_max, *counts))
+        object.__setattr__(self, "event_bytes_uncounted", min(self.event_bytes_max, *counts))
+        unchecked = min(counts[:2]) // 2 - 1
+        object.__setattr__(self, "event_entries_unchecked", unchecked)
+        object.__setattr__(self, "event_entries_few", min(16, unchecked, self.event_map_entries_max))
 
 
 DEFAULT_LIMITS = WireLimits()

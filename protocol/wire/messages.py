@@ -189,6 +189,13 @@ class Finished:
 
 
 @value
+class Heartbeat:
+    """Plain: the task's process lives. Sent if nothing else was for ``Registered.heartbeat_interval_s`` (H94)."""
+
+    task_attempt_id: int
+
+
+@value
 class RestoredEventMessage:
     """Item: an event that the restored snapshot held, with the subtask that first sent it (H31, H52)."""
 
@@ -215,7 +222,8 @@ class RestoredRequestMessage:
 class Registered:
     """Plain: the task is accepted, with what it restores. ``states`` is empty for the virtual empty checkpoint.
 
-    Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74).
+    Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74). ``heartbeat_interval_s``: how often
+    the task gives a sign of life; 0 if it need not (H94).
     """
 
     task_attempt_id: int
@@ -228,6 +236,7 @@ class Registered:
     window_bytes: int
     events_sent: int  # where the subtask's count of sent events continues (H32)
     token: bytes = b""
+    heartbeat_interval_s: float = 0.0
 
 
 @value
@@ -348,6 +357,18 @@ def describe_wait(call: str, awaited_s: float, place: str) -> str:
 
 
 @value
+class UrgentEventMessage:
+    """Item: an operator event for ``handle_urgent``, which does not wait for the task's thread (H90).
+
+    A kind of message by itself, so that an ordinary event is no larger.
+    """
+
+    task_attempt_id: int
+    seq: int
+    payload: bytes
+
+
+@value
 class StartProcessing:
     """Item: ``subtask_ready`` has returned, and what it sent precedes this: begin with the records (H66).
 
@@ -371,6 +392,7 @@ UpItem = (
 )
 DownItem = (
     EventMessage
+    | UrgentEventMessage
     | AnswerMessage
     | CloseForCheckpoint
     | BarrierMessage
@@ -379,7 +401,7 @@ DownItem = (
     | SavepointTaken
     | StartProcessing
 )
-UpMessage = Register | Resume | Confirm | UpItem
+UpMessage = Register | Resume | Confirm | Heartbeat | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Downward = DownMessage | CoordinatorAwaited
 """The messages that a subtask may receive. Its machine handles all except the note."""

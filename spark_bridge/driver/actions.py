@@ -83,6 +83,11 @@ class ActionRuns:
         self._operator_ids = operator_ids
         self._action_id = ""
 
+    @property
+    def action_id(self) -> str:
+        """The id of the current call; empty if there is none."""
+        return self._action_id
+
     def begin(self) -> str:
         """The action is about to be called, for the first time or again; returns the id of this call."""
         self.end()

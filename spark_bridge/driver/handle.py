@@ -4,16 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, cast
 
 from actors.logs import get_logger
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
+from spark_bridge.primitives.counters.book import Book, Distribution
+from spark_bridge.primitives.primitive import PARTS_OF_ALL
+from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.function import FunctionOperator, function_operator
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.task_entry import SubtaskTask
 
@@ -35,11 +39,13 @@ class OperatorHandle:
         statistics: Callable[[], dict[str, Any]],
         failure: Callable[[], BaseException | None],
         shipped: Callable[[object], None] = lambda made_by: None,
+        task_parts: Mapping[str, Callable[[], SubtaskOperator]] = PARTS_OF_ALL,
     ) -> None:
         self._endpoint = endpoint
         self._statistics = statistics
         self._failure = failure
         self._shipped = shipped
+        self._task_parts = dict(task_parts)
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
@@ -68,11 +74,16 @@ class OperatorHandle:
         """The first exception with which the coordinator failed its latest job, or None."""
         return self._failure()
 
-    def subtask(self, operator: Callable[..., SubtaskOperator], *args: Any, **kwargs: Any) -> SubtaskTask:
+    def subtask(
+        self, operator: Callable[..., SubtaskOperator | Iterable[Any] | None], *args: Any, **kwargs: Any
+    ) -> SubtaskTask:
         """Make the function for ``mapPartitions``, ``mapInPandas``, ``mapInArrow`` or ``foreachPartition``.
 
-        Each task calls ``operator(*args, **kwargs)``, so all three must be picklable. A partition is a subtask, so the
-        RDD or DataFrame must have exactly ``parallelism`` partitions. Works in barrier stages too.
+        ``operator`` is the class of a ``SubtaskOperator``, or a function that returns one: each task calls
+        ``operator(*args, **kwargs)``. It may also be a plain function of the records, ``function(records)`` or
+        ``function(context, records)``, with ``args`` behind these, that returns or yields the outputs. All of it must
+        be picklable. A partition is a subtask, so the RDD or DataFrame must have exactly ``parallelism`` partitions.
+        Works in barrier stages too.
 
         Raises ``TypeError`` if ``operator`` cannot make a ``SubtaskOperator``, as far as that can be seen here; for a
         method that is ``async def`` or has a ``yield`` that cannot work; and for a method whose name is clearly a
@@ -93,23 +104,36 @@ class OperatorHandle:
                     did_you_mean=finding.meant,
                 )
         elif iscoroutinefunction(made):
-            raise TypeError(f"{operator!r} must not be async: return the operator from a plain function")
-        self._shipped(made)
-        return SubtaskTask(operator, self._endpoint, args, kwargs)
+            raise TypeError(f"{operator!r} must not be async: write a plain function")
+        function = function_operator(operator, args, kwargs)
+        self._shipped(OperatorChain if len(self._task_parts) > 1 else FunctionOperator if function else made)
+        if function is not None:
+            return SubtaskTask(function, self._endpoint, parts=self._task_parts)
+        make_operator = cast("Callable[..., SubtaskOperator]", operator)
+        return SubtaskTask(make_operator, self._endpoint, args, kwargs, self._task_parts)
 
-    def progress(self, total: int | None = None, *, count: str | None = None) -> Progress:
+    def progress(self, total: int | None = None, *, count: str | None = None, counter: str | None = None) -> Progress:
         """Return a progress bar that is shown while its ``with`` block runs: ``with handle.progress(): action()``.
 
         The bar shows the splits of a ``SourceCoordinator`` that are read. It knows their number from a
         ``StaticSplitEnumerator``, or any enumerator with a ``pending_count``. For other operators it shows how
-        ``count`` grows, a count of ``statistics()`` (``"events_received"`` by default), towards ``total``. Beside it
-        are the attempts lost and the resets. It is shown in notebooks, and if standard output and standard error are
-        terminals.
+        ``count`` grows, a count of ``statistics()`` (``"events_received"`` by default), or ``counter``, one of the
+        tasks' own ``counters()``, towards ``total``. Beside it are the attempts lost and the resets. It is shown in
+        notebooks, and if standard output and standard error are terminals.
 
         Raises ``SidecarError`` without the package tqdm (``pip install 'headgate[progress]'``), and ``ValueError`` for
-        an unknown ``count`` or a negative ``total``.
+        an unknown ``count``, for ``count`` and ``counter`` together, or for a negative ``total``.
         """
-        return Progress(self.operator_id, self.statistics, total, count)
+        return Progress(self.operator_id, self.statistics, total, count, counter=counter)
+
+    def counters(self) -> dict[str, int | float | Distribution]:
+        """Return what the tasks have counted so far, by name: sums of ``context.count``, and a ``Distribution`` each.
+
+        In batch mode these are the counts of the latest action, in streaming mode those since the operator's first
+        checkpoint. They are exact: an attempt that is lost takes its counts back, and of concurrent attempts one
+        counts. Works, and raises, as ``statistics`` does.
+        """
+        return Book.from_value(self._statistics()["counters"]).values()
 
     def statistics(self) -> dict[str, Any]:
         """Return counts and latencies so far, as plain values. Also works after the sidecar has closed.

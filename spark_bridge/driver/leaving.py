@@ -19,6 +19,7 @@ from typing import Final
 
 from actors.logs import get_logger
 from actors.waiting_at import running_at
+from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
 
@@ -42,11 +43,14 @@ def leave(
     """
     patience_s = shutdown_timeout_s + BLOCKED_S
     outcome: Future[bool | None] = Future()
-    Thread(target=_close, args=(close, outcome), name="headgate-leaving", daemon=True).start()
+    leaving = Thread(target=_close, args=(close, outcome), name="headgate-leaving", daemon=True)
     loop = _Loop(runtime)
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
+            if leaving.ident is None:
+                with interrupts_held_back():
+                    leaving.start()
             wait([outcome], LOOK_S)
             if outcome.done():
                 break

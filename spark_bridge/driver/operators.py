@@ -12,9 +12,10 @@ from typing import Any
 
 import anyio
 
-from actors import ActorError, ActorRef, ActorSystem, AskTimeout
+from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout
 from actors.coordination import (
     BarrierTrackerActor,
+    CoordinatorChain,
     CoordinatorStore,
     OperatorConfig,
     OperatorCoordinator,
@@ -35,7 +36,7 @@ from actors.coordination.messages import (
 from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
@@ -44,6 +45,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
+from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file
 from spark_bridge.subtask.checks import overrides_handle_event
 
@@ -108,16 +110,30 @@ class Operators:
 
     # --- one operator's life --------------------------------------------------------------------------------------
 
-    async def add(self, config: OperatorConfig, coordinator: OperatorCoordinator, restore: str) -> Operator:
-        """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on."""
+    async def add(
+        self,
+        config: OperatorConfig,
+        coordinator: OperatorCoordinator,
+        restore: str,
+        counters: CountersCoordinator | None = None,
+    ) -> Operator:
+        """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on.
+
+        ``counters``, a part of the coordinator, is for the statistics.
+        """
         operator_id = config.operator_id
         if self.fenced is not None:
             raise self.fenced
         if operator_id in self._operators:
-            raise SidecarError(f"operator {operator_id!r} is already coordinated: choose another name")
+            raise SidecarError(
+                f"operator {operator_id!r} is already coordinated: choose another name, or release the operator first "
+                "(replace=True does)"
+            )
         port = self._storage.port(operator_id, config.mode)
         config = replace(config, restored=await self._restored(config, port, restore))
         statistics = OperatorStatistics(operator_id, splits=partial(_splits_of, coordinator))
+        if counters is not None:
+            statistics.counters, statistics.counter_totals = counters.sums, counters.totals
         ports = self._ports(operator_id, port)
         tracker_ref = self._system.spawn(
             lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
@@ -275,10 +291,15 @@ class Operators:
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
         operator = self.find(operator_id)
-        with _explained(operator.watch):
-            return await operator.tracker_ref.ask(
-                lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
-            )
+        try:
+            with _explained(operator.watch):
+                return await operator.tracker_ref.ask(
+                    lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
+                )
+        except ActorStopped as error:  # H85
+            raise RequestFailed(
+                f"the coordinator of operator {operator_id!r} was closed before it answered this request"
+            ) from error
 
     async def settle(self, timeout_s: float, operator_ids: Collection[str] | None = None) -> str:
         """Wait until these operators have no run and their final checkpoints have ended, whatever others do.
@@ -415,9 +436,12 @@ class Operators:
 
 def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:
     """How far a source is; None for other coordinators. Any thread."""
-    if isinstance(coordinator, RecreateOnReset):
-        coordinator = coordinator.current
-    return coordinator.splits_progress if isinstance(coordinator, SourceCoordinator) else None
+    parts = coordinator.coordinators if isinstance(coordinator, CoordinatorChain) else (coordinator,)
+    for part in parts:
+        current = part.current if isinstance(part, RecreateOnReset) else part
+        if isinstance(current, SourceCoordinator):
+            return current.splits_progress
+    return None
 
 
 @contextmanager

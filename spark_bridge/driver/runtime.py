@@ -9,11 +9,11 @@ been failed. So each task hears from its gateway before the server closes.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
-from actors.coordination import GivenCoordinator, OperatorConfig
+from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator
 from actors.coordination.given import built_anew_or_kept
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
@@ -41,10 +41,13 @@ from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.driver.actions import ActionRuns, marked, names_of
+from spark_bridge.driver.awaited import must_be_awaited
+from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
+from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
@@ -62,6 +65,7 @@ from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_t
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
+from spark_bridge.primitives.primitive import Primitive, composed
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
@@ -72,12 +76,14 @@ log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
 RUN_FAIL_S = 5.0
+REPLACE_GRACE_S = 5.0
 CLOSED_WHILE_RUNNING = (
-    "the sidecar was closed while this job was running; leave the `with` block only after the action has returned"
+    "the sidecar was closed while this job was running; leave the `with` block, or stop the sidecar, only after the "
+    "action has returned"
 )
 
 
-class SidecarRuntime:
+class SidecarRuntime(PartFactories):
     """What ``async with Sidecar(spark) as sidecar`` returns: the sidecar on the caller's event loop.
 
     Its methods are those of ``Sidecar``, as coroutines. They are not thread-safe: call them on that loop only. After
@@ -146,7 +152,7 @@ class SidecarRuntime:
             )
             ledger = config.ledger
             if ledger.attempts_max is None:
-                ledger = replace(ledger, attempts_max=await self._driver.task_failures_max())
+                ledger = dataclasses.replace(ledger, attempts_max=await self._driver.task_failures_max())
             self._bridge_ref = self._system.spawn(
                 lambda: BridgeActor(
                     ledger,
@@ -225,6 +231,7 @@ class SidecarRuntime:
         )
         process.loop_lag.start()
         stack.callback(process.loop_lag.close)
+        stack.callback(BlockedLoopWatch(process.loop_lag).close)
         self._collector = collector = StatusCollector(
             self._bridge_ref, clock, journal, process, lambda: self._operators.observed
         )
@@ -310,34 +317,47 @@ class SidecarRuntime:
         """See ``Sidecar.relay_kind``."""
         return self._relay.kind
 
+    @must_be_awaited
     async def coordinate(
         self,
         operator_id: str,
-        coordinator: GivenCoordinator,
+        coordinator: GivenCoordinator = OperatorCoordinator,
         *,
         parallelism: int,
+        uses: Collection[Primitive] = (),
         mode: RestoreMode | Literal["batch", "streaming"] = "batch",
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
+        replace: bool = False,
+        heartbeat_interval_s: float | None = None,
+        heartbeat_timeout_s: float = 1.0,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         _check_arguments(operator_id, parallelism)
         mode = RestoreMode.named(mode)
+        limits = gateway or self._config.gateway
+        if heartbeat_interval_s is not None:
+            limits = dataclasses.replace(
+                limits, heartbeat_interval_s=heartbeat_interval_s, heartbeat_timeout_s=heartbeat_timeout_s
+            )
         config = OperatorConfig(
             operator_id,
             parallelism,
             mode,
-            gateway or self._config.gateway,
-            replace(checkpoint or CheckpointConfig(), mode=mode),
+            limits,
+            dataclasses.replace(checkpoint or CheckpointConfig(), mode=mode),
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
             method_report_s=self._config.method_report_s,
         )
-        operator = await self._operators.add(config, built_anew_or_kept(coordinator), restore)
+        parts = composed(operator_id, built_anew_or_kept(coordinator), uses)
+        if replace and operator_id in self._handles:
+            await self._release_idle(operator_id)
+        operator = await self._operators.add(config, parts.coordinator, restore, parts.counters)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,
@@ -351,13 +371,15 @@ class SidecarRuntime:
             register_timeout_s=self._config.register_timeout_s,
             ready_timeout_s=self._config.ready_timeout_s,
         )
-        handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure, operator.shipped)
+        statistics = operator.statistics.snapshot
+        handle = OperatorHandle(endpoint, statistics, lambda: operator.failure, operator.shipped, parts.task_parts)
         self._handles[operator_id] = handle
         return handle
 
     def _token_of(self, operator_id: str, task_attempt_id: int) -> bytes:
         return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
+    @must_be_awaited
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
@@ -366,11 +388,24 @@ class SidecarRuntime:
         if self._gauges_ref is not None:
             self._gauges_ref.tell(Forget())
 
+    async def _release_idle(self, operator_id: str) -> None:
+        if operator_id in self._running_jobs.operator_ids:  # its action may have returned a moment ago
+            with suppress(AskTimeout):
+                await self._bridge_ref.ask(AwaitRunsOver, timeout_s=REPLACE_GRACE_S)
+        if operator_id in self._running_jobs.operator_ids:
+            raise SidecarError(
+                f"operator {operator_id!r} cannot be replaced while its run is on: wait until the action has returned. "
+                "If it was interrupted, its job may still run: spark.sparkContext.cancelAllJobs() ends it"
+            )
+        await self.release(operator_id)
+
+    @must_be_awaited
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""
         self._require_running()
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
 
+    @must_be_awaited
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.savepoint``."""
         self._require_running()
@@ -381,11 +416,13 @@ class SidecarRuntime:
             await anyio.to_thread.run_sync(check_savepoint_directory, directory, roots)
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
+    @must_be_awaited
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
         return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
 
+    @must_be_awaited
     async def status(self) -> SidecarStatus:
         """See ``Sidecar.status``."""
         self._require_running()
@@ -421,10 +458,12 @@ class SidecarRuntime:
         if tracing is not None:
             await tracing.end()
 
+    @must_be_awaited
     async def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""
         return explain(await self.status(), waiting_s=waiting_s)
 
+    @must_be_awaited
     async def run(
         self,
         action: Callable[[], T],
@@ -446,8 +485,7 @@ class SidecarRuntime:
             try:
                 return await anyio.to_thread.run_sync(call_marked, action_id, abandon_on_cancel=True)
             except anyio.get_cancelled_exc_class():
-                operator_ids = self._running_jobs.operators_of(action_id)
-                self._bridge_ref.tell(FailRuns("the caller that awaited this job was cancelled", operator_ids))
+                self.fail_action(action_id, "the caller that awaited this job was cancelled")
                 raise
 
         return await run_with_restarts(runs, restart, call)
@@ -466,6 +504,10 @@ class SidecarRuntime:
         """See ``RunningJobs.begin_action``."""
         self._require_running()
         self._running_jobs.begin_action(action_id, operator_ids, found=found)
+
+    def fail_action(self, action_id: str, cause: str) -> None:
+        """Fail the runs of the action, as far as they are known, with their Spark jobs."""
+        self._bridge_ref.tell(FailRuns(cause, self._running_jobs.operators_of(action_id)))
 
     def end_action(self, action_id: str) -> None:
         self._running_jobs.end_action(action_id)

@@ -39,6 +39,7 @@ _COMPILED = (
     "protocol/",
     "spark_bridge/__init__",
     "spark_bridge/foreign_packages",
+    "spark_bridge/primitives/",
     "spark_bridge/sink/",
     "spark_bridge/subtask/",
     "spark_bridge/task_",

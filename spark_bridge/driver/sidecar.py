@@ -9,8 +9,9 @@ runs it on the caller's loop. Both return a handle for each operator. Its ``subt
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial, update_wrapper
 from os import PathLike
 from types import TracebackType
@@ -26,6 +27,7 @@ from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
 from spark_bridge.driver.loop import start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
+from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
@@ -60,7 +62,14 @@ def _on_its_loop(
     return decorate
 
 
-class Sidecar:
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is a Ctrl-C, or came of one: Py4J sometimes turns it into an error of its connection."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+class Sidecar(PartFactories):
     """Runs coordinators alongside a Spark driver: ``with Sidecar(spark) as sidecar:``.
 
     ``spark`` is a classic SparkSession or SparkContext. ``config`` sets addresses, times and limits. After it was left,
@@ -108,15 +117,44 @@ class Sidecar:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        stack, self._stack = self._stack, None
         runtime = self._runtime
-        if stack is None or runtime is None:
+        if self._stack is None or runtime is None:
             return None
-        close = partial(stack.__exit__, exception_type, exception, traceback)
+
+        def close() -> bool | None:
+            stack, self._stack = self._stack, None
+            return stack.__exit__(exception_type, exception, traceback) if stack is not None else None
+
         try:
             return leave(close, runtime, self._config.shutdown_timeout_s, raising=exception is not None)
         finally:
-            self._runtime = self._portal = None
+            if not self.is_running:  # otherwise a Ctrl-C came before it began: the sidecar still runs
+                self._runtime = self._portal = None
+
+    def stop(self) -> None:
+        """Do what leaving the ``with`` block does, without a block: see ``headgate.start``.
+
+        Does nothing if the sidecar is not running. Inside a ``with`` block, it is then closed before the block ends.
+        Raises as leaving does, and ``SidecarError`` if it is called on the sidecar's own loop, that is, by a
+        coordinator.
+        """
+        if self._portal is None and self._runtime is not None:
+            raise SidecarError("this sidecar was entered with `async with`: leave that block")
+        if self._runtime is not None and self._runtime.thread_id == threading.get_ident():
+            raise SidecarError("a coordinator cannot stop its own sidecar: let the program do that")
+        self.__exit__(None, None, None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was entered or started, and has not been left or stopped."""
+        return self._runtime is not None and (self._stack is not None or self._portal is None)
+
+    def _hurry(self) -> None:
+        """Cancel the waits of its end, which may not have begun. Any thread."""
+        runtime = self._runtime
+        if runtime is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                runtime.loop.call_soon_threadsafe(runtime.hurry)
 
     @_on_its_loop(SidecarRuntime.coordinate)
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +165,9 @@ class Sidecar:
         instance, which is kept for all runs. It must override ``reset_to_checkpoint`` to forget the previous run,
         otherwise its second run fails with ``ResetNotSupported``. The coordinator runs on the sidecar's loop until
         ``release`` or the end of the sidecar.
+
+        Without a ``coordinator``, the operator has only what it ``uses``: ready-made parts, such as what ``work_queue``
+        returns.
 
         ``mode`` says who owns the operator's output: Spark (``"batch"``), or the operator, which commits it with
         checkpoints (``"streaming"``). ``gateway`` replaces the limits of ``SidecarConfig``. ``checkpoint`` says when
@@ -145,6 +186,15 @@ class Sidecar:
 
         The RDD or DataFrame must have exactly ``parallelism`` partitions. A run with more is refused. So is a run with
         fewer, unless ``allow_fewer`` is set; the subtasks without a partition then never become ready.
+
+        With ``replace``, an operator of the same name is released first, as ``release`` does, so that a notebook's cell
+        can be run again. In streaming mode, the new one continues from the newest checkpoint of the old one. While a
+        run of the old one is on, this raises ``SidecarError``, and the old one stays.
+
+        With ``heartbeat_interval_s``, each task gives a sign of life that often. One that is silent for
+        ``heartbeat_timeout_s`` seconds (at least twice the interval) although its connection stands is killed through
+        Spark, and retried: its process is frozen, or native code holds the interpreter lock. A task that computes is
+        not silent. Without it, a frozen task is found only when it does not confirm an event in time.
 
         Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
         ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;
@@ -246,6 +296,9 @@ class Sidecar:
         names the operators explicitly, as handles or names. Use it if other threads start the action's jobs while
         actions of further operators run, or if the action reads the result of another action's job.
 
+        If the action is interrupted (Ctrl-C, or the interrupt of a notebook's kernel), its jobs fail, and this raises
+        ``KeyboardInterrupt``.
+
         Raises what ``action`` raises if no coordinated run has failed, because a restart would not help;
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
         storage; ``NotSettled`` if the run's end is not known in time.
@@ -256,7 +309,19 @@ class Sidecar:
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
             return portal.call(step)
 
-        return run_blocking(runs, restart, action, driver_context(self._spark), on_loop=on_loop)
+        def interruptible() -> T:
+            try:
+                return action()
+            except BaseException as error:
+                interrupted = _is_interrupt(error)
+                if interrupted or not isinstance(error, Exception):  # PySpark would leave the job running
+                    with suppress(RuntimeError):  # the sidecar was closed in the meantime
+                        portal.call(runtime.fail_action, runs.action_id, "the action was interrupted")
+                if interrupted and isinstance(error, Exception):
+                    raise KeyboardInterrupt from error
+                raise
+
+        return run_blocking(runs, restart, interruptible, driver_context(self._spark), on_loop=on_loop)
 
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
@@ -340,5 +405,8 @@ class Sidecar:
                 raise SidecarNotRunning(
                     "this sidecar was entered with `async with`: await the methods of what that gave you"
                 )
-            raise SidecarNotRunning("the sidecar is not running: enter it with `with Sidecar(spark) as sidecar:`")
+            raise SidecarNotRunning(
+                "the sidecar is not running: enter it with `with Sidecar(spark) as sidecar:`, "
+                "or start one with `sidecar = headgate.start(spark)`"
+            )
         return self._portal, self._runtime

@@ -56,6 +56,7 @@ COUNTS = (
     "events_received",
     "requests_received",
     "client_requests",
+    "requests_deferred",
     "messages_dropped",
     "checkpoints_completed",
     "checkpoints_aborted",
@@ -203,6 +204,7 @@ class StatusCollector:
             fact=operator.fact.status(),
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
+            counters=statistics.counter_totals(),
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
@@ -295,4 +297,5 @@ def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> At
         gateway.events_untaken,
         gateway.bytes,
         None if gateway.requested_at is None else epoch + gateway.requested_at,
+        None if gateway.deferred_at is None else epoch + gateway.deferred_at,
     )

@@ -149,20 +149,27 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
 def _of_attempts(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
     since = status.taken_at - waiting_s
     live = [attempt for attempt in operator.attempts if attempt.is_live]
+    deferred = [one for one in live if one.deferred_at is not None and one.deferred_at <= since]
+    if deferred:
+        longest = _longest(status, (one.deferred_at for one in deferred))
+        yield (
+            f"{_have(deferred)} waited {longest} for an answer that the coordinator of {operator.operator_id!r} has "
+            "deferred: it has not settled the Reply yet"
+        )
     cut_off = [one for one in live if not one.connected and one.heard_at is not None and one.heard_at <= since]
     if cut_off:
         longest = _longest(status, (one.heard_at for one in cut_off))
         yield f"{_have(cut_off)} had no connection to the sidecar for up to {longest}"
-    deaf = [
+    late = [
         one
         for one in live
         if one.connected and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
     ]
-    if deaf:
-        first = min(deaf, key=lambda one: one.unconfirmed_since_at or 0.0)
+    if late:
+        first = min(late, key=lambda one: one.unconfirmed_since_at or 0.0)
         waited = _longest(status, [first.unconfirmed_since_at])
         yield (
-            f"{_have(deaf)} not confirmed an event for {waited}: the process is "
+            f"{_have(late)} not confirmed an event for {waited}: the process is "
             "stopped or holds the interpreter lock, or the mailbox is full; the last sign of life came "
             f"{_longest(status, [first.heard_at])} ago"
         )

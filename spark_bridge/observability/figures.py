@@ -241,6 +241,7 @@ _OPERATOR: tuple[Family[Operator], ...] = (
     _count("events_received_total", "events_received", "Events that tasks have sent to the coordinator."),
     _count("requests_received_total", "requests_received", "Requests of tasks to the coordinator."),
     _count("client_requests_total", "client_requests", "Requests of the driver's program to the coordinator."),
+    _count("requests_deferred_total", "requests_deferred", "Of both, those that were answered later, with a Reply."),
     _count("messages_dropped_total", "messages_dropped", "Messages of attempts that were over, which are ignored."),
     _labelled(
         "checkpoints_total",

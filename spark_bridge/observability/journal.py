@@ -2,7 +2,7 @@
 
 """What has become of each operator lately: its checkpoints with their phases, and its failures. Bounded in memory.
 
-It is shown the values of the machines, unchanged (``OperatorPorts.observe``), and passes them on to whoever subscribes:
+It is shown the values of the machines, unchanged (``OperatorPorts.observe``), and passes them on to its subscribers:
 a trace, spans, notes in Spark's event log.
 """
 

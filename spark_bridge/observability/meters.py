@@ -98,6 +98,8 @@ class LoopLag:
     KEPT = 600
 
     def __init__(self) -> None:
+        self.turns = 0
+        """How often the timer has run. Any thread may read it."""
         self._lags: deque[float] = deque(maxlen=self.KEPT)
         self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle | None = None
@@ -119,6 +121,7 @@ class LoopLag:
         self._timer = self._loop.call_at(self._due, self._fire)
 
     def _fire(self) -> None:
+        self.turns += 1
         self._lags.append(max(0.0, self._loop.time() - self._due))
         self._arm()
 

@@ -22,6 +22,7 @@ __all__ = ["CELLS", "cells", "page_json", "page_parts"]
 VERSION = 1
 """Raised when the page could not read what was written for the one before."""
 CHECKPOINTS_SHOWN = 50
+COUNTERS_SHOWN = 100
 FAILURES_SHOWN = 50
 REGISTRATIONS_SHOWN = 50
 TEXT_MAX = 2000
@@ -119,6 +120,7 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
         "last_completed_checkpoint_id": operator.last_completed_checkpoint_id,
         "in_doubt": operator.in_doubt,
         "counts": dict(operator.counts),
+        "counters": [[name[:TEXT_MAX], value] for name, value in sorted(operator.counters.items())[:COUNTERS_SHOWN]],
         "rates": [
             round(one, 2) for one in (operator.events_up_per_s, operator.events_down_per_s, operator.requests_per_s)
         ],
@@ -171,7 +173,7 @@ def _columns(attempts: Sequence[AttemptStatus]) -> Iterator[tuple[str, Sequence[
     taken = dict(zip(AttemptStatus._fields, zip(*attempts, strict=True), strict=True))
     for name in ("subtask", "attempt", "task_attempt_id", "state"):
         yield name, taken[name]
-    for name in ("accepted_at", "heard_at", "unconfirmed_since_at", "requested_at"):
+    for name in ("accepted_at", "heard_at", "unconfirmed_since_at", "requested_at", "deferred_at"):
         yield name, [None if one is None else round(one, 1) for one in taken[name]]
     for name in ("failure", "host", "executor_id"):
         yield name, taken[name]

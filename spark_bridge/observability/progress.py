@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ class Progress:
         total: int | None = None,
         count: str | None = None,
         *,
+        counter: str | None = None,
         shown: bool | None = None,
     ) -> None:
         """``shown`` of None: in a notebook, and if standard output and standard error are terminals."""
@@ -38,11 +40,14 @@ class Progress:
         if count is not None and not _is_count(known := statistics(), count):
             counts = ", ".join(sorted(name for name in known if _is_count(known, name)))
             raise ValueError(f"{count!r} is not a count of statistics(): choose one of {counts}")
+        if count is not None and counter is not None:
+            raise ValueError(f"a bar shows one figure: pass count={count!r} or counter={counter!r}")
         self._bar_class, self._in_notebook = _bar_class()
         self._operator_id = operator_id
         self._statistics = statistics
         self._total = total
-        self._count = count
+        self._figure = partial(_counter, name=counter) if counter else partial(_count, name=count or DEFAULT_COUNT)
+        self._counts_splits_by_default = count is None and counter is None
         self._shown = shown
         self._over = threading.Event()
         self._before = 0
@@ -92,8 +97,8 @@ class Progress:
     def _begin(self) -> None:
         """What happened before is not counted, except for splits, which begin again with each run."""
         statistics = self._statistics()
-        self._counts_splits = self._count is None and statistics.get("splits_done") is not None
-        self._before = 0 if self._counts_splits else statistics[self._count or DEFAULT_COUNT]
+        self._counts_splits = self._counts_splits_by_default and statistics.get("splits_done") is not None
+        self._before = 0 if self._counts_splits or self._figure.func is _counter else self._figure(statistics)
         self._lost_before = statistics["failures"], statistics["resets"]
 
     def _run(self) -> None:
@@ -109,7 +114,7 @@ class Progress:
         if self._counts_splits:
             done, total = statistics["splits_done"], self._total or statistics["splits_total"]
         else:
-            done, total = statistics[self._count or DEFAULT_COUNT] - self._before, self._total
+            done, total = self._figure(statistics) - self._before, self._total
         lost, resets = (
             now - before
             for now, before in zip((statistics["failures"], statistics["resets"]), self._lost_before, strict=True)
@@ -117,6 +122,15 @@ class Progress:
         bar = self._bar
         bar.total, bar.n = total, done or 0
         bar.set_postfix({**({"lost": lost} if lost else {}), **({"resets": resets} if resets else {})}, refresh=True)
+
+
+def _count(statistics: Mapping[str, Any], name: str) -> int:
+    return int(statistics[name])
+
+
+def _counter(statistics: Mapping[str, Any], name: str) -> int:
+    """What the tasks have counted in this action. 0 before the first of them has."""
+    return int(statistics["counters"][0].get(name, 0))
 
 
 def _is_count(statistics: Mapping[str, Any], name: str) -> bool:

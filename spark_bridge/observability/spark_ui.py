@@ -78,7 +78,7 @@ class SparkTab:
         return 0 <= int(self._java.askedMillisAgo()) < WATCHED_MS
 
     def show(self, status: SidecarStatus) -> None:
-        """Hand a new status to whoever looks."""
+        """Publish a new status."""
         packer = zlib.compressobj(level=1, wbits=31)
         packed = [packer.compress(part) for part in page_parts(status, explain(status))]
         self._java.put(b"".join(packed) + packer.flush())

@@ -69,8 +69,9 @@ class AttemptStatus(NamedTuple):
     ``accepted_at``: when it was accepted. ``heard_at``: when something last came from the task's process.
     ``events_unconfirmed`` were sent to the task, the oldest of them at ``unconfirmed_since_at``. ``events_held`` wait
     for the checkpoints ``held_by``. ``events_untaken`` came from the task, and the coordinator has not taken them yet.
-    ``bytes``: of these events together. ``requested_at``: when its oldest request came that has no answer yet. The
-    figures of an attempt without a gateway, because it is over, are zero or None.
+    ``bytes``: of these events together. ``requested_at``: when its oldest request came that has no answer yet, and
+    ``deferred_at`` the same of those whose answer the coordinator has deferred with a ``Reply``. The figures of an
+    attempt without a gateway, because it is over, are zero or None.
 
     An attempt in which nothing has changed is the same object in the next status.
     """
@@ -93,6 +94,7 @@ class AttemptStatus(NamedTuple):
     events_untaken: int
     bytes: int
     requested_at: float | None
+    deferred_at: float | None = None
 
     @property
     def is_live(self) -> bool:
@@ -108,6 +110,8 @@ class AttemptStatus(NamedTuple):
             return "its connection to come back"
         if self.requested_at is not None:
             return "the answer to its request"
+        if self.deferred_at is not None:
+            return "the coordinator to settle its Reply"
         if self.state == "accepted":
             return "its operator to open"
         if self.state == "ending":
@@ -213,7 +217,8 @@ class OperatorStatus:
     ``checkpoints`` are in progress, ``checkpoint_history`` and ``failures`` the most recent ones, newest last.
     ``attempts_left_out``: how many there are besides, in a status of another process that would have been too large.
     ``last_completed_checkpoint_id`` is -1 if there is none. ``in_doubt``: aborted checkpoints that the storage may
-    hold. ``timeline``: the most recent steps of this run and those before it, newest last.
+    hold. ``timeline``: the most recent steps of this run and those before it, newest last. ``counters``: what the tasks
+    have counted, and how many values they have observed, by name; ``handle.counters()`` has the distributions.
     """
 
     operator_id: str
@@ -239,6 +244,7 @@ class OperatorStatus:
     failures_by_kind: Mapping[str, int] = field(default_factory=dict)
     attempts_left_out: int = 0
     timeline: tuple[TimelineRecord, ...] = ()
+    counters: Mapping[str, int | float] = field(default_factory=dict)
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

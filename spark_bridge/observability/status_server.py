@@ -104,7 +104,7 @@ It may raise ``Unavailable``, and must end soon.
 
 
 class Unavailable(Exception):
-    """There is no answer now. The text says why, and goes to whoever asked, with the status 503."""
+    """There is no answer now. The text says why, and goes to the client, with the status 503."""
 
 
 class LoopCaller:

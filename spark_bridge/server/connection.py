@@ -173,6 +173,7 @@ class Connection(asyncio.Protocol):
         self._incomplete = incomplete
         self._incomplete_bytes = 0
         self._held = False
+        self._heard = True
         self._peer_log = peer_log
         self._tls = None if config.tls is None else TlsStream(config.tls)
         self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
@@ -262,6 +263,11 @@ class Connection(asyncio.Protocol):
         """Whether what the peer sends is read: it has no backlog, and is not held."""
         return not (self._held or self._backlog)
 
+    def heard(self) -> bool:
+        """Whether bytes came from the peer since the last call, or were not read because others come first."""
+        heard, self._heard = self._heard or not self.is_read, False
+        return heard
+
     def take_share(self) -> bool:
         """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
         self._guarded(self._take_backlog, SHARE)
@@ -296,6 +302,7 @@ class Connection(asyncio.Protocol):
         self._state_changed(self)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         self._guarded(self._take_data, data)
 
     def eof_received(self) -> None:

@@ -10,6 +10,9 @@ task computes. It also writes what the socket did not take, reconnects (H24), an
 Every use of the machine, the connection and the mailbox happens under one lock, so the bytes on the socket follow the
 order of the machine's effects. Nothing waits while it holds the lock, except on the lock's own condition.
 
+A third thread handles urgent events (``urgent_thread``). If its handler raises, the task's thread raises the same error
+when it next uses the channel.
+
 However an attempt ends, ``over`` becomes the reason, every waiting thread is woken, and the I/O thread ends.
 """
 
@@ -32,6 +35,7 @@ from protocol.subtask.types import (
     BarrierArrived,
     EndAttempt,
     EventSubmitted,
+    HandleUrgent,
     MailboxEvent,
     MailboxItem,
     OperatorFinished,
@@ -46,6 +50,8 @@ from protocol.subtask.types import (
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
+    UrgentBegan,
+    UrgentHandled,
 )
 from protocol.wire.codec import encode_message
 from protocol.wire.messages import (
@@ -66,6 +72,7 @@ from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, Tim
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.own_reads import WATCH_S, OwnReads
 from spark_bridge.subtask.registration import register
+from spark_bridge.subtask.urgent_thread import UrgentThread
 from spark_bridge.subtask.waker import Waker
 
 __all__ = ["ChannelStatistics", "SubtaskChannel"]
@@ -108,10 +115,14 @@ class SubtaskChannel:
         self.endpoint = endpoint
         self.waker = Waker(lambda: self.stopping)
         self.at_barrier: Callable[[], None] = self.decline_barriers
+        self.failure: BaseException | None = None
+        """What the handler of an urgent event has raised, until the task's thread fails with it."""
         self.breaches_in_a_row = 0
         """How often the peer has broken the protocol since its last valid message. Only the I/O thread counts."""
         self._identity = identity
-        self._changed = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._urgent = UrgentThread(lock, f"headgate-urgent-{self.key[0]}", self._report_urgent)
         self._wire = CurrentConnection()
         self._own_reads = OwnReads(endpoint.spin_s)
         self._machine: SubtaskMachine
@@ -160,14 +171,15 @@ class SubtaskChannel:
     def close(self) -> None:
         """End the thread and the socket, and discard what was not sent. Any thread may call it, also twice.
 
-        A garbage collector may run this on the I/O thread itself; then it only asks the thread to end.
+        A garbage collector may run this on one of the channel's own threads; then it only asks them to end.
         """
         self._closing = True
         if self.over is None:
             self.over = "the task has closed its end"
         self.waker.wake()
+        self.stop_urgent(self.endpoint.failure_timeout_s)
         thread = self._thread
-        if thread is threading.current_thread():
+        if self._on_own_thread:
             self._orphaned = True
             return
         if thread is not None:
@@ -182,7 +194,9 @@ class SubtaskChannel:
 
     def forget_after_fork(self) -> None:
         """In a forked child: drop the copies of the sockets without a message to the peer, and refuse any use."""
-        self._changed = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._urgent = UrgentThread(lock, "", self._report_urgent)
         self.over = "this process was forked from the task; only the task itself may talk to its coordinator"
         self._closing = True
         self._thread = None
@@ -191,28 +205,50 @@ class SubtaskChannel:
         self._own_reads.close()
 
     def check(self) -> None:
-        """Raise ``AttemptOver`` if the attempt is over."""
+        """Raise ``AttemptOver`` if the attempt is over. On the task's thread, raise what ``handle_urgent`` raised."""
         if self.over is not None:
             raise AttemptOver(self.over)
+        if self.failure is not None and self.on_task_thread:
+            raise self.failure
+
+    @property
+    def on_urgent_thread(self) -> bool:
+        """Whether the caller is the handler of an urgent event."""
+        return self._urgent.on_this_thread
+
+    @property
+    def _on_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread or self._urgent.on_this_thread
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the operator should end: the attempt is over, or a handler of an urgent event has failed."""
+        return self.over is not None or self.failure is not None
 
     # --- what the task sends ---
 
-    def operator_opened(self, *, awaits_start: bool) -> None:
-        """The operator has restored its state (H11). ``awaits_start``: it waits for a ``MailboxStart`` (H66)."""
+    def operator_opened(self, *, awaits_start: bool, handle_urgent: Callable[[bytes], None] | None = None) -> None:
+        """The operator has restored its state (H11). ``awaits_start``: it waits for a ``MailboxStart`` (H66).
+
+        ``handle_urgent`` takes the payload of each urgent event, on the thread for these. None: they are ordinary.
+        """
+        if handle_urgent is not None:
+            self._urgent.handle = handle_urgent
         with self._changed:
-            self._submit(OperatorOpened(awaits_start))
+            self._submit(OperatorOpened(awaits_start, handle_urgent is not None))
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         """Send one encoded event. While the window is full, wait up to ``send_timeout_s`` (H27).
 
         ``in_snapshot``: sent inside the snapshot, and part of it (H31). It does not wait for room, because room may
-        come only after that snapshot.
+        come only after that snapshot. The same holds in ``handle_urgent`` while a checkpoint closes the valve.
 
         Raises:
             TimedOut: no room came; nothing was sent.
         """
         with self._changed:
-            self._submit_with_room(EventSubmitted(payload, in_snapshot), self.endpoint.send_timeout_s)
+            submitted = EventSubmitted(payload, in_snapshot, self._urgent.on_this_thread)
+            self._submit_with_room(submitted, self.endpoint.send_timeout_s)
 
     def submit_event_nowait(self, payload: bytes) -> None:
         """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no room; nothing was sent."""
@@ -272,10 +308,22 @@ class SubtaskChannel:
             for barrier in self.mailbox.take_barriers():
                 self._submit(SnapshotRefused(barrier.checkpoint_id, DECLINED_WHILE_WAITING))
 
-    def try_finish(self, state: bytes, deadline: float) -> bool:
+    def wait_until_urgent_are_handled(self, deadline: float) -> int:
+        """Wait until each urgent event that has come was handled; return how many have come.
+
+        Raises:
+            TimedOut: a handler has not returned until ``deadline``.
+        """
+        with self._changed:
+            while not self._machine.urgent_idle:
+                self._wait(deadline, "handle_urgent() has not returned, and the task ends only after that")
+            return self._machine.urgent_came
+
+    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
         """Report a good end, if the mailbox is empty and everything that was sent has left.
 
-        Returns False, and reports nothing, if the mailbox must be handled first. An item that is confirmed after the
+        Returns False, and reports nothing, if the mailbox must be handled first, or if more than ``urgent_came`` urgent
+        events have come, so that ``state`` may lack what they changed. An item that is confirmed after the
         last look at the mailbox would be lost, so the look and the report are one step.
 
         Raises:
@@ -284,6 +332,8 @@ class SubtaskChannel:
         with self._changed:
             while not self.mailbox:
                 self.check()
+                if self._machine.urgent_came != urgent_came:
+                    return False
                 if self._machine.may_finish:
                     self._handle(OperatorFinished("", state))
                     return True
@@ -294,6 +344,17 @@ class SubtaskChannel:
         """Report a failure. Events that are still held back are lost with the attempt."""
         with self._changed:
             self._submit(OperatorFinished(failure, b""))
+
+    def stop_urgent(self, timeout_s: float) -> None:
+        """Begin no more handlers of urgent events, and wait for the one that runs. The operator fails, or has ended."""
+        if self._on_own_thread:  # a garbage collector runs this, perhaps while the thread holds the lock
+            self._urgent.stopped = True
+            return
+        with self._changed:
+            self._urgent.stop()
+            self.failure = None  # the task's thread has it, or fails for another reason
+        if not self._urgent.join(timeout_s):
+            _log.error("task %s: handle_urgent() did not return within %s s", self.key[0], timeout_s)
 
     def wait_until_finish_is_confirmed(self, deadline: float) -> None:
         """Wait until the coordinator has taken everything that was sent, including the report of the end.
@@ -341,6 +402,17 @@ class SubtaskChannel:
                     return False
                 self._wait_for_news(left_s)
             return True
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless the attempt ends. Raises ``AttemptOver`` if it does."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self.check()
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(left_s)
 
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known (H70)."""
@@ -440,6 +512,7 @@ class SubtaskChannel:
     def loop_ended(self) -> None:
         """The last act of the I/O thread."""
         with self._changed:
+            self._urgent.stop()
             self._wire.drop()
             self._wake_waiting()
         if self._orphaned:
@@ -530,6 +603,7 @@ class SubtaskChannel:
             window_events=registered.window_events,
             window_bytes=registered.window_bytes,
             reconnect_timeout_s=registered.reconnect_timeout_s,
+            heartbeat_interval_s=registered.heartbeat_interval_s,
         )
         self._machine = SubtaskMachine(
             self.key[0], self._identity.subtask, limits, registered.held, registered.events_sent
@@ -583,24 +657,48 @@ class SubtaskChannel:
             elif isinstance(effect, PutInMailbox):
                 self.mailbox.put(effect.item)
                 self.statistics.events_received += isinstance(effect.item, MailboxEvent)
-            elif isinstance(effect, ResolveRequest):
-                if effect.request_id in self._answers:
-                    self._answers[effect.request_id] = (effect.error, effect.payload)
-            elif isinstance(effect, RefuseMessage):
-                self.statistics.messages_refused += 1
-                # It came too late, such as an event for an operator that has just ended. Its sender is told that.
-                _log.info("task %s: message refused: %s", self.key[0], effect.why)
-            elif isinstance(effect, EndAttempt):
-                self._end(effect.reason)
             elif isinstance(effect, DropConnection):
                 broken = effect.why
             else:
-                assert isinstance(effect, RoomAvailable)  # waiting threads are woken below
+                self._carry_out_rare(effect)
         if frames and not self._wire.send(b"".join(frames)):
             self.waker.wake()
+        if self._urgent.events:
+            self._count_urgent()
         self._wake_waiting()
         if broken:
             raise RemoteProtocolError(broken)
+
+    def _carry_out_rare(self, effect: SubtaskEffect) -> None:
+        if isinstance(effect, ResolveRequest):
+            if effect.request_id in self._answers:
+                self._answers[effect.request_id] = (effect.error, effect.payload)
+        elif isinstance(effect, HandleUrgent):
+            self._urgent.put(effect.payload)
+            self.statistics.events_received += 1
+        elif isinstance(effect, RefuseMessage):
+            self.statistics.messages_refused += 1
+            # It came too late, such as an event for an operator that has just ended. Its sender is told that.
+            _log.info("task %s: message refused: %s", self.key[0], effect.why)
+        elif isinstance(effect, EndAttempt):
+            self._end(effect.reason)
+        else:
+            assert isinstance(effect, RoomAvailable)  # waiting threads are woken by the caller
+
+    def _report_urgent(self, fact: UrgentBegan | UrgentHandled | None) -> None:
+        """A handler of an urgent event has begun or returned; None: it has ended, and no other will begin."""
+        if fact is not None and not self.stopping:
+            self._handle(fact)
+        if self._urgent.failure is not None and not self.stopping:
+            self.failure = self._urgent.failure
+        self._wake_waiting()
+
+    def _count_urgent(self) -> None:
+        """Urgent events, and what waits for them, count as the mailbox's contents do."""
+        items, size = self._machine.waiting
+        self.mailbox.count_beside(items + len(self._urgent), size + self._urgent.queued_bytes)
+        if self._reading_paused and self.mailbox.half_empty:
+            self.waker.wake()
 
     def _encode(self, effect: SendToCoordinator) -> bytes:
         if isinstance(effect.message, Finished):
@@ -615,6 +713,7 @@ class SubtaskChannel:
     def _end(self, reason: str) -> None:
         if self.over is None:
             self.over = reason
+        self._urgent.stop()
         self._wake_waiting()
         self.waker.wake()
 

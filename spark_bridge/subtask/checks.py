@@ -19,8 +19,11 @@ _MISTAKEN = {
 
 
 def overrides_handle_event(operator_class: type) -> bool:
-    """Whether the operator handles the coordinator's events."""
-    return getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+    """Whether the operator handles the coordinator's events, urgent ones or others."""
+    return (
+        getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+        or getattr(operator_class, "handle_urgent", None) is not SubtaskOperator.handle_urgent
+    )
 
 
 def check_operator(operator: object) -> list[NeverCalled]:

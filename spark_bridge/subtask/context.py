@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, Protocol
 
 from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.event_types import Sent
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -21,17 +22,26 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import Registered
 from spark_bridge.subtask.channel import ChannelStatistics, SubtaskChannel
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
+from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["SubtaskContext"]
 
 
-class SubtaskContext:
+class Counters(Protocol):
+    """What ``count`` and ``observe`` add to."""
+
+    def count(self, name: str, by: int | float) -> None: ...
+
+    def observe(self, name: str, value: float) -> None: ...
+
+
+class SubtaskContext(Generic[Sent]):
     """An operator's access to its coordinator. The framework creates it and passes it to ``SubtaskOperator.open``.
 
-    ``send_event``, ``request`` and ``barrier_arrived`` may be called from any thread of the task; ``wait_for_event``
-    and ``handle_pending`` only from the task's own thread, on which the operator runs. Everything raises
+    ``send_event``, ``request`` and ``barrier_arrived`` may be called from any thread of the task, except that
+    ``handle_urgent`` may not call ``request``; ``wait_for_event`` and ``handle_pending`` only from the task's own
+    thread, on which the operator runs. Everything raises
     ``AttemptOver`` once the attempt is over: killed, superseded, or without a connection for too long. Let that
     exception pass; Spark ends the task. Do not use the context in or after ``SubtaskOperator.close``: sending there
     raises ``LocalProtocolError`` or ``AttemptOver``.
@@ -39,6 +49,7 @@ class SubtaskContext:
     Attributes:
         operator_id: the operator's name, as given to ``coordinate``.
         parallelism: how many subtasks the operator has.
+        mode: who owns the operator's output: Spark (batch), or the operator with its checkpoints (streaming).
         subtask: the index of this subtask, from 0. It is the partition's number.
         task_attempt_id: Spark's id of this task attempt, unique in the application.
         attempt: the number of this attempt among the subtask's accepted ones, from 0, as the coordinator sees it.
@@ -57,10 +68,12 @@ class SubtaskContext:
         self._task_thread = threading.get_ident()
         self._inside: str | None = None
         self._awaits_start = False
-        self._ready_timeout_s = endpoint.ready_timeout_s
+        self.counters: Counters | None = None
+        self._endpoint = endpoint
         channel.at_barrier = self._at_barrier
         self.operator_id = endpoint.operator_id
         self.parallelism = endpoint.parallelism
+        self.mode = endpoint.mode
         self.subtask = identity.subtask
         self.task_attempt_id = identity.task_attempt_id
         self.attempt = registered.attempt
@@ -76,16 +89,18 @@ class SubtaskContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the attempt is over. A long computation may check this and return. Never waits, never raises."""
-        return self._channel.over is not None
+        """Whether the attempt is over, or ``handle_urgent`` has raised. A long computation may check this and return.
+
+        Never waits, never raises."""
+        return self._channel.cancelled
 
     @property
     def statistics(self) -> ChannelStatistics:
         """Counts of what was sent and received so far."""
         return self._channel.statistics
 
-    def send_event(self, event: Any) -> None:
-        """Send ``event`` to the coordinator. It can be any value that msgpack can encode; tuples arrive as lists.
+    def send_event(self, event: Sent) -> None:
+        """Send ``event`` to the coordinator. It can have the types that the reference lists, and your own classes.
 
         The event is encoded before this returns, so changing it later has no effect. Events arrive in the order in
         which they were sent, each exactly once. While a checkpoint is in progress they are held back and become part
@@ -105,6 +120,35 @@ class SubtaskContext:
         else:
             self._channel.submit_event(encode_event(event), in_snapshot=self._runs_inside("snapshot_state"))
 
+    def send_event_nowait(self, event: Sent) -> None:
+        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
+        payload = encode_event(event)
+        if self._runs_inside("snapshot_state"):
+            self._channel.submit_event(payload, in_snapshot=True)
+        else:
+            self._channel.submit_event_nowait(payload)
+
+    def count(self, name: str, by: int | float = 1) -> None:
+        """Add ``by`` to the operator's counter ``name``; ``handle.counters()`` has the sums of all tasks.
+
+        They are exact, whatever is lost or copied meanwhile: an attempt that is lost takes its counts back. In
+        streaming mode they are part of the checkpoints, and continue after a restore. The driver hears of a count
+        within half a second while the task counts, and of all counts when the task ends. Any thread of the task may
+        call this. It costs about a microsecond.
+
+        Raises:
+            ValueError: ``name`` is too long, or is used by ``observe``; or the task uses more than 1000 names.
+            AttemptOver: the attempt is over.
+        """
+        self._counters().count(name, by)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add ``value`` to the operator's distribution ``name``, as ``count`` does to a counter.
+
+        ``handle.counters()[name]`` is a ``Distribution``, with the count, the sum, the extremes and quantiles.
+        """
+        self._counters().observe(name, value)
+
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
@@ -117,7 +161,7 @@ class SubtaskContext:
             TimedOut: no answer within ``timeout_s``. A later answer is dropped.
             EventEncodeError: msgpack cannot encode ``payload``, or it is too large.
             LocalProtocolError: inside ``snapshot_state`` or ``open``, which must return before the coordinator
-                receives the request.
+                receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
             AttemptOver: the attempt is over.
         """
         if self._runs_inside("snapshot_state"):
@@ -125,6 +169,7 @@ class SubtaskContext:
                 "request() cannot be used inside snapshot_state(): the coordinator answers only after it has returned. "
                 "Send an event instead, or ask in process()"
             )
+        self._refuse_to_wait_inside_urgent("request")
         self._refuse_to_wait_inside_open("request", "Ask in process()")
         return decode_event(self._channel.ask(encode_event(payload), timeout_s))
 
@@ -142,6 +187,20 @@ class SubtaskContext:
             AttemptOver: the attempt is over.
         """
         self._channel.barrier_arrived(checkpoint_id, events_before)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds without handling anything. Any thread of the task may call this.
+
+        Unlike ``time.sleep`` it ends when the attempt does, and in ``headgate.testing`` the time is virtual.
+
+        Raises:
+            AttemptOver: the attempt is over.
+        """
+        self._channel.sleep(seconds)
+
+    def now(self) -> float:
+        """The clock of all timeouts, in seconds; virtual in ``headgate.testing``."""
+        return self._channel.now()
 
     def wait_for_event(self, timeout_s: float | None = None) -> int:
         """Wait until something is in the mailbox, then handle everything in it, in order of arrival.
@@ -173,7 +232,21 @@ class SubtaskContext:
         self._channel.poll()
         return self._handle_items(events_only=False)
 
-    # --- used by the runner ---
+    # --- used by the runner, the chain of operators and ready-made parts ---
+
+    @property
+    def endpoint(self) -> TaskEndpoint:
+        """The sidecar's address and the operator's settings."""
+        return self._endpoint
+
+    def timed_out(self, failure: str) -> TimedOut:
+        """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
+        return self._channel.timed_out(failure)
+
+    def _counters(self) -> Counters:
+        if self.counters is None:
+            raise LocalProtocolError("count() and observe() cannot be used before open() is called, or after close()")
+        return self.counters
 
     def open_operator(self, state: bytes | None) -> None:
         """Have the operator restore ``state``, and tell the coordinator that it is open."""
@@ -184,7 +257,8 @@ class SubtaskContext:
         finally:
             self._inside = None
         self._awaits_start = self._operator.waits_for_subtask_ready
-        self._channel.operator_opened(awaits_start=self._awaits_start)
+        handle_urgent = self._handle_urgent if handles_urgent(self._operator) else None
+        self._channel.operator_opened(awaits_start=self._awaits_start, handle_urgent=handle_urgent)
 
     def wait_until_ready(self) -> None:
         """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
@@ -193,12 +267,12 @@ class SubtaskContext:
             TimedOut: it did not return within ``ready_timeout_s``.
         """
         # H66
-        deadline = self._channel.now() + self._ready_timeout_s
+        deadline = self._channel.now() + self._endpoint.ready_timeout_s
         while self._awaits_start:
             if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
                 raise self._channel.timed_out(
                     f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
-                    f"returned within {self._ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "
+                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "
                     "waits_for_subtask_ready = False on an operator that needs no initial values"
                 )
             if (item := self._channel.take()) is not None:
@@ -209,7 +283,7 @@ class SubtaskContext:
         channel = self._channel
         while True:
             channel.poll()
-            if channel.mailbox or channel.over is not None:
+            if channel.mailbox or channel.over is not None or channel.failure is not None:
                 self._handle_items(events_only=False)
             try:
                 record = next(records)
@@ -220,7 +294,8 @@ class SubtaskContext:
     def between_outputs(self) -> None:
         """After an output: handle events, and snapshots if the operator allows them here."""
         self._channel.poll()
-        if self._channel.mailbox or self._channel.over is not None:
+        channel = self._channel
+        if channel.mailbox or channel.over is not None or channel.failure is not None:
             self._handle_items(events_only=not self._operator.snapshot_anywhere)
 
     def _runs_inside(self, method: str) -> bool:
@@ -235,6 +310,19 @@ class SubtaskContext:
                 f"returned. {instead}, or let the coordinator send initial values in subtask_ready(): handle_event() "
                 "gets them before process() begins"
             )
+
+    def _refuse_to_wait_inside_urgent(self, what: str) -> None:
+        """A checkpoint waits for the handler, and holds back what it would wait for."""
+        if self._channel.on_urgent_thread:
+            raise LocalProtocolError(
+                f"{what}() cannot be used inside handle_urgent(), which must not wait for the coordinator: a "
+                "checkpoint may hold back the answer until handle_urgent() has returned. Send an event instead, or let "
+                "process() do it"
+            )
+
+    def _handle_urgent(self, payload: bytes) -> None:
+        """On the thread for urgent events."""
+        self._operator.handle_urgent(decode_event(payload))
 
     def _send_inside_open(self, payload: bytes) -> None:
         try:
@@ -258,6 +346,7 @@ class SubtaskContext:
             self._channel.decline_barriers()
 
     def _enter(self, what: str) -> None:
+        self._refuse_to_wait_inside_urgent(what)
         if threading.get_ident() != self._task_thread:
             raise LocalProtocolError(
                 f"{what}() was called from another thread: call it on the task's own thread, for example in process()"
@@ -303,6 +392,14 @@ class SubtaskContext:
             self._channel.snapshot_refused(checkpoint_id, str(declined))
             return
         self._channel.snapshot_taken(checkpoint_id, checked_state(self._operator, "snapshot_state", state))
+
+
+def handles_urgent(operator: SubtaskOperator) -> bool:
+    """Whether the operator, or a part of it, defines ``handle_urgent``. Otherwise urgent events are ordinary ones."""
+    chained: bool | None = getattr(operator, "handles_urgent", None)  # an ``OperatorChain`` knows it of its parts
+    if chained is not None:
+        return chained
+    return getattr(operator.handle_urgent, "__func__", None) is not SubtaskOperator.handle_urgent
 
 
 def checked_state(operator: SubtaskOperator, method: str, state: object) -> bytes:

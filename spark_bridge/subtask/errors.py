@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from protocol.errors import HeadgateError, ProtocolError
+from protocol.errors import HeadgateError, ProtocolError, RequestFailed
 from protocol.wire.messages import RefusalCode
 
 __all__ = [
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
     "CoordinatorTraceback",
+    "PeerLost",
     "RegistrationFailed",
     "RegistrationRefused",
     "RequestFailed",
@@ -42,13 +43,6 @@ class RegistrationRefused(RegistrationFailed):
         return f"the coordinator refused this task ({name}): {self.message}"
 
 
-class RequestFailed(ProtocolError):
-    """The coordinator answered a request with an error; the text is the coordinator's.
-
-    If ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``.
-    """
-
-
 class CoordinatorTraceback(Exception):
     """The cause of a ``RequestFailed``: the driver's traceback of ``handle_request``, or its last 8 KiB."""
 
@@ -62,6 +56,21 @@ class CoordinatorTraceback(Exception):
 
 class TimedOut(ProtocolError, TimeoutError):
     """The coordinator did not make room, answer, become ready or confirm in time. The message names the timeout."""
+
+
+class PeerLost(HeadgateError):
+    """Another member of the group is lost, so this generation is over: enter ``with group as member:`` again.
+
+    ``generation`` is the number of the generation, ``reason`` says what happened to whom.
+    """
+
+    def __init__(self, generation: int, reason: str) -> None:
+        super().__init__(generation, reason)
+        self.generation = generation
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of the group is over: {self.reason}"
 
 
 class CheckpointDeclinedByOperator(HeadgateError):

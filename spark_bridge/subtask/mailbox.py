@@ -15,16 +15,17 @@ class OperatorMailbox:
     """A queue that knows its size in bytes and how many barriers it holds. Not thread-safe: the channel locks it.
 
     The items in it are confirmed, so the sender's window no longer bounds them (H27). ``full`` is the bound: the I/O
-    thread stops reading at it.
+    thread stops reading at it. Urgent events, and items that wait for them, are not in this queue, but count.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_items", "_items_max", "barriers")
+    __slots__ = ("_beside_bytes", "_beside_items", "_bytes", "_bytes_max", "_items", "_items_max", "barriers")
 
     def __init__(self, items_max: int, bytes_max: int) -> None:
         self._items: deque[MailboxItem] = deque()
         self._items_max = items_max
         self._bytes_max = bytes_max
         self._bytes = 0
+        self._beside_items = self._beside_bytes = 0
         self.barriers = 0
 
     def __len__(self) -> int:
@@ -33,12 +34,20 @@ class OperatorMailbox:
     @property
     def full(self) -> bool:
         """Whether one of the two bounds is reached."""
-        return len(self._items) >= self._items_max or self._bytes >= self._bytes_max
+        return (
+            len(self._items) + self._beside_items >= self._items_max
+            or self._bytes + self._beside_bytes >= self._bytes_max
+        )
 
     @property
     def half_empty(self) -> bool:
         """Whether it is at or below half of both bounds: time to read again."""
-        return 2 * len(self._items) <= self._items_max and 2 * self._bytes <= self._bytes_max
+        items, size = len(self._items) + self._beside_items, self._bytes + self._beside_bytes
+        return 2 * items <= self._items_max and 2 * size <= self._bytes_max
+
+    def count_beside(self, items: int, size_bytes: int) -> None:
+        """So much has arrived that waits elsewhere."""
+        self._beside_items, self._beside_bytes = items, size_bytes
 
     def put(self, item: MailboxItem) -> None:
         """Append an item. An aborted checkpoint removes its barrier, which no longer counts."""

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
+from protocol.event_types import Received, Sent
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["SubtaskOperator"]
 
 
-class SubtaskOperator:
-    """One subtask of a coordinated operator. All methods run on the task's own thread, one call at a time.
+class SubtaskOperator(Generic[Received, Sent]):
+    """One subtask of a coordinated operator. All methods run on the task's own thread, one call at a time, except
+    ``handle_urgent``, which runs on a separate thread while the others do.
 
     The framework calls ``open``; then ``handle_event`` for each event that the coordinator sends inside
     ``subtask_ready``; then ``process``, with the other methods called between its records; then ``final_state`` if
@@ -42,7 +44,7 @@ class SubtaskOperator:
     snapshot_anywhere: bool = False
     waits_for_subtask_ready: bool = True
 
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+    def open(self, context: SubtaskContext[Sent], state: bytes | None) -> None:
         """Prepare, and restore ``state``, which is None if there is nothing to restore. Keep ``context`` for later.
 
         The coordinator learns of this task only after ``open`` has returned. So ``context.request``,
@@ -64,12 +66,31 @@ class SubtaskOperator:
         """Process ``records`` and yield the outputs; often a generator. None means that there are no outputs."""
         raise NotImplementedError(f"{type(self).__name__} must define process(self, records)")
 
-    def handle_event(self, event: Any) -> None:
+    def handle_event(self, event: Received) -> None:
         """Handle one event of the coordinator. Each arrives once, in the order in which the coordinator sent them.
 
         The default drops it. The driver counts dropped events, and logs one warning when a run ends or a checkpoint
         completes.
         """
+
+    def handle_urgent(self, event: Received) -> None:
+        """Handle one urgent event, on a separate thread, while the task's own thread computes or blocks in C.
+
+        The coordinator sends it with ``gateway.send_event(event, urgent=True)``. Override this to stop or steer a task
+        that is away: set a flag, close a socket, abort a collective. Keep it short. Calls come one at a time, in the
+        order in which the events were sent, each once. An urgent event may overtake ordinary events that wait; no event
+        that is sent later begins to be handled before it. It has been handled before ``process`` begins if
+        ``subtask_ready`` sent it, before a snapshot if it was sent before the checkpoint, and before ``final_state``.
+
+        The other methods may run at the same time, so use a lock where that matters. ``context.send_event`` may be
+        called in here; ``request``, ``wait_for_event`` and ``handle_pending`` raise ``LocalProtocolError``. An
+        exception fails the task: ``context.cancelled`` becomes True, no further urgent event is handled, and the task's
+        own thread raises the exception when it next takes a record or uses its context. No call begins after the
+        attempt is over or in ``close``.
+
+        An operator that does not override this gets urgent events in ``handle_event``, as ordinary ones in their place.
+        """
+        self.handle_event(event)
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """Return the state that a later ``open`` needs, as bytes. An exception fails the task and the checkpoint.

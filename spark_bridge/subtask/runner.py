@@ -147,6 +147,7 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         """``error`` is about to reach Spark. Nothing may be raised in its place."""
+        self._channel.stop_urgent(self._endpoint.failure_timeout_s)
         self._close_outputs_quietly()
         self._close_operator_quietly()
         if isinstance(error, AttemptOver):
@@ -169,9 +170,10 @@ class _Run:
         operator = self._operator
         assert operator is not None
         while not self._end_reported:
+            urgent_came = self._channel.wait_until_urgent_are_handled(deadline)
             context.handle_pending()
             state = checked_state(operator, "final_state", operator.final_state())
-            self._end_reported = self._channel.try_finish(state, deadline)
+            self._end_reported = self._channel.try_finish(state, deadline, urgent_came)
 
     def _wait_for_confirmation_quietly(self, deadline: float) -> None:
         try:
@@ -194,6 +196,7 @@ class _Run:
         operator, self._operator = self._operator, None
         if operator is None:
             return
+        self._channel.stop_urgent(self._endpoint.failure_timeout_s)  # no handler runs in or after close()
         try:
             operator.close()
         except Exception:

@@ -102,6 +102,10 @@ def test_an_operators_page_shows_attempts_checkpoints_failures_and_latencies(ser
     ]
     heights = latencies.nth(0).locator(".hg-bar").evaluate_all("bars => bars.map(bar => +bar.getAttribute('height'))")
     assert [round(height) for height in heights[5:14]] == [0, 2, 28, 25, 8, 2, 2, 2, 0]
+    assert seen.page.locator("table", has_text="pages fetched").inner_text().split("\n")[1:] == [
+        "bytes\t10,500,001",
+        "pages fetched\t48,211",
+    ]
 
 
 def test_ten_thousand_subtasks_are_drawn(serve: Serve, visit: NewVisit) -> None:
@@ -153,7 +157,7 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
         reached.add(active)
     assert reached == {
         "All operators", "Subtask", "Attempts of the selected subtask", "1 min", "10 min", "all", "Latencies",
-        "Checkpoints", "Recent failures", "1",
+        "Counters", "Checkpoints", "Recent failures", "1",
     }  # fmt: skip
     page.locator(".hg-map").focus()
     for key, subtask in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("Home", 0)):

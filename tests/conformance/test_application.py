@@ -7,14 +7,17 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import anyio
 import pytest
 
+from actors.coordination import Reply
 from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.errors import RequestFailed
 from protocol.wire.messages import RefusalCode
 from spark_bridge.errors import CoordinatorStartError, SidecarError
 from tests.actors.coordination.operator_world import RecordingCoordinator
-from tests.conformance.application import application
+from tests.conformance.application import OPERATOR, application
 from tests.conformance.harness import SlowSnapshot
 
 RANDOM_BYTES = Random(656).randbytes(656)
@@ -168,6 +171,35 @@ async def test_a_request_of_the_drivers_program_is_answered() -> None:
     async with application() as app:
         await app.coordinate(RecordingCoordinator(handle_client_request=echo))
         assert await app.request("testing payload") == "testing payload"
+
+
+async def test_a_request_that_waits_for_its_answer_ends_with_the_operator() -> None:  # H85
+    async def later(request: Any) -> Reply:
+        replies.append(Reply())
+        return replies[-1]
+
+    replies: list[Reply] = []
+    outcomes: list[Any] = []
+    async with application() as app:
+        await app.coordinate(RecordingCoordinator(handle_client_request=later))
+
+        async def ask(request: str) -> None:
+            try:
+                outcomes.append(await app.operators.request(OPERATOR, request, timeout_s=600.0))
+            except RequestFailed as error:
+                outcomes.append(str(error))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "first")
+            group.start_soon(ask, "second")
+            await app.settle()
+            replies[0].answer("later")
+            await app.settle()
+            await app.release()
+        closed = f"the coordinator of operator {OPERATOR!r} was closed before it answered this request"
+        assert outcomes == ["later", closed]
+        assert replies[1].over
+        replies[1].answer("nobody hears this")
 
 
 async def test_a_coordinator_that_answers_no_requests_says_so() -> None:

@@ -147,7 +147,7 @@ async def test_a_full_gateway_gets_its_number_later_and_holds_up_nobody(tmp_path
     coordinator = NumberCoordinator(NUMBERS, str(tmp_path), pytest.fail)
     async with coordinated(coordinator, gateway=GatewayLimits(events_max=3)) as world:
         tasks = await world.launch_all()
-        slow, quick = (tasks[subtask] for subtask in coordinator.gateways)  # in the order in which they are served
+        slow, quick = (tasks[subtask] for subtask in coordinator.context.gateways.ready)  # as they are served
         slow.unresponsive = True
         await world.advance(NUMBERS * TICK_S)
         assert (len(numbers_of(slow)), numbers_of(quick)) == (0, list(range(1, NUMBERS + 1)))

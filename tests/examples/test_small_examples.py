@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.rate_limit import CALLS, PermitBucket
+from examples.rate_limit import CALLS
 from tests.examples.conftest import RunExample
 from tests.spark_bridge.observability.trace_reader import query
 
@@ -40,13 +40,36 @@ def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunEx
 @pytest.mark.long
 @pytest.mark.spark
 def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
-    """H33: every request is answered, and the answers add up to the budget."""
+    """H111"""
     ended = run_example("rate_limit")
 
     assert ended.returncode == 0, ended.stderr
-    found = re.search(r"(\d+) calls in ([\d.]+) s, where (\d+) were allowed", ended.stdout)
+    found = re.search(r"(\d+) calls for (\d+) records in [\d.]+ s, where (\d+) were allowed", ended.stdout)
     assert found is not None
-    assert int(found[1]) == CALLS <= int(found[3])
+    assert int(found[1]) == int(found[2]) == CALLS <= int(found[3])
+    assert ended.stderr == ""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_dataclasses_of_the_program_travel_both_ways(run_example: RunExample) -> None:  # H97
+    ended = run_example("typed_events")
+
+    assert (ended.returncode, ended.stdout) == (0, "sensors above their limits: 0 1\n"), ended.stderr
+    assert ended.stderr == ""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_search_of_every_task_ends_when_one_has_found_the_key(run_example: RunExample) -> None:  # H90
+    ended = run_example("stop_search")
+
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"subtask (\d): (found \d+|stopped)", ended.stdout) == [
+        ("0", "stopped"),
+        ("1", "found 4321"),
+        ("2", "stopped"),
+    ]
     assert ended.stderr == ""
 
 
@@ -61,6 +84,7 @@ def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example
     assert "the steady job ran on untouched" in ended.stdout
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_coordinator_in_its_own_process_adds_up_what_tasks_report(run_example: RunExample) -> None:
     ended = run_example("own_process")
@@ -78,16 +102,23 @@ def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExam
     assert "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]" in ended.stdout.splitlines()
 
 
-async def test_an_empty_bucket_says_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("examples.rate_limit.time.monotonic", lambda: now[0])
-    bucket = PermitBucket()
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_async_service_answers_all_requests(run_example: RunExample) -> None:
+    ended = run_example("async_service")
 
-    answers = [await bucket.handle_request(0, 0, "permit") for _ in range(11)]
-    now[0] += answers[-1]
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["  large: 4999950000", "  medium: 499500", "  small: 45"]
+    assert ended.stderr == ""
 
-    assert answers == [0.0] * 10 + [1 / 20]
-    assert await bucket.handle_request(0, 0, "permit") < 1e-6
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_notebook_runs_as_a_program_and_ends_by_itself(run_example: RunExample) -> None:  # H120
+    ended = run_example("notebook", PYSPARK_PYTHON=sys.executable)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "[0, 2, 4, 6, 8, 10, 12, 14, 16, 18] from a total of 45\n"
 
 
 @pytest.mark.long
@@ -100,3 +131,46 @@ def test_the_timeline_of_a_job_is_written(run_example: RunExample, tmp_path: Pat
     (file,) = tmp_path.rglob("job.json")
     attempts = query(file, "select name from slice where name like 'squares[%' order by name")
     assert attempts == [("squares[0]#0",), ("squares[1]#0",)]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_crawl_visits_every_page_once_though_a_process_is_killed(run_example: RunExample) -> None:
+    """H100"""
+    ended = run_example("crawl")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "200 pages visited, 200 of them different; a process was killed: True\n"
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_counts_are_exact_though_a_process_is_killed(run_example: RunExample) -> None:
+    """H101"""
+    ended = run_example("counted")
+
+    assert ended.returncode == 0, ended.stderr
+    kept, sizes = ended.stdout.splitlines()
+    assert kept == "2000 kept of 3000, and 2000 came back; a process was killed: True"
+    assert sizes.startswith("sizes from 0 to 2999, half of them below 1")
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_every_task_works_with_each_limit(run_example: RunExample) -> None:
+    """H110"""
+    ended = run_example("shared_rules")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"task {task} has worked with the limits [10, 50]" for task in range(3)]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_the_model_has_the_same_bits_though_a_worker_is_killed(run_example: RunExample) -> None:
+    """H104 H105 H108"""
+    ended = run_example("train_numpy")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "30 steps, 2 generations; a worker was killed: True; the same model: True\n"
+    assert ended.stderr == ""

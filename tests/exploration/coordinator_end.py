@@ -59,11 +59,16 @@ class CoordinatorEnd:
 
     def __init__(self, scope: Scope) -> None:
         self.subtasks = scope.subtasks
-        self.to_send = scope.events_down
+        self.to_hear, self.to_send = scope.events_up, scope.events_down
         self.greets = scope.greets
         self.batch = scope.mode is RestoreMode.BATCH
         self.concurrent = scope.concurrent
         self.tolerant = scope.tolerant
+        self.defers = scope.defers
+        self.suspected: set[int] = set()  # slots
+        self.over: set[int] = set()  # slots
+        self.deferred: dict[int, int] = {}  # by slot: the request that waits for its answer
+        self.urgent = scope.urgent
         self.taken = TakenEvents()
         self.live: dict[int, ExecutionAttempt] = {}
         self.handed: dict[int, int] = {}
@@ -86,6 +91,8 @@ class CoordinatorEnd:
         match message:
             case v.Send(slot):
                 self._send(slot, out)
+            case v.Settle(slot):
+                self._answer(slot, self.deferred.pop(v.Slot(slot)), out)
             case v.EventCame():
                 self._hear(message, out)
             case v.Snapshot(checkpoint_id):
@@ -105,17 +112,21 @@ class CoordinatorEnd:
                 self._clean_up(out)
             case v.SavepointEnded(checkpoint_id):
                 self.pending.discard(checkpoint_id)
+            case v.Suspected(slot, suspected):
+                self._suspect(slot, suspected)
             case v.AttemptFinished(slot):
-                self._forget(slot)
+                self._finish(slot)
             case _:
                 self._hear_lifecycle(message, out)
         return out
 
     def _send(self, slot: int, out: list[v.Output]) -> None:
         attempt = self.live[slot]
-        payload = event_down(attempt.task_attempt_id, self.sent[attempt.subtask])
+        place = self.sent[attempt.subtask]
+        payload = event_down(attempt.task_attempt_id, place)
         self.sent[attempt.subtask] += 1
-        out.append((v.To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload, self.tolerant)))
+        submitted = EventSubmitted(self.handed[slot], payload, self.tolerant, self.urgent and place % 2 == 0)
+        out.append((v.To.GATEWAYS + slot, submitted))
         self.handed[slot] += 1
 
     def _hear(self, event: v.EventCame, out: list[v.Output]) -> None:
@@ -135,8 +146,14 @@ class CoordinatorEnd:
         v.demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
         self.taken.taken()
         if event.request_id is not None:
-            out.append((v.To.GATEWAYS + event.slot, AnswerSubmitted(event.request_id, "", b"answer")))
+            if self.defers:
+                self.deferred[v.Slot(event.slot)] = event.request_id
+            else:
+                self._answer(event.slot, event.request_id, out)
         out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq)))
+
+    def _answer(self, slot: int, request_id: int, out: list[v.Output]) -> None:
+        out.append((v.To.GATEWAYS + slot, AnswerSubmitted(request_id, "", b"answer")))
 
     def _snapshot(self, checkpoint_id: int, out: list[v.Output]) -> None:
         v.demand(checkpoint_id > self.asked, "H43", f"asked for checkpoint {checkpoint_id} after {self.asked}")
@@ -191,6 +208,27 @@ class CoordinatorEnd:
             case _:
                 raise AssertionError(f"beyond what is explored: {message}")
 
+    def _suspect(self, slot: int, suspected: bool) -> None:
+        """Hints come alternately, and count only of attempts that are not over (H87)."""
+        attempt = self.live.get(slot)
+        if attempt is None:
+            v.demand(slot in self.over, "H87", f"a hint about slot {slot}, which is not ready")
+            return
+        v.demand(suspected != (slot in self.suspected), "H87", f"{attempt} is suspected, or not, twice: {suspected}")
+        self.suspected ^= {v.Slot(slot)}
+
+    def _finish(self, slot: int) -> None:
+        """A success: after everything that the attempt sent, and only of one that is alive (H86)."""
+        attempt = self.live.get(slot)
+        v.demand(attempt is not None, "H86", f"the attempt in slot {slot} finishes, and is not known to be alive")
+        assert attempt is not None
+        last, number = self.told[attempt.subtask]
+        v.demand((last, number) == ("ready", attempt.attempt), "H86", f"{attempt} finishes behind {last} {number}")
+        heard = self.received[attempt.subtask]
+        v.demand(heard == self.to_hear, "H86", f"{attempt} finishes after {heard} of {self.to_hear} events")
+        self.told[attempt.subtask] = "finished", attempt.attempt
+        self._forget(slot)
+
     def _clean_up(self, out: list[v.Output]) -> None:
         """Destroy prepared parts that no checkpoint can need any more (H64)."""
         if not self.in_doubt:
@@ -200,6 +238,9 @@ class CoordinatorEnd:
     def _forget(self, slot: int) -> None:
         self.live.pop(slot, None)
         self.handed.pop(slot, None)
+        self.deferred.pop(slot, None)
+        self.suspected.discard(slot)
+        self.over.add(v.Slot(slot))
 
     def _reset(self, subtask: int, checkpoint_id: int) -> None:
         last, number = self.told[subtask]
@@ -218,11 +259,13 @@ class CoordinatorEnd:
 class CoordinatorFacts:
     """The parts of the coordinator's state that steps and the end depend on."""
 
-    __slots__ = ("aborted", "complete", "counts", "live", "pending", "senders", "told")
+    __slots__ = ("aborted", "complete", "counts", "deferred", "live", "pending", "senders", "suspected", "told")
 
     def __init__(self, end: CoordinatorEnd) -> None:
         wanting = [slot for slot, attempt in end.live.items() if end.sent[attempt.subtask] < end.to_send]
         self.senders = tuple(sorted(wanting))
+        self.deferred = tuple(sorted(end.deferred))
+        self.suspected = frozenset(end.suspected)
         self.live = frozenset(end.live)
         self.pending = frozenset(end.pending)
         self.aborted = frozenset(end.aborted)

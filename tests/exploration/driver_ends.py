@@ -148,10 +148,6 @@ class TrackerEnd:
             case SubtaskFailed(attempt):
                 self.over.add(attempt.task_attempt_id)
                 self._handle(message, out)
-            case SubtaskFinished(attempt):
-                self._close(attempt, "it has finished", out)
-                out.append((v.To.COORDINATOR, v.AttemptFinished(v.Slot(attempt.task_attempt_id - 1))))
-                self._handle(message, out)
             case _:
                 self._handle(message, out)
         return out
@@ -212,6 +208,9 @@ class TrackerEnd:
                 if attempt.task_attempt_id in self.open:
                     events_sent = self.tracker._attempts.by_task[attempt.task_attempt_id].events_restored
                     out.append((v.To.COORDINATOR, Ready(attempt, events_sent)))
+            case SubtaskFinished(attempt):
+                self._close(attempt, "it has finished", out)
+                out.append((v.To.COORDINATOR, v.AttemptFinished(v.Slot(attempt.task_attempt_id - 1))))
             case SubtaskFailed(attempt, reason):
                 self._close(attempt, str(reason), out)
                 out.append((v.To.COORDINATOR, Failed(attempt)))

@@ -30,6 +30,7 @@ def check_end(world: World, state: State) -> None:
     demand(world.trackers.facts[state[TRACKER]].idle, "H45", "a checkpoint is never answered")
     demand(not coordinator.pending, "H48", f"the coordinator waits for the end of {sorted(coordinator.pending)}")
     demand(not coordinator.aborted, "H64", f"nobody is told that {sorted(coordinator.aborted)} are discarded")
+    demand(not coordinator.suspected, "H87", f"{sorted(coordinator.suspected)} live, and stay suspected")
     for slot in range(world.slots):
         base = base_of(slot)
         name = f"attempt {slot // scope.attempts}#{slot % scope.attempts}"
@@ -51,6 +52,7 @@ def check_end(world: World, state: State) -> None:
         lives = [world.tasks.facts[state[base_of(slot) + TASK]].life for slot in places]
         told = coordinator.told[subtask][0]
         demand(Life.RUNNING in lives or Life.SUCCEEDED in lives, "H48", f"subtask {subtask} is lost: {lives}")
-        demand(told == "ready", "H10", f"subtask {subtask} lives, and the coordinator was told last: {told}")
+        expected = "finished" if Life.SUCCEEDED in lives else "ready"
+        demand(told == expected, "H10", f"subtask {subtask} is {expected}, and the coordinator was told last: {told}")
         whole = coordinator.counts[subtask] == (scope.events_up, scope.events_down)
         demand(whole, "exactly once", f"subtask {subtask} has exchanged {coordinator.counts[subtask]}")

@@ -27,7 +27,7 @@ class GatewayEnd:
 
     For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, the
     loss-tolerant ones whose wait is not over (``tolerated``), and for each checkpoint that was cut how many had been
-    submitted then (``cuts``).
+    submitted then (``cuts``), and how many requests had been answered (``answered_at``).
     """
 
     def __init__(self, slot: int, *, tolerant: bool) -> None:
@@ -41,7 +41,9 @@ class GatewayEnd:
         self.confirmed = 0
         self.unsettled: set[int] = set()
         self.tolerated: set[int] = set()
+        self.answered = 0
         self.cuts: dict[int, int] = {}
+        self.answered_at: dict[int, int] = {}
 
     # --- inputs ---
 
@@ -67,8 +69,8 @@ class GatewayEnd:
                 self._carry_out(self.machine.handle(message, 0.0), out)
                 self._hang_up(reason, out)
                 v.demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
-                self.machine, self.registered, self.cuts = None, None, {}
-                self.submitted = self.confirmed = 0
+                self.machine, self.registered, self.cuts, self.answered_at = None, None, {}, {}
+                self.submitted = self.confirmed = self.answered = 0
                 self.tolerated = set()
             case v.OutOfTime():
                 deadline = self.machine.next_deadline()
@@ -107,8 +109,15 @@ class GatewayEnd:
             self.unsettled.add(message.event_id)
             if message.loss_tolerant:
                 self.tolerated.add(message.event_id)
+        elif isinstance(message, g.AnswerSubmitted):
+            self.answered += 1
         elif isinstance(message, g.CutReached):
             self.cuts[message.checkpoint_id] = self.submitted
+            self.answered_at[message.checkpoint_id] = self.answered
+
+    def _before(self, checkpoint_id: int) -> int:
+        """How many events and answers come before the barrier."""
+        return self.cuts.get(checkpoint_id, 0) + self.answered_at.get(checkpoint_id, 0)
 
     def _attach(self, received_seq: int | None, over: bool, out: list[v.Output]) -> None:
         assert self.attempt is not None
@@ -162,11 +171,11 @@ class GatewayEnd:
         for effect in effects:
             match effect:
                 case g.SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
-                    out.append((v.To.DOWN, v.CameDown(message, self.cuts.get(checkpoint_id, 0))))
+                    out.append((v.To.DOWN, v.CameDown(message, self._before(checkpoint_id))))
                 case g.SendToAttempt(message):
                     out.append((v.To.DOWN, v.CameDown(message)))
                 case g.InjectBarrier(checkpoint_id, events_before):
-                    out.append((v.To.APART, v.CameApart(checkpoint_id, events_before, self.cuts.get(checkpoint_id, 0))))
+                    out.append((v.To.APART, v.CameApart(checkpoint_id, events_before, self._before(checkpoint_id))))
                 case g.ConfirmEvent(event_id):
                     self._settle(event_id, True)
                 case g.FailEvent(event_id):
@@ -190,6 +199,11 @@ class GatewayEnd:
 
     def _report(self, attempt: ExecutionAttempt, effect: g.GatewayEffect, out: list[v.Output]) -> None:
         match effect:
+            case g.ReportSuspected() | g.ReportResponsive():
+                assert self.machine is not None
+                well = not self.machine._inbound.finished or isinstance(effect, g.ReportResponsive)
+                v.demand(well, "H87", f"{attempt} is suspected, and its operator has ended")
+                out.append((v.To.COORDINATOR, v.Suspected(self.slot, isinstance(effect, g.ReportSuspected))))
             case g.ReportOpened():
                 out.append((v.To.BRIDGE, OperatorOpened(v.OPERATOR, attempt.task_attempt_id)))
             case g.ReportFinished(failure, state, events_sent):

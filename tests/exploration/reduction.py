@@ -41,7 +41,7 @@ from protocol.wire.messages import AttemptEnded, Refused
 from tests.exploration.coordinator_end import Failed, Reset
 from tests.exploration.interning import Broken, Link, Memo, Numbered
 from tests.exploration.steps import Step, Steps
-from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, To
+from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, Suspected, To
 from tests.exploration.world import (
     BUDGETS,
     COORDINATOR_BOX,
@@ -60,7 +60,7 @@ from tests.exploration.world import (
     base_of,
 )
 
-HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Failed, Reset, AttemptFinished)
+HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Failed, Reset, AttemptFinished, Suspected)
 LOCAL = (To.DOWN, To.APART)
 ENDS = (AttemptEnded, Refused)
 
@@ -154,6 +154,8 @@ class Reduction:
         world = self.world
         facts = world.tasks.facts[state[base + TASK]]
         if facts.sends or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
+            return False
+        if facts.may_begin_urgent or facts.may_end_urgent:
             return False
         return not (facts.attached and world.budgets[state[BUDGETS]][Budget.DROPS])
 

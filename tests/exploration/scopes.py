@@ -19,12 +19,13 @@ class Scope:
     subtask's history; a restored attempt continues from its checkpoint. ``concurrent``: the maximum number of
     concurrent checkpoints. The others are budgets of the whole world: how often a checkpoint or a savepoint is
     requested, one is aborted by request, a task dies, a connection breaks, an event is given up as not confirmed in
-    time, a subtask declines its snapshot, the storage fails. ``apart``: barriers travel separately. ``asks``: the last
-    upward event is a request. ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators
-    that have exchanged everything end well, at any time from then on. ``greets``: the coordinator sends its next event
-    from inside ``subtask_ready``. ``late``: subtasks that are not started at the beginning; the others are ready.
-    ``tolerant``: the downward events are loss-tolerant. ``forgeries``: registrations under task ids that do not exist.
-    ``lost_starts``: the facts that tasks have started do not come.
+    time, a subtask declines its snapshot, the storage fails. ``apart``: barriers travel separately. ``asks``: the
+    last upward event is a request; ``defers``: it is answered later. ``in_snapshot``: a subtask may send from
+    inside its snapshot. ``finishes``: operators that have exchanged everything end well, at any time from then on.
+    ``greets``: the coordinator sends its next event from inside ``subtask_ready``. ``late``: subtasks that are not
+    started at the beginning; the others are ready. ``tolerant``: the downward events are loss-tolerant.
+    ``forgeries``: registrations under task ids that do not exist. ``lost_starts``: the facts that tasks have
+    started do not come. ``urgent``: every other downward event is urgent, from the first on.
     """
 
     name: str
@@ -45,12 +46,14 @@ class Scope:
     forgeries: int = 0
     apart: bool = False
     asks: bool = False
+    defers: bool = False
     in_snapshot: bool = False
     finishes: bool = False
     greets: bool = False
     late: int = 0
     tolerant: bool = False
     lost_starts: bool = False
+    urgent: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     def __post_init__(self) -> None:
@@ -101,6 +104,16 @@ _ALL = (
     Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
     Scope("requests", "the last event up wants an answer", events_up=2, checkpoints=2, asks=True, in_snapshot=True),
     Scope(
+        "deferred",
+        "the answer to the last event up comes later, and the task may die before (H84, H85)",
+        attempts=2,
+        checkpoints=2,
+        failures=1,
+        asks=True,
+        defers=True,
+    ),
+    Scope("deferred-drop", "the same, and the connection breaks", drops=1, asks=True, defers=True),
+    Scope(
         "held",
         "a retry restores what its valve held",
         attempts=2,
@@ -126,6 +139,22 @@ _ALL = (
         failures=1,
         drops=1,
         greets=True,
+    ),
+    Scope("urgent", "urgent events and a checkpoint (H91, H92)", events_down=3, urgent=True),
+    Scope("urgent-drop", "the same, and the connection breaks", events_up=0, events_down=3, drops=1, urgent=True),
+    Scope("urgent-aborts", "urgent events, a checkpoint that is given up", 1, 1, 0, 3, 1, 2, aborts=1, urgent=True),
+    Scope("urgent-two", "urgent events, two checkpoints at once", 1, 1, 0, 3, 2, 2, urgent=True),
+    Scope("urgent-apart", "urgent events, barriers on their own way", 1, 1, 0, 3, apart=True, urgent=True),
+    Scope(
+        "urgent-greeting",
+        "subtask_ready sends an urgent event; a task dies (H66, H92)",
+        attempts=2,
+        events_up=0,
+        events_down=2,
+        failures=1,
+        greets=True,
+        finishes=True,
+        urgent=True,
     ),
     Scope("unconfirmed", "an event is not confirmed in time (H25)", attempts=2, events_down=2, drops=1, timeouts=1),
     Scope("drop", "a connection breaks during two checkpoints", events_up=2, events_down=2, checkpoints=2, drops=1),

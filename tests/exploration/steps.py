@@ -52,12 +52,14 @@ class Steps:
         self.trigger = number(v.Trigger())
         self.savepoint = number(v.Trigger(savepoint=True))
         self.send, self.sends = number(v.Send()), [number(v.Send(v.Slot(slot))) for slot in range(world.slots)]
+        self.settles = [number(v.Settle(v.Slot(slot))) for slot in range(world.slots)]
         self.died, self.killed = number(v.Died()), number(v.Killed())
         self.forged = [number(v.Forged(task, attempt)) for task in (0, 90) for attempt in (0, 9)]
         self.finish, self.leave = number(v.Finish()), number(v.Leave())
         self.timeout = number(v.OutOfTime())
         self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
         self.barrier_sends = number(v.MeetBarrier(sends=True))
+        self.urgent_begins, self.urgent_ends = number(v.BeginUrgent()), number(v.EndUrgent())
         self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
         self._of_engine = [Step("Spark starts", slot) for slot in range(world.slots)]
         self._do: dict[str, Callable[[list[int], int, int], None]] = {
@@ -65,6 +67,7 @@ class Steps:
             "the tracker:": partial(self._give, TRACKER),
             "the coordinator takes": partial(self._take, COORDINATOR),
             "the coordinator sends to": partial(self._give, COORDINATOR),
+            "the coordinator settles the reply to": partial(self._give, COORDINATOR),
             "the ledger takes": partial(self._take, LEDGER),
             "the ledger:": partial(self._give, LEDGER),
             "the gateway takes": self._take_gateway,
@@ -134,6 +137,9 @@ class Steps:
         for slot in world.coordinators.facts[state[COORDINATOR]].senders:
             if slot + 1 in world.trackers.facts[state[TRACKER]].open:
                 yield Step("the coordinator sends to", slot, self.sends[slot])
+        for slot in world.coordinators.facts[state[COORDINATOR]].deferred:
+            if slot + 1 in world.trackers.facts[state[TRACKER]].open:
+                yield Step("the coordinator settles the reply to", slot, self.settles[slot])
         head = world.boxes.head
         if state[TRACKER_BOX]:
             yield Step("the tracker takes", -1, head[state[TRACKER_BOX]])
@@ -213,6 +219,10 @@ class Steps:
                 yield Step("the task:", slot, self.barrier_sends)
             if budgets[Budget.DECLINES]:
                 yield Step("the task:", slot, self.declined, Budget.DECLINES)
+        if facts.may_begin_urgent:
+            yield Step("the task:", slot, self.urgent_begins)
+        if facts.may_end_urgent:
+            yield Step("the task:", slot, self.urgent_ends)
         if facts.may_finish:
             yield Step("the task:", slot, self.finish)
         if facts.may_leave:

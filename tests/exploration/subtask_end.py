@@ -39,6 +39,8 @@ class SubtaskFacts(NamedTuple):
     condemned: bool
     sends: bool
     at_barrier: bool
+    may_begin_urgent: bool
+    may_end_urgent: bool
     may_finish: bool
     may_leave: bool
     may_expire: bool
@@ -51,8 +53,9 @@ class SubtaskEnd:
 
     Items in its mailbox before a barrier are handled immediately: only the operator sees them, so the time makes no
     difference. ``expected``: by checkpoint, the number of events of this attempt that come before the barrier;
-    ``put``: how many have come into the mailbox. It sends nothing before the message to begin (H66); ``to_greet``: how
-    many events of its history must have come by then.
+    ``put``: how many have come into the mailbox, and answers. It sends nothing before the message to begin (H66);
+    ``to_greet``: how many events of its history must have come by then. ``urgent``: the urgent events that wait
+    for their handlers; ``begun`` and ``acted``: how many handlers of its history have begun and returned.
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
@@ -61,7 +64,7 @@ class SubtaskEnd:
         self.number = number
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange
-        self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = False
+        self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = self.has_urgent = False
         self.started = False
         self.to_greet = 0
         self.mode = m.RestoreMode.STREAMING
@@ -73,6 +76,8 @@ class SubtaskEnd:
         self.sent = 0
         self.received = 0
         self.put = 0
+        self.urgent: deque[bytes] = deque()
+        self.begun = self.acted = 0
         self.expected: dict[int, int] = {}
         self.unanswered = False
 
@@ -115,6 +120,13 @@ class SubtaskEnd:
             case v.CameApart(checkpoint_id, item_before, events_before):
                 self.expected.setdefault(checkpoint_id, events_before)
                 self._handle(s.BarrierArrived(checkpoint_id, item_before), out)
+            case v.BeginUrgent():
+                self._begin_urgent(out)
+            case v.EndUrgent():
+                self.acted += 1
+                self.received += 1
+                self.put += 1
+                self._handle(s.UrgentHandled(), out)
             case v.Finish():
                 self.life = Life.LEAVING
                 self._handle(s.OperatorFinished("", self._state()), out)
@@ -141,7 +153,8 @@ class SubtaskEnd:
         self.attached = self.condemned = self.unanswered = self.started = False
         self.machine = None
         self.mailbox.clear()
-        self.sent = self.received = self.put = self.to_greet = 0
+        self.sent = self.received = self.put = self.to_greet = self.begun = self.acted = 0
+        self.urgent.clear()
         self.expected = {}
         out.append((v.To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
 
@@ -155,12 +168,13 @@ class SubtaskEnd:
             v.demand(
                 is_event_up(event.payload, sent), "H31", f"task {self.task} restores {event.payload!r}, not {sent!r}"
             )
+        self.begun = self.acted = (self.received + 1) // 2 if self.has_urgent else 0
         limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         self.machine = SubtaskMachine(self.task, self.subtask, limits, message.held, message.events_sent)
         self.life, self.attached = Life.RUNNING, True
         self._handle(ConnectionAttached(0), out)
         self.to_greet = self.received + (self.greeted and self.received < self.to_receive)
-        self._handle(s.OperatorOpened(awaits_start=True), out)
+        self._handle(s.OperatorOpened(awaits_start=True, handles_urgent=True), out)
 
     def _reconnect(self, out: list[v.Output]) -> None:
         assert self.machine is not None
@@ -185,6 +199,13 @@ class SubtaskEnd:
         else:
             self._handle(s.EventSubmitted(payload), out)
 
+    def _begin_urgent(self, out: list[v.Output]) -> None:
+        payload = self.urgent.popleft()
+        expected = event_down(self.task, 2 * self.begun)
+        v.demand(payload == expected, "H91", f"task {self.task} begins {payload!r}, not {expected!r}")
+        self.begun += 1
+        self._handle(s.UrgentBegan(), out)
+
     def _meet_barrier(self, declines: bool, sends: bool, out: list[v.Output]) -> None:
         barrier = self.mailbox.popleft()
         assert isinstance(barrier, s.MailboxBarrier)
@@ -197,8 +218,16 @@ class SubtaskEnd:
                     payload = event_up(self.subtask, self.sent)
                     self.sent += 1
                     self._handle(s.EventSubmitted(payload, in_snapshot=True), out)
+                self._check_snapshot()
                 self._handle(s.SnapshotTaken(barrier.checkpoint_id, self._state()), out)
         self._handle_mail()
+
+    def _check_snapshot(self) -> None:
+        """What was handled must be the first events of the history, although urgent ones overtake."""
+        if self.has_urgent:
+            what = f"task {self.task} takes its snapshot after {self.acted} urgent events of {self.begun} begun"
+            whole = self.acted == self.begun == (self.received + 1) // 2
+            v.demand(whole, "H92", f"{what}, and {self.received} events in all")
 
     def _state(self) -> bytes:
         return b"%d:%d:%d" % (self.task, self.sent, self.received)
@@ -208,10 +237,14 @@ class SubtaskEnd:
         while self.mailbox and not isinstance(self.mailbox[0], s.MailboxBarrier):
             item = self.mailbox.popleft()
             if isinstance(item, s.MailboxEvent):
-                expected = event_down(self.task, self.received)
+                place = 2 * (self.received - self.acted) + 1 if self.has_urgent else self.received
+                expected = event_down(self.task, place)
                 text = f"task {self.task} gets {item.payload!r}, not {expected!r}"
                 v.demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
                 v.demand(item.payload == expected, "H22", text)
+                if self.has_urgent:
+                    text = f"task {self.task} handles {item.payload!r} when {self.begun} urgent events have begun"
+                    v.demand(2 * self.begun > place, "H91", text)
                 self.received += 1
             elif isinstance(item, s.MailboxStart):
                 v.demand(not self.started, "H66", f"task {self.task} begins twice")
@@ -249,12 +282,16 @@ class SubtaskEnd:
                 case s.PutInMailbox(item):
                     v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
                     self._put(item)
+                case s.HandleUrgent(payload):
+                    v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its urgent events")
+                    self.urgent.append(payload)
                 case s.EndAttempt():
                     self._end(Life.GONE, TaskOutcome.FAILED, out)
                     return
                 case s.ResolveRequest():
                     v.demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
                     self.unanswered = False
+                    self.put += 1  # it has its place towards the barriers too
                 case DropConnection(why):
                     v.demand(False, "H22", f"task {self.task} drops its connection: {why}")
                 case _:
@@ -265,7 +302,9 @@ class SubtaskEnd:
     def facts(self) -> SubtaskFacts:
         machine = self.machine
         if machine is None:
-            return SubtaskFacts(self.life, False, self.condemned, False, False, False, False, False, True, 0)
+            return SubtaskFacts(
+                self.life, False, self.condemned, False, False, False, False, False, False, False, True, 0
+            )
         running = self.life is Life.RUNNING
         all_sent = self.sent == self.to_send
         done = (
@@ -277,6 +316,8 @@ class SubtaskEnd:
             self.condemned,
             running and self.started and not all_sent,
             running and bool(self.mailbox),
+            running and bool(self.urgent) and self.begun == self.acted,
+            running and self.begun > self.acted,
             running and self.finishes and done and machine.may_finish,
             self.life is Life.LEAVING and machine.all_confirmed,
             machine.next_deadline() is not None,

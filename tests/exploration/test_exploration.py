@@ -23,6 +23,7 @@ from tests.mutants.hunt import changed
 TINY = SCOPES["tiny"]
 # How many states each scope has at least. The 10,000 of in-doubt take seconds, so they are left to make test-long.
 FLOORS = {
+    "deferred-drop": 1000,
     "forged-batch": 5000,
     "forged-unheard": 5000,
     "in-doubt": 10_000,
@@ -79,6 +80,8 @@ SMALL = (
     Scope("", "two at once, apart", events_up=0, events_down=0, checkpoints=2, concurrent=2, apart=True),
     Scope("", "an abort", events_up=1, events_down=0, checkpoints=1, aborts=1),
     Scope("", "a request, and a savepoint", events_down=0, checkpoints=0, savepoints=1, asks=True, in_snapshot=True),
+    Scope("", "a deferred answer", events_down=0, asks=True, defers=True),
+    Scope("", "a deferred answer, a failure", 1, 2, 1, 0, checkpoints=0, failures=1, asks=True, defers=True),
     Scope("", "late, and it finishes", events_up=0, events_down=1, late=1, finishes=True),
     Scope("", "a greeting", attempts=2, events_up=0, checkpoints=0, failures=1, greets=True),
     Scope("", "not confirmed in time", attempts=2, events_up=0, checkpoints=0, timeouts=1),

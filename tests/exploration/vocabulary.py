@@ -65,7 +65,7 @@ class Started:
 
 @dataclass(frozen=True)
 class CameDown:
-    """A message came down. ``events_before``: of a barrier, the attempt's events before its cut; else 0."""
+    """A message came down. ``events_before``: of a barrier, the events and answers before its cut; else 0."""
 
     message: DownMessage
     events_before: int = 0
@@ -109,11 +109,28 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Settle:
+    """The coordinator settles the reply that it has deferred for the attempt in ``slot``."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
 class MeetBarrier:
     """The operator reaches the barrier in its mailbox. ``sends``: one event from inside its snapshot."""
 
     declines: bool = False
     sends: bool = False
+
+
+@dataclass(frozen=True)
+class BeginUrgent:
+    """The thread for urgent events begins the next one."""
+
+
+@dataclass(frozen=True)
+class EndUrgent:
+    """The handler of an urgent event returns."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +244,14 @@ class SavepointEnded:
     """The checker's own: the coordinator is not notified of it (H49)."""
 
     checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """The coordinator's mailbox: the attempt in ``slot`` may be dead, or it lives after all (H87)."""
+
+    slot: int
+    suspected: bool
 
 
 @dataclass(frozen=True)

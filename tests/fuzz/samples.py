@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from random import Random
 from typing import Any, get_args
+from uuid import UUID
+
+import numpy as np
 
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.facts import TaskState
 from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX, StoredCheckpoint
+from protocol.wire.event_classes import event as event_class
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
 from spark_bridge.bridge.relay.records import TASK_STATES
@@ -110,14 +116,52 @@ def message(random: Random, kind: type[Message] | None = None) -> Message:
 # --- events -------------------------------------------------------------------------------------------------------
 
 
+@event_class("tests.fuzz.sample")
+@dataclass(frozen=True)
+class Sample:
+    first: Any
+    second: Any = None
+
+
 def event(random: Random, depth: int = 0) -> Any:
     """Return a value that an event can be, with a few levels of nesting."""
     if depth < 4 and random.random() < 0.4:
         entries = range(random.choice((0, 1, 2, 5)))
-        if random.random() < 0.5:
-            return [event(random, depth + 1) for _ in entries]
-        return {_scalar(random): event(random, depth + 1) for _ in entries}
-    return _scalar(random)
+        match random.randrange(8):
+            case 0:
+                return tuple(event(random, depth + 1) for _ in entries)
+            case 1:
+                return random.choice((set, frozenset))(_hashable(random) for _ in entries)
+            case 2:
+                return Sample(event(random, depth + 1), event(random, depth + 1))
+            case 3 | 4 | 5:
+                return [event(random, depth + 1) for _ in entries]
+        return {_hashable(random): event(random, depth + 1) for _ in entries}
+    return _scalar(random) if random.random() < 0.8 else _leaf(random)
+
+
+def _hashable(random: Random) -> Any:
+    if random.random() < 0.8:
+        return _scalar(random)
+    return random.choice((lambda: (_scalar(random), _leaf(random)), lambda: Sample(_scalar(random))))()
+
+
+def _leaf(random: Random) -> Any:
+    moment = datetime(random.randrange(1, 9999), 2, 3, 4, 5, 6, random.randrange(10**6), fold=random.randrange(2))  # noqa: DTZ001
+    number = natural(random)
+    return random.choice(
+        (
+            moment,
+            moment.replace(tzinfo=timezone(timedelta(minutes=random.randrange(-1439, 1440)))),
+            moment.date(),
+            moment.time(),
+            timedelta(number % 10**9, number % 86_400, number % 10**6),
+            Decimal(number).scaleb(random.randrange(-50, 50)),
+            UUID(int=number),
+            np.float32(number),
+            np.datetime64(number, "us"),
+        )
+    )
 
 
 def _scalar(random: Random) -> Any:

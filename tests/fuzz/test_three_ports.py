@@ -24,11 +24,7 @@ def test_a_driver_attaches_while_thousands_of_strangers_come_to_each_port(*, tls
     assert figures["files_most"] < three_ports.FILES_MAX
 
 
-PLAIN, TLS = three_ports.TARGETS
-
-
-@pytest.mark.parametrize(
-    "target", [pytest.param(PLAIN, marks=pytest.mark.long), TLS], ids=lambda target: getattr(target, "name", None)
-)
+@pytest.mark.long
+@pytest.mark.parametrize("target", three_ports.TARGETS, ids=lambda target: target.name)
 def test_no_attack_at_any_port_ends_the_process_or_harms_its_driver(target: Target) -> None:  # H61, H62, H76, H77
     run_cases(target, first=1, count=1)

@@ -42,6 +42,8 @@ from tests.fuzz.target import Target
 
 _NAME = "tests.fuzz.three_ports"
 FILES_MAX = 1024
+_LISTEN = "0A"
+"""The state in Linux's table of connections."""
 PORT_NAMES = ("control", "relay", "tasks")
 _BELOW_THE_SYSTEMS_OWN = range(20_000, 32_000)
 """A connection that is opened gets a port above these, which would be taken when the sidecar listens again."""
@@ -84,6 +86,15 @@ class BesiegedSidecar:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    async def files_at_rest(self) -> int:
+        """Return the number of its open files, once it has closed the last driver's application and awaits a driver.
+
+        In between it listens at the port for requests alone, and has one file less.
+        """
+        _, relay, tasks = (port for _, port in self.ports.values())
+        await self.until(lambda: _listened_at() & {relay, tasks} == {relay}, "that it awaits a driver")
+        return self.files
+
     def errors(self) -> list[str]:
         """The lines of its log that name a defect, or the loop's."""
         lines = (self._folder / "log").read_text().splitlines()
@@ -97,6 +108,12 @@ class BesiegedSidecar:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(f"{what} has not come to pass: {self.files} files are open") from None
+
+
+def _listened_at() -> set[int]:
+    """The ports at which this machine's processes listen, over IPv4."""
+    connections = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return {int(address.split(":")[1], 16) for _, address, _, state, *_ in connections if state == _LISTEN}
 
 
 @asynccontextmanager
@@ -171,7 +188,7 @@ async def attach_in_a_crowd(
     """Attach a driver, several times, while at least so many strangers come to each port; return the figures."""
     async with besieged_sidecar(random, tls=tls, files_max=files_max) as sidecar:
         events = await _serve_once(sidecar, [])
-        files = sidecar.files
+        files = await sidecar.files_at_rest()
         times: list[tuple[float, float]] = []
         files_most, attached = files, 0
         async with crowd_around(sidecar, per_s) as crowd:
@@ -210,7 +227,7 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
     """Attack all ports of a sidecar, whose driver has tasks at work; return the figures. Raises ``AssertionError``."""
     async with besieged_sidecar(random, tls=tls) as sidecar:
         await _serve_once(sidecar, [])
-        files, resident_bytes = sidecar.files, sidecar.resident_bytes
+        files, resident_bytes = await sidecar.files_at_rest(), sidecar.resident_bytes
         room, lines = asyncio.Semaphore(AT_ONCE), dict[str, list[range]]()
 
         async def one(attack: Attack, port: str) -> None:

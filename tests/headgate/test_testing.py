@@ -139,7 +139,7 @@ async def test_final_checkpoint_follows_a_good_streaming_run() -> None:
         assert checkpoint.subtask_states[0].states[0].state == b"the end"
 
 
-async def test_copy_runs_beside_the_first_attempt_and_is_killed_when_that_succeeds() -> None:
+async def test_copy_runs_beside_the_first_attempt_and_is_killed_when_that_succeeds() -> None:  # H86
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, parallelism=2) as world:
         first = await world.launch(0)
@@ -148,7 +148,32 @@ async def test_copy_runs_beside_the_first_attempt_and_is_killed_when_that_succee
         first.finish()
         await world.settle()
         assert (first.outcome, copy.outcome) == ("success", "killed")
-        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 1, FailureKind.SUPERSEDED)]
+        assert coordinator.calls_of("subtask_failed", "subtask_finished") == [
+            ("subtask_finished", 0, 0),
+            ("subtask_failed", 0, 1, FailureKind.SUPERSEDED),
+        ]
+
+
+async def test_broken_connection_is_a_suspicion_until_it_is_restored() -> None:  # H87
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=1) as world:
+        task = await world.launch(0)
+        with pytest.raises(LocalProtocolError, match="has no broken connection"):
+            await world.restore_connection(task)
+        for number in range(2):
+            await world.break_connection(task)
+            assert coordinator.calls[-1] == ("subtask_suspected", 0, 0)
+            with pytest.raises(LocalProtocolError, match="has no connection that could break"):
+                await world.break_connection(task)
+            task.send(number)
+            await coordinator.gateways[0].send_event(number)
+            await world.restore_connection(task)
+            assert coordinator.calls[-2] == ("subtask_responsive", 0, 0)
+            assert (coordinator.events[-1], task.events[-1]) == (number, number)
+        await world.break_connection(task)
+        await world.advance(10.0)
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.CONNECTION_LOST)]
+        assert task.outcome
 
 
 async def test_unresponsive_task_is_killed_after_the_confirmation_timeout() -> None:
@@ -165,6 +190,25 @@ async def test_unresponsive_task_is_killed_after_the_confirmation_timeout() -> N
         assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.CONFIRMATION_TIMEOUT)]
         with pytest.raises(AttemptOver):
             await confirmation
+
+
+async def test_frozen_task_is_killed_after_the_heartbeat_timeout_and_a_busy_one_is_not() -> None:  # H94
+    coordinator = RecordingCoordinator()
+    limits = GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.0)
+    async with running_operator(coordinator, parallelism=2, gateway=limits) as world:
+        frozen, busy = await world.launch_all()
+        busy.busy = True
+        await world.advance(30.0)
+        assert (frozen.outcome, busy.outcome) == ("", "")
+        frozen.unresponsive = True
+        await world.advance(0.9)
+        assert frozen.outcome == ""
+        await world.advance(0.6)
+        assert (frozen.outcome, busy.outcome) == ("killed", "")
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.HEARTBEAT_TIMEOUT)]
+        retried = await world.retry(frozen)
+        await world.advance(30.0)
+        assert retried.outcome == ""
 
 
 async def test_failure_of_the_coordinator_cancels_the_job() -> None:

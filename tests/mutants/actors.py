@@ -88,7 +88,7 @@ gateways-outlive-their-run [feared; H57 H26]
   + pass
 gateway-outlives-its-success [feared; H26]
   The gateway of a subtask that has finished stays open.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._take_decision
+  @ actors.coordination.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close(attempt, "it has finished")
   + pass
 abort-not-told-to-subtasks [G5; H45 H44]
@@ -144,4 +144,14 @@ kept-output-is-enumerated-anew [feared; H56]
   - if look.kept & self._outputs:
   -         return True
   + pass
+finished-gateway-is-kept [feared; H88]
+  The context keeps the gateway of an attempt that has finished.
+  @ actors.coordination.live_gateways:GatewayTable.remove
+  - of_subtask.pop(attempt.task_attempt_id, None)
+  + pass
+copy-replaces-the-first-gateway [feared; H88 H13]
+  The context has only the newest gateway of a subtask.
+  @ actors.coordination.live_gateways:GatewayTable.add
+  - self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = gateway
+  + self.by_subtask[attempt.subtask] = {attempt.task_attempt_id: gateway}
 """)

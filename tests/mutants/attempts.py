@@ -167,4 +167,43 @@ kill-by-id [feared; H75]
   @ protocol.attempts.operator:OperatorLedger._place
   - return TaskPlace(self.record.run.run_id, subtask)
   + return None
+success-is-not-told [feared; H86]
+  The coordinator is not told that an attempt has finished.
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - "subtask_finished", user.subtask_finished, attempt.subtask, attempt.attempt
+  + "subtask_finished", anyio.sleep, 0
+finished-on-the-tasks-word [feared; H86]
+  An attempt counts as finished when its operator has ended, before Spark counts it.
+  @ protocol.attempts.operator:OperatorLedger.take_word
+  - entry.state = AttemptState.ENDING
+  + self._finish(entry, run.subtasks[entry.attempt.subtask])
+superseded-before-the-success [feared; H86]
+  What loses to a success is reported before that success.
+  @ protocol.attempts.operator:OperatorLedger._finish
+  - self.out.append(SubtaskFinished(entry.attempt))
+  + pass
+  @ protocol.attempts.operator:OperatorLedger._finish
+  -         self._fail(rival, reason.kind, reason.text)
+  +         self._fail(rival, reason.kind, reason.text)
+  +     self.out.append(SubtaskFinished(entry.attempt))
+suspects-the-dead [feared; H87]
+  The coordinator is given hints about attempts that are over.
+  @ actors.coordination.coordinator:CoordinatorActor._give_hint
+  - if attempt.task_attempt_id not in self._live:
+  + if False:
+suspects-those-that-have-ended [feared; H87]
+  An attempt whose operator has ended is suspected when its connection closes.
+  @ protocol.gateway.machine:GatewayMachine._suspect
+  - and not self._inbound.finished
+  + and True
+never-trusts-again [feared; H87]
+  A connection that comes back does not take the suspicion back.
+  @ protocol.gateway.machine:GatewayMachine._attach
+  - self._trust(effects)
+  + self._suspected = False
+suspects-before-it-is-known [feared; H87]
+  An attempt is suspected before the coordinator knows it.
+  @ protocol.gateway.machine:GatewayMachine._suspect
+  - if self._inbound.ready and
+  + if True and
 """)

@@ -10,8 +10,9 @@ from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.mutant import Mutant
+from tests.mutants.parts import PARTS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
-MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE)
+MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE, *PARTS)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -20,8 +20,8 @@ reconnect-timeout-never-fires [feared; H24 H48]
 task-waits-for-ever-for-the-driver [feared; H24 H48]
   A task that cannot reach the driver waits for ever.
   @ protocol.subtask.machine:SubtaskMachine.next_deadline
-  - return None if self._detached_at is None else
-  + return None if True else
+  - return self._beat_at if self._detached_at is None else
+  + return self._beat_at if True else
 a-hanging-method-is-not-reported [E8; H70]
   A method of the coordinator that does not return is never named.
   @ actors.coordination.call_watch:CallWatch.begin

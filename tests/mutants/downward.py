@@ -60,13 +60,97 @@ barrier-names-too-little [G8; H23]
 barrier-twice [feared; H22]
   A barrier is put twice into the mailbox.
   @ protocol.subtask.inbound:SubtaskInbound._meet_barrier
-  - effects.append(PutInMailbox(MailboxBarrier(checkpoint_id)))
-  + effects.extend([PutInMailbox(MailboxBarrier(checkpoint_id))] * 2)
+  - self.urgent.put(MailboxBarrier(checkpoint_id), effects)
+  + self.urgent.put(MailboxBarrier(checkpoint_id), effects); self.urgent.put(MailboxBarrier(checkpoint_id), effects)
 events-twice [feared; H22]
   An event is put twice into the mailbox.
   @ protocol.subtask.inbound:SubtaskInbound.take
   - effects.append(PutInMailbox(MailboxEvent(item.payload)))
   + effects.extend([PutInMailbox(MailboxEvent(item.payload))] * 2)
+urgent-after-the-barrier [feared; H92]
+  A barrier does not wait until the handlers of the urgent events before it have returned.
+  @ protocol.subtask.urgent:UrgentOrder._may_pass
+  - awaits_return = isinstance(item, MailboxBarrier | MailboxStart)
+  + awaits_return = isinstance(item, MailboxStart)
+urgent-after-the-start [feared; H66 H92]
+  The operator begins while an urgent event that subtask_ready sent is still being handled.
+  @ protocol.subtask.urgent:UrgentOrder._may_pass
+  - awaits_return = isinstance(item, MailboxBarrier | MailboxStart)
+  + awaits_return = isinstance(item, MailboxBarrier)
+urgent-is-overtaken [feared; H91]
+  An event that was sent later is handled before the urgent one begins.
+  @ protocol.subtask.urgent:UrgentOrder._may_pass
+  - return came_before <= (self._handled if awaits_return else self._begun)
+  + return came_before <= (self._handled if awaits_return else self._came)
+urgent-passes-the-valve [feared; H92 H41]
+  An urgent event that is sent after a cut does not wait for the valve.
+  @ protocol.gateway.outbound:GatewayOutbound.submit_event
+  - if self.closed:
+  + if self.closed and not event.urgent:
+urgent-is-ordinary [feared; H90]
+  The gateway sends an urgent event as an ordinary one.
+  @ protocol.gateway.outbound:GatewayOutbound._send_submitted
+  - item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload)
+  + item = EventMessage(self._id, seq, payload)
+urgent-not-counted [feared; H91 H92]
+  What comes after an urgent event goes into the mailbox as if there were none.
+  @ protocol.subtask.urgent:UrgentOrder.come
+  - self._came += 1
+  + self._came += 1; self._begun = self._handled = self._came
+  @ protocol.subtask.urgent:UrgentOrder.begin
+  - self._begun += 1
+  + pass
+  @ protocol.subtask.urgent:UrgentOrder.end
+  - self._handled += 1
+  + pass
+urgent-twice [feared; H22 H91]
+  An urgent event is handled twice.
+  @ protocol.subtask.urgent:UrgentOrder.come
+  - self._came += 1
+  + self._came += 2; effects.append(HandleUrgent(payload))
+urgent-waits-for-ever [feared; H48 H92]
+  The return of a handler lets nothing pass.
+  @ protocol.subtask.urgent:UrgentOrder.end
+  - self._release(effects)
+  + pass
+urgent-handler-is-refused [feared; H92]
+  What a handler sends while a snapshot waits for it finds no room.
+  @ protocol.subtask.outbound:SubtaskOutbound.submit
+  - submitted.in_snapshot or (submitted.in_urgent and bool(self._closed))
+  + submitted.in_snapshot
+ends-before-its-urgent-events [feared; H93]
+  An operator may end well while an urgent event is being handled.
+  @ protocol.subtask.machine:SubtaskMachine.may_finish
+  - return self._inbound.urgent.idle and not self._outbound.holds()
+  + return not self._outbound.holds()
+  @ protocol.subtask.machine:SubtaskMachine._finish
+  - if not self._inbound.urgent.idle:
+  + if False:
+never-gives-up-the-silent [feared; H94]
+  An attempt that gives no sign of life is never given up.
+  @ protocol.gateway.machine:GatewayMachine._look_for_life
+  - if self._silent_s >= limits.heartbeat_timeout_s:
+  + if False:
+forgets-the-signs-of-life [feared; H94]
+  A sign of life does not begin the wait again.
+  @ protocol.gateway.machine:GatewayMachine._look_for_life
+  - self._silent_s = 0.0
+  + pass
+hears-no-signs-of-life [feared; H94]
+  Intervals count as silent whatever came.
+  @ protocol.gateway.machine:GatewayMachine._hear_life
+  - self._heard = True
+  + pass
+sends-no-heartbeat [feared; H94]
+  A task that has nothing to say gives no sign of life.
+  @ protocol.subtask.machine:SubtaskMachine._beat
+  - effects.append(SendToCoordinator(Heartbeat(self._id)))
+  + pass
+sends-no-heartbeat-after-a-loss [feared; H94]
+  A task gives no signs of life on its second connection.
+  @ protocol.subtask.machine:SubtaskMachine._attach
+  - self._schedule_beat(now)
+  + self._beat_at = now + 99.0 if input.received_seq else None
 resend-without-suppression [G9; H22 H30]
   What is sent again after a reconnect is taken again.
   @ protocol.streams:IncomingStream.is_new
@@ -87,11 +171,8 @@ unconfirmed-not-failed [feared; H26]
   @ protocol.gateway.outbound:GatewayOutbound.fail_all
   - for event_id in self.stream.tags():
   + for event_id in ():
-answers-pass-the-valve [G14; H33 H41]
+answers-pass-the-valve [G14; H33 H41 H84]
   The answer to a request passes the closed gateway.
-  Argued: with the actors around it, the machine never holds an answer: the coordinator answers within the call that
-  brings the request, and no request comes between its cut and the subtask's snapshot, because the upward valve is
-  closed all that time and what left before lies in front of the cut
   @ protocol.gateway.outbound:GatewayOutbound.submit_answer
   - if self.closed:
   + if False:

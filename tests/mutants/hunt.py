@@ -24,6 +24,7 @@ from tests.mutants.forged_claims import check_forged_claims
 from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
+from tests.mutants.parts import check_parts
 from tests.mutants.second_runs import check_history
 from tests.simulation.logs import quiet_logs
 from tests.simulation.world import World, run_world
@@ -143,6 +144,7 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
             lambda: tell_histories("lost facts", check_lost_facts, budget.histories),
             lambda: tell_histories("late writes", check_late_writes, budget.histories),
             lambda: tell_histories("forged claims", check_forged_claims, budget.histories),
+            lambda: tell_histories("parts", check_parts, budget.histories),
             lambda: explore_scopes(budget, report),
             lambda: simulate(range(middle, end), report, before=few),
         )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from inspect import isawaitable
 from random import Random
@@ -16,7 +17,7 @@ from spark_bridge.certificates import encryption
 from tests.actors.coordination import test_failures_behind_a_run
 from tests.fuzz import pure, test_large_events
 from tests.mutants.mutant import Mutant, catalogue
-from tests.protocol import test_codec, test_handshake
+from tests.protocol import test_codec, test_event_classes, test_event_values, test_handshake
 from tests.spark_bridge import test_actions, test_router, test_server_incomplete, test_server_shares, test_tls
 
 CATALOGUE = catalogue(r"""
@@ -52,24 +53,39 @@ certificate-not-pinned [X7; H77]
   + if False:
 no-container-bound [X8; H62]
   An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.
-  @ protocol.wire.codec:_Counts.add
+  @ protocol.wire.events:_Counts.add
   - self._containers > self._limits.event_containers_max
   + False
 no-entry-bound [X8; H62]
   Only each list by itself has a limit of entries, and an event has many lists.
-  @ protocol.wire.codec:_Counts.add
+  @ protocol.wire.events:_Counts.add
   - self._items > self._limits.event_items_max
   + False
 no-container-bound-at-the-sender [X8; H62]
   A sender learns only from the end of its attempt that an event has too many lists and maps.
-  @ protocol.wire.codec:_check_value
+  @ protocol.wire.events:_check_value
   - containers > limits.event_containers_max
   + False
 large-maps [X8; H62]
   A map may have as many entries as a list: with crafted keys one map takes seconds.
-  @ protocol.wire.codec:_event_unpacker
+  @ protocol.wire.events:_event_unpacker
   - , limits.event_map_entries_max
   +
+members-of-one-hash [X8; H62 H95]
+  A set may have thousands of decimals with one hash, and each is compared with all before it.
+  @ protocol.wire.events:_refuse_equal_hashes
+  - most > _EQUAL_HASHES_MAX
+  + False
+nesting-in-tuples [the closed table; H62 H95]
+  Only lists and maps count as levels of an event, and its tuples and sets nest without a limit.
+  @ protocol.wire.events:_check_nesting
+  - if not _flat.issuperset(map(type, level)):
+  + if False:
+nesting-in-classes [the closed table; H62 H97]
+  The values of users' classes nest without a limit.
+  @ protocol.wire.events:_NestingBuilder._depth_over
+  - deepest >= self._limits.event_nesting_max
+  + False
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
   @ actors.coordination.event_decoding:decode_in_turns
@@ -113,6 +129,10 @@ def bound(accepted: Any, refused: Any, told_to_the_sender: str, told_to_the_rece
     return partial(check, accepted, refused, told_to_the_sender, told_to_the_receiver)
 
 
+def a_decimal_of_hash_1(number: int) -> Decimal:
+    return Decimal(1 + number * (2**61 - 1))
+
+
 too_many_maps = bound([{}] * 299, [{}] * 300, "more than 300 lists and maps", "more than 300 lists and maps")
 too_many_entries = bound([[0] * 198] * 10, [[0] * 200] * 10, "more than 2000 entries", "more than 2000 entries")
 one_large_map = bound(dict.fromkeys(range(400)), dict.fromkeys(range(401)), "a map at most 400", "exceeds max_")
@@ -129,6 +149,13 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     "no-entry-bound": [too_many_entries, fuzz_some_counts],
     "no-container-bound-at-the-sender": [too_many_maps],
     "large-maps": [one_large_map],
+    "members-of-one-hash": [
+        partial(test_event_values.test_members_that_all_have_one_hash_are_refused, dict.fromkeys, a_decimal_of_hash_1)
+    ],
+    "nesting-in-tuples": [
+        partial(test_event_values.test_nesting_counts_through_extensions_on_both_ends, lambda value: (value,), 1)
+    ],
+    "nesting-in-classes": [test_event_classes.test_nesting_and_counts_hold_inside_registered_values],
     "decoded-in-one-step": [
         test_large_events.test_another_operators_events_are_handled_while_the_largest_event_is_decoded
     ],

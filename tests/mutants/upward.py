@@ -10,8 +10,8 @@ UPWARD = catalogue(r"""
 upward-not-held [FLINK-26029; H31]
   The upward valve holds nothing during a checkpoint, and nobody compares the two halves.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - if self._closed or (in_snapshot
-  + if (in_snapshot
+  - if self._closed or (unbounded
+  + if (unbounded
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if self.snapshot is None or
   + if True or
@@ -101,4 +101,19 @@ does-not-compare [feared; H32]
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if self.snapshot is None or
   + if True or
+reply-survives-its-attempt [feared; H85]
+  The replies of an attempt that is over stay open.
+  @ actors.coordination.reply:OpenReplies.attempt_over
+  - in self._tasks.pop(task_attempt_id, {}):
+  + in ():
+deferred-request-is-answered-too [feared; H84]
+  A request whose answer is deferred gets an empty one at the same time.
+  @ actors.coordination.coordinator:CoordinatorActor._handle_request
+  - and deferred is None:
+  + and True:
+deferred-answer-never-leaves [feared; H84 H48]
+  A settled reply tells the gateway nothing.
+  @ actors.coordination.reply:WaitingTask._submit
+  - self._gateway_ref.tell_direct(AnswerSubmitted(self._request_id, error, payload))
+  + pass
 """)

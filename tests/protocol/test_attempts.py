@@ -274,6 +274,12 @@ def test_a_condemned_attempt_is_killed_by_its_own_id_and_over_immediately() -> N
     assert book.feed(goodbye(10), end(10, 1, KILLED)) == ["stale OperatorEnded task 10"]
 
 
+def test_an_attempt_that_is_silent_is_killed_with_a_kind_of_its_own() -> None:
+    book = a_running_attempt()  # H94
+    answers = book.feed(AttemptCondemned("words", 10, "no sign of life", silent=True))
+    assert answers == ["kill 10", "failed 1#0 HEARTBEAT_TIMEOUT", "reset 1"]
+
+
 def test_an_attempt_whose_connection_expired_is_killed_and_failed() -> None:
     book = a_running_attempt()  # H24
     assert book.feed(ConnectionExpired("words", 10)) == ["kill 10", "failed 1#0 CONNECTION_LOST", "reset 1"]

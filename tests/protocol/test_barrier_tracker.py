@@ -119,6 +119,16 @@ def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> No
     assert dialogue.tell(t.SubtaskFinalState(A, b"final")) == [t.ReopenSubtask(A, 1), t.SnapshotCoordinator(1)]
 
 
+def test_a_success_is_passed_on_and_its_withheld_readiness_forgotten() -> None:  # H86, H11
+    dialogue = Dialogue().run(A)
+    dialogue.tell(t.CheckpointTriggered(1))
+    dialogue.tell(accepted(B))
+    assert dialogue.tell(SubtaskReady(B)) == []  # withheld: it has no part in this checkpoint
+    assert dialogue.tell(SubtaskFinished(B)) == [SubtaskFinished(B)]
+    assert dialogue.tell(t.SubtaskClosed(A, 1)) == [t.SnapshotCoordinator(1)]
+    assert kinds(dialogue.tell(SubtaskFinished(B))) == [t.ReportStale]
+
+
 def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -> None:
     # H47: no other attempt.
     dialogue = Dialogue()

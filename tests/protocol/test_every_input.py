@@ -325,7 +325,10 @@ class GatewayWalk(EndWalk):
     }
 
     def build(self) -> GatewayMachine:
-        limits = g.GatewayLimits(10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60)
+        beats = self.dice.choice((None, 2.0))
+        limits = g.GatewayLimits(
+            10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60, heartbeat_interval_s=beats, heartbeat_timeout_s=6.0
+        )
         return GatewayMachine(ExecutionAttempt("words", 2, 1, 7), limits)
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
@@ -379,7 +382,14 @@ class SubtaskWalk(EndWalk):
     }
 
     def build(self) -> SubtaskMachine:
-        limits = s.SubtaskLimits(self.dice.choice((3, 5)), 60, 7.0, snapshot_bytes_max=200, held_events_max=4)
+        limits = s.SubtaskLimits(
+            self.dice.choice((3, 5)),
+            60,
+            7.0,
+            snapshot_bytes_max=200,
+            held_events_max=4,
+            heartbeat_interval_s=self.dice.choice((0.0, 2.0)),
+        )
         held = tuple(HeldEvent(5, bytes(n), n % 2 == 1) for n in range(self.dice.choice((0, 0, 2, 6))))
         return SubtaskMachine(7, 2, limits, held, self.dice.choice((0, 11)))
 

@@ -49,7 +49,7 @@ def test_the_word_to_begin_gets_lost_with_no_connection() -> None:  # H66, H24
     gateway = an_open_gateway()
     gateway.handle(g.EventSubmitted(1, b"rule"), 1.0)
     gateway.handle(ConnectionLost(), 1.0)
-    assert gateway.handle(g.ReadyAnnounced(), 1.0) == []
+    assert gateway.handle(g.ReadyAnnounced(), 1.0) == [g.ReportSuspected("its connection is gone")]
     again = [m.EventMessage(7, 1, b"rule"), m.StartProcessing(7, 2), m.Confirm(7, 1)]
     assert sent(gateway.handle(ConnectionAttached(0), 2.0)) == again
     gateway.handle(ConnectionLost(), 3.0)

@@ -71,7 +71,8 @@ def test_a_resumed_connection_carries_only_what_the_peer_does_not_have() -> None
         gateway.handle(g.EventSubmitted(event_id, b"%d" % event_id), 1.0)
     gateway.handle(g.ConnectionLost(), 2.0)
     effects = gateway.handle(g.ConnectionAttached(2), 3.0)
-    assert effects == [g.ConfirmEvent(1), g.ConfirmEvent(2), g.SendToAttempt(m.EventMessage(7, 3, b"3"))]
+    again = g.SendToAttempt(m.EventMessage(7, 3, b"3"))
+    assert effects == [g.ConfirmEvent(1), g.ConfirmEvent(2), again, g.ReportResponsive()]
 
 
 def test_a_new_connection_replaces_one_whose_loss_was_never_noticed() -> None:  # H24
@@ -542,7 +543,8 @@ def test_a_new_connection_starts_with_what_was_taken_meanwhile() -> None:
     gateway.handle(g.ConnectionLost(), 1.0)
     assert gateway.resume_seq == 0
     assert gateway.handle(g.ItemTaken(1), 2.0) == []
-    assert gateway.handle(g.ConnectionAttached(0), 3.0) == [g.SendToAttempt(m.Confirm(7, 1))]
+    confirm = g.SendToAttempt(m.Confirm(7, 1))
+    assert gateway.handle(g.ConnectionAttached(0), 3.0) == [g.ReportResponsive(), confirm]
 
 
 @pytest.mark.parametrize("field", ["confirm_timeout_s", "reconnect_timeout_s", "events_max", "upward_bytes_max"])
@@ -550,3 +552,41 @@ def test_limits_that_nothing_could_keep_are_refused(field: str) -> None:
     values = {field.name: 1 for field in fields(g.GatewayLimits)}
     with pytest.raises(ValueError, match="must be"):
         g.GatewayLimits(**{**values, field: 0})
+
+
+# --- suspicion (H87) ----------------------------------------------------------------------------------------
+
+
+GONE = g.ReportSuspected("its connection is gone")
+
+
+def test_each_broken_connection_is_a_suspicion_that_the_next_one_takes_back() -> None:  # H87, H24
+    gateway = a_gateway()
+    for number in range(2):
+        assert gateway.handle(g.ConnectionLost(), 1.0 + number) == [GONE]
+        assert gateway.handle(g.ConnectionLost(), 1.0 + number) == []
+        assert gateway.handle(g.ConnectionAttached(0), 1.5 + number) == [g.ReportResponsive()]
+    assert gateway.handle(g.ConnectionAttached(0), 4.0) == []  # it replaces one whose loss was never noticed
+
+
+def test_an_attempt_that_the_coordinator_does_not_know_is_suspected_once_it_does() -> None:  # H87
+    gateway = a_gateway(ready=False)
+    assert gateway.handle(g.ConnectionLost(), 1.0) == []
+    assert gateway.handle(g.ConnectionAttached(0), 2.0) == []
+    assert gateway.handle(g.ConnectionLost(), 3.0) == []
+    assert gateway.handle(g.ReadyAnnounced(), 4.0) == [GONE]
+    assert gateway.handle(g.ConnectionAttached(0), 5.0) == [g.ReportResponsive()]
+
+
+def test_an_attempt_whose_operator_has_ended_is_not_suspected() -> None:  # H87
+    gateway = a_gateway()
+    hear(gateway, m.Finished(7, 1, "", b"", 0))
+    assert gateway.handle(g.ConnectionLost(), 1.0) == []
+    assert g.ReportResponsive() not in gateway.handle(g.ConnectionAttached(0), 2.0)
+
+
+def test_an_attempt_that_is_over_gives_no_hint() -> None:  # H87
+    gateway = a_gateway()
+    gateway.handle(g.AttemptIsOver("killed"), 1.0)
+    assert gateway.handle(g.ConnectionLost(), 2.0) == []
+    assert gateway.handle(g.ConnectionAttached(0), 3.0) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_type
 
 from pyspark.sql import SparkSession
 
@@ -36,6 +36,7 @@ from headgate import (
     GatewayLimits,
     HeadgateError,
     LedgerConfig,
+    LiveGateways,
     OperatorCoordinator,
     OperatorHandle,
     OutputNotCommitted,
@@ -64,7 +65,6 @@ class Rules(OperatorCoordinator):
 
     def __init__(self, rule: str = "first") -> None:
         self._rule = rule
-        self._gateways: dict[int, SubtaskGateway] = {}
         self._seen = 0
 
     async def start(self, context: CoordinatorContext) -> None:
@@ -74,7 +74,6 @@ class Rules(OperatorCoordinator):
             context.log.info("streaming", operator=context.operator_id, parallelism=context.parallelism)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        self._gateways[subtask] = gateway
         attempt: ExecutionAttempt = gateway.attempt
         try:
             confirmation: Confirmation = gateway.send_event_nowait({"rule": self._rule, "to": str(attempt)})
@@ -88,7 +87,6 @@ class Rules(OperatorCoordinator):
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         if reason.kind is FailureKind.GLOBAL_FAILURE:
             self._context.log.warning("job failed", reason=str(reason))
-        self._gateways.pop(subtask, None)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self._seen += int(event)
@@ -106,8 +104,11 @@ class Rules(OperatorCoordinator):
         self._context.log.info("complete", checkpoint_id=checkpoint_id)
 
     async def _remind(self) -> None:
-        for gateway in self._gateways.values():
-            await gateway.send_event("again", loss_tolerant=True)
+        gateways: LiveGateways = self._context.gateways
+        confirmations: tuple[Confirmation, ...] = await gateways.broadcast("again", loss_tolerant=True)
+        ready: tuple[int, ...] = gateways.ready
+        self._context.log.info("reminded", ready=ready, count=len(confirmations))
+        gateways.when_all_ready(self._remind)
 
 
 class Apply(SubtaskOperator):
@@ -137,6 +138,53 @@ class Apply(SubtaskOperator):
         if not self.rule:
             raise CheckpointDeclinedByOperator("no rule yet")
         return str(self.count).encode()
+
+
+@headgate.event
+@dataclass(frozen=True)
+class NewLimit:
+    limit: int
+
+
+@headgate.event("report")
+@dataclass(frozen=True)
+class Report:
+    above: int
+
+
+class LimitCoordinator(OperatorCoordinator[Report, NewLimit]):
+    """Knows the type of what it receives, and of what it may send."""
+
+    above = 0
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway[NewLimit]) -> None:
+        await gateway.send_event(NewLimit(3))
+        gateway.send_event_nowait("no limit")  # type: ignore[arg-type]
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Report) -> None:
+        assert_type(event.above, int)
+        self.above += event.above
+
+
+class Above(SubtaskOperator[NewLimit, Report]):
+    """The other half: the events of the two fit together."""
+
+    limit = 0
+
+    def open(self, context: SubtaskContext[Report], state: bytes | None) -> None:
+        self.context = context
+
+    def handle_event(self, event: NewLimit) -> None:
+        self.limit = event.limit
+
+    def process(self, records: Iterator[Any]) -> None:
+        self.context.send_event(Report(sum(record > self.limit for record in records)))
+        self.context.send_event(NewLimit(1))  # type: ignore[arg-type]
+
+
+class WrongEvent(SubtaskOperator[NewLimit, Report]):
+    def handle_event(self, event: Report) -> None:  # type: ignore[override]
+        pass
 
 
 class Numbers(SplitReader):
@@ -201,11 +249,25 @@ def read_numbers(spark: SparkSession) -> list[int]:
         return sidecar.run(lambda: slots.mapPartitions(job.subtask(Numbers)).collect(), restart=FixedDelay(2, 0.5))
 
 
+def count_above(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("limit", LimitCoordinator, parallelism=2)
+        spark.sparkContext.parallelize(range(10), 2).foreachPartition(handle.subtask(Above))
+
+
 def write_files(spark: SparkSession, directory: str) -> None:
     with Sidecar(spark) as sidecar:
         job = sidecar.coordinate("files", lambda: FileSinkCoordinator(directory), parallelism=1, mode="streaming")
         rows = spark.sparkContext.parallelize(["a", "b"], 1)
         sidecar.run(lambda: rows.foreachPartition(job.subtask(FileSinkOperator, directory)), restart=NO_RESTART)
+
+
+def in_a_notebook(spark: SparkSession) -> OperatorHandle:
+    sidecar: Sidecar = headgate.start(spark, SidecarConfig(shutdown_timeout_s=5.0), name="rules")
+    handle: OperatorHandle = sidecar.coordinate("rules", Rules, parallelism=2, replace=True)
+    sidecar.stop()
+    headgate.stop("rules")
+    return handle
 
 
 async def on_my_own_loop(spark: SparkSession) -> OperatorHandle:

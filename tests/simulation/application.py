@@ -9,14 +9,21 @@ history through every restart.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.chain import split_states
 from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
 OPERATOR = "words"
 PARALLELISM_MAX = 4
+PART = "@"
+"""Begins the text of an event of a part, and no other."""
+COUNTS, ITEMS = "counts", "items"
+"""The names of the parts."""
 EVENTS_MAX = 8
 """The maximum number of unsettled events of one gateway (H27)."""
 CONFIRM_S = 3.0
@@ -25,6 +32,12 @@ RECONNECT_S = 2.0
 """How long an attempt may be without a connection."""
 REPORT_S = 0.2
 """A coordinator's method that is awaited for longer is reported (H70)."""
+JUMP_S = 2.5
+"""By how much the time may jump, as if nothing on the machine had run meanwhile."""
+HEARTBEAT_S = 1.0
+"""How often a task gives a sign of life, in worlds that want that."""
+SILENCE_S = 2.0
+"""How long it may be silent there on a connection (H94)."""
 UPWARD_EVENTS_MAX = 4
 """The maximum number of events and requests of one attempt on their way to the coordinator (H27)."""
 
@@ -36,8 +49,20 @@ def pack(event: str) -> bytes:
 
 def unpack(payload: bytes) -> str:
     event = decode_event(payload)
+    if isinstance(event, PartEvent):
+        return part_text(event)
     assert isinstance(event, str)
     return event
+
+
+def part_text(event: PartEvent) -> str:
+    """An event of a part, as it is noted in records and shown in the story."""
+    return f"{PART}{event.name} {json.dumps(event.event)}"
+
+
+def own_state(state: bytes) -> bytes:
+    """The state without those of the parts."""
+    return split_states(state, (COUNTS, ITEMS))[0]
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,9 @@ class Settings:
     event. ``apart``: how likely the barriers travel separately. ``in_snapshot``: how likely a subtask sends from inside
     its snapshot. ``by_notice``: whether the coordinator cleans up what it prepared when it is notified of discarded
     checkpoints; otherwise it asks which checkpoints are in doubt. ``attempts_max``: how often a subtask may be killed
-    in one run (H69).
+    in one run (H69). ``urgent``: the events of every other key are urgent, and so are some loss-tolerant ones.
+    ``heartbeats``: tasks have to give signs of life. ``in_hand``: the operator is a chain with a work queue of which
+    each task holds so many items; 0 means that it is not.
     """
 
     mode: RestoreMode
@@ -65,6 +92,9 @@ class Settings:
     copies: bool
     barrier_stage: bool
     attempts_max: int
+    urgent: bool = False
+    heartbeats: bool = False
+    in_hand: int = 0
 
 
 @dataclass

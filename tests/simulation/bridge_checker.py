@@ -24,7 +24,8 @@ from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge.relay.records import RelayedFact
 from tests.simulation.checkers import LATE_S, demand
 
-_KILLED_BY_US = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST)
+_SILENT = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.HEARTBEAT_TIMEOUT)
+_KILLED_BY_US = (*_SILENT, FailureKind.CONNECTION_LOST)
 
 
 class BridgeChecker:
@@ -131,7 +132,7 @@ class BridgeChecker:
                 self._finished.discard(attempt.task_attempt_id)
                 if was_accepted and reason.kind in _KILLED_BY_US:
                     self._count_kill(attempt, reason)
-                if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
+                if isinstance(item, AttemptCondemned) and reason.kind in _SILENT:
                     silent = item.task_attempt_id
                     demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")
             case RunEnded():

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
-from protocol.wire.messages import CloseForCheckpoint, Downward, EventMessage, Resumed
-from tests.simulation.application import RECONNECT_S, unpack
+from protocol.wire.messages import CloseForCheckpoint, Downward, EventMessage, Resumed, UrgentEventMessage
+from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, unpack
 
 SLACK_S = 0.1
 """How late a task may look at its clock: timers are checked every few milliseconds."""
@@ -68,6 +68,8 @@ class CallbackOrder:
     uncommitted: str = ""  # the run whose last output no checkpoint covers yet
     finished: dict[int, set[int]] = field(default_factory=dict)  # the finished ones among the live attempts
 
+    suspects: set[tuple[int, int]] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         self.last_asked = self.told_complete = self.restored
 
@@ -77,8 +79,25 @@ class CallbackOrder:
     def _finished(self, subtask: int) -> set[int]:
         return self.finished.setdefault(subtask, set())
 
+    def suspected(self, subtask: int, attempt: int) -> None:
+        """Check a hint: of an attempt that is ready, not over, and not suspected already (H87)."""
+        name = f"{subtask}#{attempt}"
+        demand(attempt in self._live(subtask) - self._finished(subtask), f"H87: {name} is suspected, and not alive")
+        demand((subtask, attempt) not in self.suspects, f"H87: {name} is suspected twice")
+        self.suspects.add((subtask, attempt))
+
+    def responsive(self, subtask: int, attempt: int) -> None:
+        """Check that a hint is taken back: once, while the attempt is alive (H87)."""
+        name = f"{subtask}#{attempt}"
+        demand(attempt in self._live(subtask) - self._finished(subtask), f"H87: {name} lives, and was reported over")
+        demand((subtask, attempt) in self.suspects, f"H87: {name} lives, and was never suspected")
+        self.suspects.discard((subtask, attempt))
+
     def finish(self, subtask: int, attempt: int) -> None:
-        """Record a finished attempt, which no callback reports."""
+        """Check a success: once, of an attempt that has not failed; a later failure revokes it (H17, H86)."""
+        demand(attempt not in self._finished(subtask), f"H86: {subtask}#{attempt} finishes twice")
+        demand(attempt not in self.failed.get(subtask, set()), f"H86: {subtask}#{attempt} finishes after its failure")
+        demand(subtask not in self.reset_owed or self.copies, f"H86: {subtask}#{attempt} finishes before the reset")
         self._finished(subtask).add(attempt)
 
     def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
@@ -129,6 +148,8 @@ class CallbackOrder:
     def run_ended(self, run_id: int, succeeded: bool) -> None:
         left = {subtask: live - self._finished(subtask) for subtask, live in self.live.items()}
         demand(not any(left.values()), f"H15: run {run_id} has ended, and {left} are not reported failed")
+        missing = [subtask for subtask in range(self.parallelism) if not self._finished(subtask)]
+        demand(not (succeeded and missing), f"H86: run {run_id} has succeeded, and {missing} have not finished")
         self.live.clear()
         self.finished.clear()
         if succeeded and not self.batch:
@@ -196,6 +217,12 @@ class AttemptRecord:
     down_came: list[str] = field(default_factory=list)
     settled: dict[int, bool] = field(default_factory=dict)
     loose: set[int] = field(default_factory=set)  # places of loss-tolerant events
+    urgent: list[int] = field(default_factory=list)  # places of urgent events, ascending
+    handles_urgent: bool = False  # otherwise they come as ordinary ones
+    came_urgent: int = 0  # how many of these have come,
+    begun: int = 0  # and have begun to be handled,
+    acted: int = 0  # and have been handled
+    came_ordinary: int = 0  # the place of the next ordinary event, if no urgent one follows
     up_sent: list[str] = field(default_factory=list)
     up_came: list[str] = field(default_factory=list)
     requests: dict[int, str] = field(default_factory=dict)
@@ -206,6 +233,8 @@ class AttemptRecord:
     closed: set[int] = field(default_factory=set)  # the checkpoints that it was told to close for
     over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
     sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
+    heard_at: float = 0.0  # when the driver last read something of it, or took a connection of it
+    sent_up_at: float = 0.0  # when the task last sent anything
     greeted: int | None = None  # how many events had been sent when ``subtask_ready`` returned (H66)
     lost_at: float | None = None  # when the task lost its connection, while it has none
     connected_since: float | None = None
@@ -220,10 +249,35 @@ class AttemptRecord:
         return self.connected_s + (0.0 if self.connected_since is None else now - self.connected_since)
 
     def came_down(self, payload: str) -> None:
-        place = len(self.down_came)
+        """Check an ordinary event that comes into the mailbox: the next one, after the urgent ones before it (H91)."""
+        place = self.came_ordinary
+        while self.handles_urgent and place in self.urgent:
+            place += 1
+        self._came(payload, place)
+        self.came_ordinary = place + 1
+        unbegun = self.urgent[self.begun : self.begun + 1] if self.handles_urgent else []
+        text = f"H91: {self.name} may handle event {place}, and urgent event {unbegun} has not begun"
+        demand(not unbegun or place < unbegun[0], text)
+
+    def came_urgently(self, payload: str) -> None:
+        """Check an urgent event that comes: the next of its kind."""
+        demand(self.came_urgent < len(self.urgent), f"H91: {self.name} got {payload} as an urgent event")
+        self._came(payload, self.urgent[self.came_urgent])
+        self.came_urgent += 1
+
+    def _came(self, payload: str, place: int) -> None:
         expected = self.down_sent[place] if place < len(self.down_sent) else None
         demand(expected == payload, f"H22: {self.name} got {payload}, not {expected}")
         self.down_came.append(payload)
+
+    def _may_be_confirmed(self, place: int) -> bool:
+        """Whether an event has come, perhaps behind an urgent one that is not handled yet."""
+        if not self.handles_urgent:
+            return place < len(self.down_came)
+        if place in self.urgent:
+            return self.urgent.index(place) < self.came_urgent
+        waits = any(one < place for one in self.urgent[self.acted : self.came_urgent])
+        return place < self.came_ordinary or waits
 
     def came_up(self, payload: str, position: int) -> None:
         """Check an upward event. ``position``: its place in the subtask's history, as the coordinator receives it."""
@@ -245,7 +299,7 @@ class AttemptRecord:
     def settle(self, place: int, confirmed: bool) -> None:
         demand(place not in self.settled, f"H21: event {place} of {self.name} was settled twice")
         demand(
-            not confirmed or place < len(self.down_came),
+            not confirmed or self._may_be_confirmed(place),
             f"H23: event {place} of {self.name} is confirmed, and not in its mailbox",
         )
         self.settled[place] = confirmed
@@ -267,6 +321,12 @@ class AttemptRecord:
         self.barriers.add(checkpoint_id)
         sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
         demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} after {came} events, not {sent}")
+        self.check_acted(sent, f"meets barrier {checkpoint_id}")
+
+    def check_acted(self, sent: int, what: str) -> None:
+        """Check that each urgent event among the first ``sent`` was handled (H92)."""
+        urgent = sum(place < sent for place in self.urgent) if self.handles_urgent else 0
+        demand(self.acted >= urgent, f"H92: {self.name} {what} after {self.acted} urgent events, not {urgent}")
 
     def hear(self, message: Downward) -> None:
         """Record a message that the task reads."""
@@ -290,11 +350,17 @@ class AttemptRecord:
         demand(greeted is not None, f"H66: {self.name} begins with its records before subtask_ready has returned")
         text = f"H66: {self.name} begins with its records after {handled} events, and subtask_ready sent {greeted}"
         demand(greeted is None or handled >= greeted, text)
+        self.check_acted(greeted or 0, "begins with its records")
 
     def check_patience(self, now: float, frozen_until: float) -> None:
         """Check that a task without a connection ends itself in time (H24), unless it stands still."""
         if self.lost_at is not None and now > frozen_until + SLACK_S:
             demand(now < self.lost_at + RECONNECT_S + SLACK_S, f"H24: {self.name} waits for ever for the driver")
+
+    def check_beats(self, now: float, frozen_until: float) -> None:
+        """Check that a connected task gives signs of life (H94), unless it stands still. Its looks are a bit late."""
+        silent_s = now - max(self.sent_up_at, frozen_until)
+        demand(silent_s < 3 * HEARTBEAT_S, f"H94: {self.name} has sent nothing for {silent_s:.3f} s")
 
     def hear_end(self, checkpoint_id: int) -> None:
         """Check that the task learns the end of each checkpoint that it knows once (H44)."""
@@ -314,6 +380,15 @@ class AttemptRecord:
             enough = waited_s >= timeout_s - 1e-6
             demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
 
+    def silent_for(self, now: float) -> float:
+        """For how long the driver has heard nothing of it on its connection."""
+        return 0.0 if self.connected_since is None else now - self.heard_at
+
+    def check_silent(self, now: float, timeout_s: float) -> None:
+        """Check that an attempt was not given up for its silence too soon (H94)."""
+        silent_s = self.silent_for(now)
+        demand(silent_s >= timeout_s - 1e-6, f"H94: {self.name} failed after a silence of {silent_s:.3f} s")
+
     def check_expired(self, place: int, now: float, timeout_s: float) -> None:
         """Check that a timeout did not end the wait for an event too soon (H25, H72)."""
         waited_s = self.connected_for(now) - self.sent_at[place]
@@ -327,8 +402,15 @@ class AttemptRecord:
 
     def first_to_confirm(self, unread: Iterable[Downward]) -> str:
         """Return the first unread event that may not be lost (H28), or an empty string."""
-        events = [unpack(message.payload) for message in unread if isinstance(message, EventMessage)]
+        events = [
+            unpack(message.payload) for message in unread if isinstance(message, EventMessage | UrgentEventMessage)
+        ]
         return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")
+
+    def check_all_came_up(self) -> None:
+        """Check that a success is reported after everything that the attempt sent (H86)."""
+        left = self.up_sent[len(self.up_came) :]
+        demand(not left, f"H86: {self.name} has finished, and {left} have not come")
 
     def check_settled(self) -> None:
         waiting = [place for place in range(len(self.down_sent)) if place not in self.settled]

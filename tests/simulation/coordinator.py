@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from protocol.attempts import FailureReason, SubtaskFailed
+from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from protocol.attempts import FailureReason, SubtaskFailed, SubtaskFinished
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
@@ -33,6 +33,8 @@ RAISES = 0.004
 """How likely a method fails, while the world is unkind."""
 HANGS = 0.02
 """How likely a snapshot never ends."""
+DEFERS = 0.5
+"""How likely a request is answered later (H84)."""
 
 
 @dataclass
@@ -46,6 +48,18 @@ class Handle:
     @property
     def attempt(self) -> ExecutionAttempt:
         return self.gateway.attempt
+
+
+@dataclass
+class Deferred:
+    """A request whose answer comes later."""
+
+    reply: Reply
+    attempt: ExecutionAttempt
+    key: int
+    request_id: int
+    answer: str
+    due: float  # on the world's clock
 
 
 @dataclass
@@ -153,6 +167,7 @@ class Coordinator(OperatorCoordinator):
         self._monitor = monitor
         self._inside = ""  # the method that runs
         self._waits_for_room: Handle | None = None
+        self._deferred: list[Deferred] = []
 
     # --- behavior of user code ------------------------------------------------------------------------------------
 
@@ -222,9 +237,9 @@ class Coordinator(OperatorCoordinator):
     def send_something(self) -> None:
         """Send from the loop, outside of any method, as user code can."""
         handle = self._world.random.choice(self._senders())
-        key, event, loose = self._next_event(handle)
-        confirmation = handle.gateway.send_event_nowait(event, loss_tolerant=loose)
-        self._sent(handle, key, event, confirmation)
+        key, event, loose, urgent = self._next_event(handle)
+        confirmation = handle.gateway.send_event_nowait(event, loss_tolerant=loose, urgent=urgent)
+        self._sent(handle, key, event, urgent, confirmation)
 
     async def _send_inside(self) -> None:
         """Send from inside a method, and wait for room if there is none (H27)."""
@@ -232,34 +247,45 @@ class Coordinator(OperatorCoordinator):
         if not handles or not self._chance(self._application.settings.inside):
             return
         self._waits_for_room = handle = self._world.random.choice(handles)
-        key, event, loose = self._next_event(handle)
+        key, event, loose, urgent = self._next_event(handle)
         try:
-            confirmation = await handle.gateway.send_event(event, loss_tolerant=loose)
+            confirmation = await handle.gateway.send_event(event, loss_tolerant=loose, urgent=urgent)
         finally:
             self._waits_for_room = None
-        self._sent(handle, key, event, confirmation)
+        self._sent(handle, key, event, urgent, confirmation)
 
-    def _next_event(self, handle: Handle) -> tuple[int | None, str, bool]:
-        """Return its key, the payload, and whether it may be lost; a loss-tolerant event has no key."""
-        tid = handle.attempt.task_attempt_id
-        if self._chance(self._application.settings.loose):
-            return None, f"{tid}|~{self.books.loose_sent.get(tid, 0) + 1}", True
+    def _next_event(self, handle: Handle) -> tuple[int | None, str, bool, bool]:
+        """Return its key, the payload, whether it may be lost, and whether it is urgent.
+
+        A loss-tolerant event has no key. All events of a key have the same urgency, so a key's log keeps its order.
+        """
+        tid, settings = handle.attempt.task_attempt_id, self._application.settings
+        if self._chance(settings.loose):
+            number = self.books.loose_sent.get(tid, 0) + 1
+            return None, f"{tid}|~{number}", True, settings.urgent and number % 2 == 0
         key = self._world.random.choice(self._wanting(handle))
-        return key, f"{tid}|{key}:d{len(self.books.logs_of(handle.attempt)[key].sent)}", False
+        event = f"{tid}|{key}:d{len(self.books.logs_of(handle.attempt)[key].sent)}"
+        return key, event, False, settings.urgent and key % 2 == 0
 
-    def _sent(self, handle: Handle, key: int | None, event: str, confirmation: Confirmation) -> None:
+    def _sent(self, handle: Handle, key: int | None, event: str, urgent: bool, confirmation: Confirmation) -> None:
         """Record an event as handed over now; its fate is open unless the attempt is over."""
         record, tid = handle.record, handle.attempt.task_attempt_id
-        place = len(record.down_sent)
-        record.down_sent.append(event)
-        record.sent_at.append(record.connected_for(self._world.now))
-        self._world.tell(f"coordinator sends {event}")
+        place = self._note_sent(record, event, confirmation)
+        if urgent:
+            record.urgent.append(place)
         if key is None:
             record.loose.add(place)
             self.books.loose_sent[tid] = self.books.loose_sent.get(tid, 0) + 1
         else:
             self.books.logs_of(handle.attempt)[key].sent.append(event.rpartition(":")[2])
+
+    def _note_sent(self, record: AttemptRecord, event: str, confirmation: Confirmation) -> int:
+        place = len(record.down_sent)
+        record.down_sent.append(event)
+        record.sent_at.append(record.connected_for(self._world.now))
+        self._world.tell(f"coordinator sends {event}")
         confirmation.add_done_callback(partial(self._settled, record, place))
+        return place
 
     def _settled(self, record: AttemptRecord, place: int, confirmation: Confirmation) -> None:
         error = confirmation.error()
@@ -270,6 +296,29 @@ class Coordinator(OperatorCoordinator):
                 record.check_expired(place, self._world.now, CONFIRM_S)
             record.settle(place, confirmation.confirmed())
         self._world.figures.events_down += confirmation.confirmed()
+
+    # --- for the parts of a chain ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting_for_room(self, attempt: ExecutionAttempt) -> Iterator[None]:
+        """A part may wait for room there, so nothing else is sent, which would confuse the record of the order."""
+        self._waits_for_room = self.books.handles.get(attempt.subtask, {}).get(attempt.attempt)
+        try:
+            yield
+        finally:
+            self._waits_for_room = None
+
+    def sent_by_part(self, attempt: ExecutionAttempt, event: str, confirmation: Confirmation) -> None:
+        record = self._world.record(attempt.task_attempt_id)
+        self._note_sent(record, event, confirmation)
+
+    def take_of_part(self, subtask: int, number: int, payload: str) -> None:
+        """Check an event for a part, as those for this coordinator."""
+        attempt: ExecutionAttempt = self._monitor.handling.attempt
+        self.order.event(attempt.subtask, attempt.attempt)
+        demand(number == attempt.attempt, f"H3: {payload} of {attempt} comes as of attempt {number}")
+        self._world.record(attempt.task_attempt_id).came_up(payload, self.context.events_taken(subtask))
+        self._world.tell(f"{payload} of {attempt} comes")
 
     # --- callbacks ------------------------------------------------------------------------------------------------
 
@@ -291,7 +340,7 @@ class Coordinator(OperatorCoordinator):
             self._take(subtask, attempt, event)
             await self._send_inside()
 
-    async def handle_request(self, subtask: int, attempt: int, request: str) -> str:
+    async def handle_request(self, subtask: int, attempt: int, request: str) -> str | Reply:
         async with self._call("handle_request", f"{subtask}#{attempt}: {request}"):
             demand(request.startswith(REQUEST), f"H73: the event {request} comes as a request")
             log = self._take(subtask, attempt, request)
@@ -302,9 +351,43 @@ class Coordinator(OperatorCoordinator):
         if message.request_id is None:  # from a checkpoint: nothing waits for the answer (H73)
             figures.requests_restored += 1
             return answer
+        if self._chance(DEFERS):
+            figures.happen("an answer is deferred")
+            key = split_wire_form(request)[1]
+            due = self._world.now + self._world.random.choice([0.0, 0.1, 2.0])
+            self._deferred.append(Deferred(Reply(), message.attempt, key, message.request_id, answer, due))
+            return self._deferred[-1].reply
         log.answers.append(answer)
         self._world.record(message.attempt.task_attempt_id).answered[message.request_id] = answer
         return answer
+
+    def may_settle(self) -> bool:
+        """Whether the time of a reply has come. One that is over may be settled too, without effect."""
+        return any(deferred.due <= self._world.now for deferred in self._deferred)
+
+    def settles_at(self) -> float | None:
+        return min((deferred.due for deferred in self._deferred), default=None)
+
+    def settle_something(self) -> None:
+        """Settle a reply from the loop, outside of any method, as user code can."""
+        random = self._world.random
+        deferred = random.choice([one for one in self._deferred if one.due <= self._world.now])
+        self._deferred.remove(deferred)
+        reply, attempt = deferred.reply, deferred.attempt
+        self._world.tell(f"coordinator settles {deferred.request_id} of {attempt}: {deferred.answer}, {reply}")
+        if reply.over:
+            self._world.figures.happen("a deferred answer is over")
+            reply.answer(deferred.answer)
+            return
+        with judged(self._world):
+            known = attempt.attempt in self.books.handles.get(attempt.subtask, {})
+            demand(known, f"H85: the reply to {attempt} is open, and the attempt over")
+        if random.random() < 0.1:
+            reply.fail("no luck")
+            return
+        self.books.logs_of(attempt)[deferred.key].answers.append(deferred.answer)
+        self._world.record(attempt.task_attempt_id).answered[deferred.request_id] = deferred.answer
+        reply.answer(deferred.answer)
 
     def _take(self, subtask: int, number: int, payload: str) -> Log:
         """Take an event of an attempt that is alive (H3)."""
@@ -329,6 +412,7 @@ class Coordinator(OperatorCoordinator):
             self.order.ready(subtask, attempt.attempt, self._monitor.beside_ready(attempt))
             target = world.target_of(attempt.task_attempt_id)
             self.books.ready(Handle(gateway, target, world.record(attempt.task_attempt_id)))
+            self._check_gateways()
             await self._send_inside()
             if self._chance(self._application.settings.inside):
                 self.context.call_later(world.random.uniform(0.0, 0.1), self._send_later)
@@ -339,14 +423,28 @@ class Coordinator(OperatorCoordinator):
         async with self._call("call_later"):
             await self._send_inside()
 
+    async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
+        async with self._call("subtask_suspected", f"{subtask}#{attempt}: {reason}"):
+            self.order.suspected(subtask, attempt)
+            self._world.figures.happen("a subtask is suspected")
+
+    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
+        async with self._call("subtask_responsive", f"{subtask}#{attempt}"):
+            self.order.responsive(subtask, attempt)
+            self._world.figures.happen("a suspected subtask lives")
+
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         message = self._monitor.handling
         assert isinstance(message, SubtaskFailed)
         async with self._call("subtask_failed", f"{message.attempt}: {reason}"):
             self.order.failed_attempt(subtask, attempt, *self._monitor.beside_failed(message.attempt))
+            if reason.text.endswith("has succeeded"):
+                text = f"H86: {subtask}#{attempt} is superseded by a success that was not reported"
+                demand(subtask in self.books.finished, text)
             self._world.figures.count_failure(reason.kind.value)
             handle = self.books.handles.get(subtask, {}).get(attempt)
             self.books.over(message.attempt)
+            self._check_gateways()
             if handle is not None:
                 self._try_dead_gateway(handle)
 
@@ -354,6 +452,29 @@ class Coordinator(OperatorCoordinator):
         """Check that a closed gateway refuses to send (H14); the event fails immediately (H26)."""
         confirmation = handle.gateway.send_event_nowait("to nobody")
         demand(confirmation.error() is not None, f"H14: {handle.attempt} has failed, and its gateway takes events")
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        message = self._monitor.handling
+        assert isinstance(message, SubtaskFinished)
+        self._monitor.finished.add(message.attempt)
+        async with self._call("subtask_finished", f"{message.attempt}"):
+            self.order.finish(subtask, attempt)
+            self._world.figures.happen("a subtask finishes")
+            record = self._world.record(message.attempt.task_attempt_id)
+            record.check_all_came_up()
+            counts = subtask in self._world.engine.succeeded
+            demand(counts, f"H86: {message.attempt} finishes, and Spark counts no success")
+            handle = self.books.handles.get(subtask, {}).get(attempt)
+            self.books.finish(message.attempt)
+            self._check_gateways()
+            if handle is not None:
+                self._try_dead_gateway(handle)
+
+    def _check_gateways(self) -> None:
+        """Check that the context has the same gateways as the books, which note them by hand (H88)."""
+        mine = {handle.attempt for handles in self.books.handles.values() for handle in handles.values()}
+        kept = {gateway.attempt for gateway in self.context.gateways}
+        demand(mine == kept, f"H88: the context has the gateways of {kept}, and alive are {mine}")
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         async with self._call("subtask_reset", f"{subtask} to checkpoint {checkpoint_id}"):
@@ -422,14 +543,9 @@ class Coordinator(OperatorCoordinator):
         async with self._call("run_ended", f"{run_id}, well: {succeeded}"):
             self.order.run_ended(run_id, succeeded)
             self.books.handles.clear()
+            self._check_gateways()
             if succeeded:
                 self._check_whole_run(run_id)
-
-    def finish(self, attempt: ExecutionAttempt) -> None:
-        """Record a finished attempt, which no callback reports; the world knows."""
-        self.books.finish(attempt)
-        self.order.finish(attempt.subtask, attempt.attempt)
-        self._monitor.finished.add(attempt)
 
     # --- checks of the whole run ----------------------------------------------------------------------------------
 

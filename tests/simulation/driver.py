@@ -21,7 +21,7 @@ from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.operator_config import UNBOUNDED
 from actors.errors import ActorError
 from actors.testing import TurnGate, next_item
-from protocol.attempts import LedgerConfig, SubtaskFinished
+from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import AbortRequested
 from protocol.errors import LocalProtocolError
 from protocol.facts import EngineFact
@@ -37,9 +37,11 @@ from spark_bridge.storage import StorageError
 from tests.simulation.application import (
     CONFIRM_S,
     EVENTS_MAX,
+    HEARTBEAT_S,
     OPERATOR,
     RECONNECT_S,
     REPORT_S,
+    SILENCE_S,
     UPWARD_EVENTS_MAX,
     Application,
 )
@@ -48,6 +50,7 @@ from tests.simulation.coordinator import Coordinator
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
+from tests.simulation.parts import SimulatedChain
 from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
 
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LIMITS = GatewayLimits(CONFIRM_S, RECONNECT_S, EVENTS_MAX, 2**40, UPWARD_EVENTS_MAX, 10_000)
+WATCHFUL = replace(LIMITS, heartbeat_interval_s=HEARTBEAT_S, heartbeat_timeout_s=SILENCE_S)
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
@@ -95,6 +99,8 @@ class Driver:
         self.gate = Gate(self.monitor, world.random.random, world.random.choice(DIRECT))
         self.gate.held = held
         self.coordinator = Coordinator(world, application, self.monitor)
+        chained = application.settings.in_hand > 0
+        self.registered = SimulatedChain(world, self.coordinator) if chained else self.coordinator
         self.running = RunningJobs()
         self.relay = SimulatedRelay(world, self.monitor, self.loop)
         self.session: SimulatedSession
@@ -145,14 +151,14 @@ class Driver:
             OPERATOR,
             self.application.parallelism,
             settings.mode,
-            LIMITS,
+            WATCHFUL if settings.heartbeats else LIMITS,
             settings.checkpoints,
             SNAPSHOT_TIMEOUT_S,
             inject_barrier=self._inject_barrier if self._apart else None,
             method_report_s=REPORT_S,
         )
         try:
-            operator = await self._operators.add(config, self.coordinator, self.application.restore)
+            operator = await self._operators.add(config, self.registered, self.application.restore)
         except SidecarError as error:
             if not isinstance(error.__cause__, LocalProtocolError):
                 raise
@@ -180,6 +186,8 @@ class Driver:
             actions.append(partial(self.fail_job, "once more, before the reset is known"))
         if coordinator.can_send():
             actions.append(partial(self._run, coordinator.send_something))
+        if coordinator.may_settle():
+            actions.append(partial(self._run, coordinator.settle_something))
         return actions
 
     def storage_actions(self) -> list[Callable[[], None]]:
@@ -189,8 +197,6 @@ class Driver:
     def _turn(self, cell: ActorCell[Any]) -> None:
         item = next_item(cell)
         self.monitor.before(cell, item)
-        if isinstance(item, SubtaskFinished):  # no callback reports it
-            self.coordinator.finish(item.attempt)
         self.gate.release(cell)
         self._run()
         self.monitor.after()
@@ -224,7 +230,7 @@ class Driver:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        deadlines = (self.loop.next_deadline(), self.threads.next_relief())
+        deadlines = (self.loop.next_deadline(), self.threads.next_relief(), self.coordinator.settles_at())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
@@ -245,6 +251,8 @@ class Driver:
         if connection.up:
             count = self.world.random.randint(1, len(connection.up))
             messages = [connection.up.popleft() for _ in range(count)]
+            end.came = True
+            self.world.record(connection.task_attempt_id).heard_at = self.world.now
             self._run(self.router.messages_received, end, messages)
             return
         connection.server_knows = True

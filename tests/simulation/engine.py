@@ -67,6 +67,7 @@ class Engine:
         self.happen = happen
         self.failures_max = random.choice([4, 4, 4, 1, 2])  # of one task (spark.task.maxFailures)
         self.tasks: dict[int, EngineTask] = {}
+        self.succeeded: set[int] = set()  # partitions of which a task has ever succeeded
         self.jobs: dict[int, bool] = {}  # whether it is active
         self.results: dict[int, bool] = {}
         self.facts = Bus(random, faults, lambda what: self.happen(what))  # noqa: PLW0108 - it is reassigned
@@ -350,6 +351,7 @@ class Engine:
                 other.loser = True
                 self._kill(other, LOSER)
         task.of.succeed(partition)
+        self.succeeded.add(partition)
         if not job.active:
             return
         if task.of is not job.latest or job.phase is Phase.FAILED:

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation import accidents
+from tests.simulation.application import JUMP_S
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
 from tests.simulation.troubles import Trap
@@ -208,7 +209,7 @@ def claim(world: World) -> None:
 
 
 def lull(world: World) -> None:
-    world.now += world.random.uniform(0.0, 2.5)
+    world.now += world.random.uniform(0.0, JUMP_S)
 
 
 def upset(world: World) -> None:

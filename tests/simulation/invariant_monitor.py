@@ -45,9 +45,12 @@ from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import BridgeMessage
 from tests.simulation.application import (
     CONFIRM_S,
+    HEARTBEAT_S,
+    JUMP_S,
     PARALLELISM_MAX,
     RECONNECT_S,
     REPORT_S,
+    SILENCE_S,
     UPWARD_EVENTS_MAX,
     Application,
 )
@@ -165,6 +168,7 @@ class InvariantMonitor:
         match cell._instance:
             case GatewayActor() as gateway if isinstance(message, AttachConnection):
                 self._newest[gateway._attempt.task_attempt_id] = message.connection.connection_id
+                self._world.record(gateway._attempt.task_attempt_id).heard_at = self._world.now
             case GatewayActor() if isinstance(message, ConnectionClosed):
                 self._heard_gone_at[message.connection_id] = self._world.now
             case CoordinatorActor():
@@ -205,6 +209,10 @@ class InvariantMonitor:
             if machine.state is GatewayState.ATTACHED:  # a checkpoint may have held the event for the whole time
                 limit_s = self._world.settings.checkpoints.timeout_s + CONFIRM_S + SLACK_S
                 record.check_tolerated(self._world.now, limit_s)
+                if self._world.settings.heartbeats and not machine._inbound.finished:
+                    silent_s = record.silent_for(self._world.now)
+                    text = f"H94: {record.name} is silent for {silent_s:.3f} s, and nobody gives it up"
+                    demand(silent_s < SILENCE_S + HEARTBEAT_S + 3 * JUMP_S, text)  # time may jump before a look
         check_machine(cell)
 
     def _judge(self, cell: ActorCell[Any], message: object) -> None:
@@ -231,6 +239,9 @@ class InvariantMonitor:
                 self._check_window(attempt)
             case GatewayDrained(attempt, checkpoint_id):
                 self._world.record(attempt.task_attempt_id).check_drained(checkpoint_id)
+            case AttemptCondemned(task_attempt_id=task_attempt_id, silent=True):
+                self._world.record(task_attempt_id).check_silent(self._world.now, SILENCE_S)
+                self._world.figures.happen("a silent task is given up")
             case AttemptCondemned(task_attempt_id=task_attempt_id) if isinstance(cell._instance, GatewayActor):
                 self._world.record(task_attempt_id).check_late(self._world.now, CONFIRM_S)
             case _:

@@ -15,11 +15,14 @@ from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
-from tests.simulation.application import OPERATOR, Application, pack, unpack
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.extension_types import PartEvent
+from tests.simulation.application import OPERATOR, PART, Application, pack, part_text, unpack
 from tests.simulation.checkers import demand
 from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
+from tests.simulation.parts import TaskParts
 from tests.simulation.pending_actions import PAUSE_S
 from tests.simulation.troubles import Trap, Troubles
 from tests.simulation.work import Work
@@ -60,9 +63,14 @@ class Process:
         self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
+        in_hand = application.settings.in_hand
+        self.parts = TaskParts(self, in_hand) if in_hand else None
+        self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
         self.waits_for_room = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
+        self.urgent: deque[bytes] = deque()  # not begun
+        self.acting: bytes | None = None  # the urgent event whose handler runs
 
     # --- possible next actions ---
 
@@ -87,16 +95,23 @@ class Process:
         if self.life is Life.NEW:
             actions.append(self.register)
         elif troubles.stalled:
-            pass
+            actions += self.urgent_actions()
         elif self.life is Life.RESTORING:
             actions.append(self.open)
         elif self.life is Life.RUNNING:
+            actions += self.urgent_actions()
+            if self.parts is not None and self.parts.blocked:
+                return actions if self.waits_for_room else [*actions, self.parts.flush]
+            if self.finishes is not None:
+                return [*actions, self.end_well]
             if self.mailbox:
                 actions.append(self.handle_mail)
             if self.awaits_start:
                 return actions
             if not self.waits_for_room and self.work.sendable():
                 actions.append(self.send)
+            if self.parts is not None:
+                actions += self.parts.actions()
             if self.may_finish():
                 actions.append(self.finish)
         elif self.life is Life.LEAVING and self.machine is not None and self.machine.all_confirmed:
@@ -106,6 +121,10 @@ class Process:
     def io_actions(self) -> list[Callable[[], None]]:
         """Return the possible actions of its I/O thread, independent of the operator."""
         self.record.check_patience(self.world.now, self.troubles.frozen_until)
+        if self.application.settings.heartbeats and self.machine is not None and self.machine._outbound.attached:
+            due_at = self.machine.next_deadline()
+            if due_at is None or due_at > self.world.now:  # it has been told the time
+                self.record.check_beats(self.world.now, self.troubles.frozen_until)
         connection = self.connection
         if connection is None:
             return [self.reconnect] if self.machine is not None else []
@@ -118,6 +137,32 @@ class Process:
         if self.second is not None and (self.second.down or self.second.server_gone):
             actions.append(self.read_second)
         return actions
+
+    def urgent_actions(self) -> list[Callable[[], None]]:
+        """Return the possible action of the thread for urgent events, which runs whatever the operator does."""
+        if self.life is not Life.RUNNING:
+            return []
+        if self.acting is not None:
+            return [self.end_urgent]
+        return [self.begin_urgent] if self.urgent else []
+
+    def begin_urgent(self) -> None:
+        self.acting = self.urgent.popleft()
+        self.record.begun += 1
+        self.step(s.UrgentBegan())
+
+    def end_urgent(self) -> None:
+        """Let the handler return; perhaps it sends an event before, or raises."""
+        assert self.acting is not None
+        random = self.world.random
+        if self.work.sendable() and random.random() < 0.3:
+            self.send(in_urgent=True)
+        if self.raises_in(Trap.EVENT):
+            return
+        self.take_event(self.acting)
+        self.acting = None
+        self.record.acted += 1
+        self.step(s.UrgentHandled())
 
     def rest(self) -> None:
         """Let time pass in which it waits for the network, or for itself."""
@@ -191,6 +236,7 @@ class Process:
                 self.hear_answer(message)
             elif isinstance(message, m.Resumed):
                 self.resuming = False
+                self.record.sent_up_at = self.world.now
                 self.step(ConnectionAttached(message.received_seq))
             elif isinstance(message, m.CoordinatorAwaited):
                 self.world.figures.happen("a task is told what its coordinator waits for")
@@ -209,8 +255,14 @@ class Process:
             self.exit(f"refused: {message}")
             return
         self.work.restore(message)
+        self.record.sent_up_at = self.world.now
         self.token = message.token
-        limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+        limits = s.SubtaskLimits(
+            message.window_events,
+            message.window_bytes,
+            message.reconnect_timeout_s,
+            heartbeat_interval_s=message.heartbeat_interval_s,
+        )
         subtask = self.task.partition
         self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)
         self.life = Life.RESTORING
@@ -229,15 +281,18 @@ class Process:
         if self.raises_in(Trap.OPEN):
             return
         self.life = Life.RUNNING
+        if self.parts is not None:
+            self.parts.open(self.work.part_states)
         self.awaits_start = self.world.random.random() < 0.9
-        self.step(s.OperatorOpened(self.awaits_start))
+        self.record.handles_urgent = self.application.settings.urgent and self.world.random.random() < 0.8
+        self.step(s.OperatorOpened(self.awaits_start, self.record.handles_urgent))
 
-    def send(self, *, in_snapshot: bool = False) -> None:
+    def send(self, *, in_snapshot: bool = False, in_urgent: bool = False) -> None:
         random, record = self.world.random, self.record
         key = random.choice(self.work.sendable())
         event = f"u{len(self.logs[key].sent)}"
         payload = wire_form(self.task.partition, key, event)
-        asks = not in_snapshot and random.random() < self.application.settings.requests
+        asks = not (in_snapshot or in_urgent) and random.random() < self.application.settings.requests
         if asks:
             payload = REQUEST + payload
         request_id = len(record.requests)
@@ -245,9 +300,11 @@ class Process:
             if asks:
                 self.step(s.RequestSubmitted(request_id, pack(payload)))
             else:
-                self.step(s.EventSubmitted(pack(payload), in_snapshot))
+                self.step(s.EventSubmitted(pack(payload), in_snapshot, in_urgent))
         except GatewayFull:
             demand(not in_snapshot, f"H31: task {self.tid} may not send inside its snapshot")
+            closed = self.machine is not None and self.machine.statistics().closed_for
+            demand(not (in_urgent and closed), f"H92: task {self.tid} may not send in a handler that a snapshot awaits")
             self.waits_for_room = True
             return
         if asks:
@@ -256,6 +313,16 @@ class Process:
         self.logs[key].sent.append(event)
         self.work.submitted += 1
         record.up_sent.append(payload)
+
+    def send_of_part(self, event: PartEvent, *, in_snapshot: bool = False) -> None:
+        """Send an event of a part. ``GatewayFull``: there is no room."""
+        try:
+            self.step(s.EventSubmitted(encode_event(event), in_snapshot, False))
+        except GatewayFull:
+            demand(not in_snapshot, f"H31: a part of task {self.tid} may not send inside its snapshot")
+            raise
+        self.work.submitted += 1
+        self.record.up_sent.append(part_text(event))
 
     def hear_answer_to(self, effect: s.ResolveRequest) -> None:
         answer = "" if effect.error else unpack(effect.payload)
@@ -275,22 +342,29 @@ class Process:
         item = self.mailbox.popleft()
         self.world.tell(f"task {self.tid} handles {item}")
         match item:
+            case s.MailboxEvent(payload) if isinstance(event := decode_event(payload), PartEvent):
+                assert self.parts is not None
+                self.handled += 1
+                self.parts.handle(event)
             case s.MailboxStart():
                 self.awaits_start = False
                 self.record.begin(self.handled)
             case s.MailboxEvent(payload):
-                self.handled += 1
-                target, _, rest = unpack(payload).partition("|")
-                demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
-                if rest.startswith("~"):
-                    self.work.loose += 1
-                else:
-                    key, _, event = rest.partition(":")
-                    self.logs[int(key)].received.append(event)
+                self.take_event(payload)
             case s.MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
             case s.MailboxCompleted(checkpoint_id) | s.MailboxAborted(checkpoint_id):
                 self.world.check_told(checkpoint_id, completed=isinstance(item, s.MailboxCompleted))
+
+    def take_event(self, payload: bytes) -> None:
+        self.handled += 1
+        target, _, rest = unpack(payload).partition("|")
+        demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
+        if rest.startswith("~"):
+            self.work.loose += 1
+        else:
+            key, _, event = rest.partition(":")
+            self.logs[int(key)].received.append(event)
 
     def dawdles(self, item: s.MailboxItem) -> bool:
         """Whether a snapshot is delayed before it is taken, as happens sometimes."""
@@ -315,20 +389,37 @@ class Process:
         for _ in range(3):
             if self.work.sendable() and random.random() < self.application.settings.in_snapshot:
                 self.send(in_snapshot=True)
-        self.step(s.SnapshotTaken(checkpoint_id, self.work.state()))
+        of_parts = {} if self.parts is None else self.parts.snapshot_state(checkpoint_id)
+        self.step(s.SnapshotTaken(checkpoint_id, self.work.state(of_parts)))
 
     def awaits_events(self) -> bool:
         """Whether some awaited events have arrived and others are still to come."""
-        came = sum("|~" not in payload for payload in self.record.down_came)
+        came = sum("|~" not in payload and payload[0] != PART for payload in self.record.down_came)
         return 0 < came < self.work.expected
 
     def may_finish(self) -> bool:
         assert self.machine is not None
-        return not self.mailbox and not self.open_requests and self.machine.may_finish and self.work.is_done()
+        return not self.mailbox and not self.open_requests and self.machine.may_finish and self.is_done()
+
+    def is_done(self) -> bool:
+        return self.work.is_done() and (self.parts is None or self.parts.done)
 
     def finish(self) -> None:
+        waiting = len(self.urgent) + (self.acting is not None)
+        demand(not waiting, f"H93: task {self.tid} may end well before {waiting} urgent events are handled")
+        self.finishes = {} if self.parts is None else self.parts.final_state()
+        if self.parts is None or not self.parts.blocked:
+            self.end_well()
+
+    def end_well(self) -> None:
+        """Report the end, unless something has come or waits for the end of a checkpoint: then finish once more."""
+        assert self.machine is not None
+        assert self.finishes is not None
+        if self.mailbox or not self.machine.may_finish:
+            self.finishes = None
+            return
         self.life = Life.LEAVING
-        self.step(s.OperatorFinished("", self.work.state()))
+        self.step(s.OperatorFinished("", self.work.state(self.finishes)))
 
     def fail(self, why: str = "the operator raised") -> None:
         """Try to send a completion message, then end the process."""
@@ -368,9 +459,14 @@ class Process:
             if isinstance(effect, s.SendToCoordinator):
                 if self.connection is not None:
                     self.connection.send_up(effect.message)
+                    self.record.sent_up_at = self.world.now
             elif isinstance(effect, s.PutInMailbox):
                 self.record.put_in_mailbox(effect.item)
                 self.mailbox.append(effect.item)
+            elif isinstance(effect, s.HandleUrgent):
+                self.world.figures.happen("an urgent event")
+                self.record.came_urgently(unpack(effect.payload))
+                self.urgent.append(effect.payload)
             elif isinstance(effect, s.EndAttempt):
                 self.exit(f"ended: {effect.reason}")
                 return

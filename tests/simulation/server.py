@@ -27,9 +27,14 @@ class ServerEnd:
         self.authenticated_as = identity_of(OPERATOR)
         self._connection = connection
         self._dropped = dropped
+        self.came = False  # something was read since the last look
 
     def identified(self) -> None:
         self.is_identified = True
+
+    def heard(self) -> bool:
+        came, self.came = self.came or bool(self._connection.up), False
+        return came
 
     def send(self, message: DownMessage, *, at_once: bool = False) -> None:
         self._connection.send_down(message)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from random import Random, SystemRandom
 
+import pytest
+
 from tests.simulation.world import World, run_world
 
 WORLDS = 60
@@ -23,6 +25,13 @@ def test_fresh_worlds_keep_the_contract() -> None:
         if error is not None:
             print("\n".join(world.story[-100:]))
             raise AssertionError(f"python -m tests.simulation --seed {seed}") from error
+
+
+@pytest.mark.parametrize("seed", [2083, 23519433, 164962490, 263741694, 506000235, 655497011, 739269127, 966184581])
+def test_a_world_with_ready_made_parts_that_once_broke_a_rule_keeps_it(seed: int) -> None:  # H80, H100, H101
+    world, error = run_world(seed, chains=1.0)
+    assert error is None, "\n".join(world.story[-100:])
+    assert world.figures.happenings["an item"]
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:

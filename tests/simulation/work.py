@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from protocol.chain import join_states, split_states
 from protocol.wire.messages import Registered
-from tests.simulation.application import Application, unpack
+from tests.simulation.application import COUNTS, ITEMS, Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
 from tests.simulation.invariant import TAIL, Log, merge
 
@@ -18,7 +19,7 @@ class Work:
     """``target``: how many events of each key are to be sent and received before the task may finish.
 
     ``expected`` are the events still to come at the start, ``submitted`` the events and requests of the subtask's whole
-    history (H32), ``loose`` the loss-tolerant events that came.
+    history (H32), ``loose`` the loss-tolerant events that came, ``items`` the outputs of the work queue.
     """
 
     task_attempt_id: int
@@ -30,16 +31,21 @@ class Work:
     expected: int = 0
     submitted: int = 0
     loose: int = 0
+    items: list[str] = field(default_factory=list)
+    part_states: list[dict[str, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.logs = {key: Log() for key in self.application.keys_of(self.subtask)}
 
     def restore(self, message: Registered) -> None:
         name = f"task {self.task_attempt_id}"
-        states = [json.loads(state.state) for state in message.states]
+        split = [split_states(state.state, (COUNTS, ITEMS)) for state in message.states]
+        states = [json.loads(own) for own, _ in split]
+        self.part_states = [of_parts for _, of_parts in split]
         logs = merge(name, states)
         demand(set(logs) <= set(self.logs), f"H52: {name} of keys {list(self.logs)} restores {list(logs)}")
         self.logs.update(logs)
+        self.items = [item for state in states for item in state["items"]]
         self.expected = sum(self.target - len(log.received) for log in self.logs.values())
         held = [unpack(event.payload) for event in message.held]
         same = len(states) == 1 and states[0]["generation"] == self.application.generation
@@ -51,7 +57,7 @@ class Work:
         """Return the keys that still have an event to send."""
         return [key for key, log in self.logs.items() if len(log.sent) < self.target]
 
-    def state(self) -> bytes:
+    def state(self, of_parts: dict[str, bytes]) -> bytes:
         state = {
             "subtask": self.subtask,
             "tid": self.task_attempt_id,
@@ -59,9 +65,10 @@ class Work:
             "submitted": self.submitted,
             "loose": self.loose,
             "tail": self.record.up_sent[-TAIL:],
+            "items": self.items,
             "logs": {key: log.plain() for key, log in self.logs.items()},
         }
-        return json.dumps(state).encode()
+        return join_states(json.dumps(state).encode(), of_parts)
 
     def is_done(self) -> bool:
         target = self.target

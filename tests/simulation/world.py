@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
-from tests.simulation.application import PARALLELISM_MAX, Application, Settings
+from tests.simulation.application import PARALLELISM_MAX, Application, Settings, own_state
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
@@ -25,6 +26,7 @@ from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
 from tests.simulation.network import Connection
 from tests.simulation.output import Output, read
+from tests.simulation.parts import all_items
 from tests.simulation.ports import simulated_waits
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
@@ -37,6 +39,10 @@ CLOCK_S = 0.005
 JOBS_WANTED = 2  # jobs that must succeed
 JOBS_MAX = 6
 PATIENCE_S = 30.0
+TEMPORARY = re.compile(r"-[0-9a-f]{16}(?=\.tmp$)")
+"""The part of a file's name that differs each time."""
+CHAINS = 0.25
+"""How likely the operator of a world is a chain."""
 
 
 def draw_settings(random: Random) -> Settings:
@@ -64,13 +70,15 @@ def draw_settings(random: Random) -> Settings:
         copies=not barrier_stage and random.random() < 0.5,
         barrier_stage=barrier_stage,
         attempts_max=random.choice([1, 1, 2, 4]),
+        urgent=random.random() < 0.4,
+        heartbeats=random.random() < 0.4,
     )
 
 
 class World:
     """See the module. ``run`` ends in a quiet world, or raises ``Violation``."""
 
-    def __init__(self, seed: int, eager: float | None = None) -> None:
+    def __init__(self, seed: int, eager: float | None = None, chains: float = CHAINS) -> None:
         self.seed = seed
         self.random = random = Random(seed)
         self.now = 0.0
@@ -87,6 +95,9 @@ class World:
         self.figures = Totals(1)
         self.broken: Exception | None = None
         self.settings = settings = draw_settings(random)
+        parts = Random(f"parts {seed}")  # so that the other worlds are what they were
+        if parts.random() < chains:
+            self.settings = settings = replace(settings, in_hand=parts.choice([1, 1, 2, 5]))
         self.to_send = random.choice([1, 3, 8, 20])
         self.growth = random.choice([0, 3, 8])  # from one good job to the next
         self.targets: dict[int, int] = {}  # by run
@@ -170,7 +181,7 @@ class World:
         self.tell(line)
 
     def befall_storage(self, what: str, which: str) -> None:
-        self.befall(what, f"{what}: {which}")
+        self.befall(what, f"{what}: {TEMPORARY.sub('', which)}")
 
     def restores(self, checkpoint_id: int) -> None:
         """Record the checkpoint that the starting driver has restored."""
@@ -182,7 +193,7 @@ class World:
         self.figures.rescales += application.parallelism != stored.checkpoint.parallelism
         if application.restore != "latest":
             self.named, self.asked_for = application.restore, ""
-            listed, covered = read(json.loads(stored.checkpoint.coordinator_state)["output"])
+            listed, covered = read(json.loads(own_state(stored.checkpoint.coordinator_state))["output"])
             self.output.begin_again(covered, listed)
 
     def record(self, task_attempt_id: int) -> AttemptRecord:
@@ -461,6 +472,9 @@ class World:
         engine = self.engine
         if not engine.results.get(engine.job_id, False):
             return
+        if self.settings.in_hand:
+            outputs = sorted(item for tid in engine.finished.values() for item in self.processes[tid].work.items)
+            demand(outputs == all_items(), f"H100: the outputs of job {engine.job_id} are {outputs}")
         for tid in engine.finished.values():
             for key, log in self.processes[tid].logs.items():
                 name = f"job {engine.job_id}, task {tid}, key {key}"
@@ -486,12 +500,13 @@ class World:
         return figures
 
 
-def run_world(seed: int, eager: float | None = None) -> tuple[World, Exception | None]:
+def run_world(seed: int, eager: float | None = None, chains: float = CHAINS) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
-    ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice.
+    ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
+    the operator is a chain.
     """
-    world = World(seed, eager)
+    world = World(seed, eager, chains)
     try:
         world.run()
     except Exception as error:

@@ -26,7 +26,7 @@ class Program:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONFAULTHANDLER": "1"},
         )
         self.said = ""
 
@@ -38,8 +38,16 @@ class Program:
             self.said += line
 
     def ends_with(self, status: int, within_s: float = 300.0) -> None:
-        rest, _ = self.process.communicate(timeout=within_s)
-        self.said += rest
+        """Fail unless it ends by itself with this status. If it hangs, the stacks of its threads are shown."""
+        assert self.process.stdout is not None
+        too_late = threading.Timer(within_s, self.process.send_signal, (signal.SIGABRT,))
+        too_late.start()
+        try:
+            self.said += self.process.stdout.read()  # communicate() would lose what read_until has buffered
+            self.process.wait(within_s)
+        finally:
+            too_late.cancel()
+            too_late.join()
         assert self.process.returncode == status, self.said
 
     def left_behind(self) -> list[str]:

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import structlog.testing
 
 from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
+from protocol.wire.handshake import PROTOCOL_VERSION
+from spark_bridge.bridge import relay
 from spark_bridge.bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.opening import _WithFallback
 
@@ -114,3 +117,9 @@ async def test_closing_during_the_change_leaves_neither_relay_behind() -> None: 
     two.second.may_start.set()
     await closing
     assert (two.first.story[-1], two.second.story[-1]) == ("close", "close")
+
+
+def test_the_java_end_speaks_the_version_of_the_protocol() -> None:
+    """Without it the relay falls back to Py4J, which works, and is slower."""
+    source = (Path(relay.__file__).parent / "TaskEventRelay.java").read_text(encoding="utf-8")
+    assert f"int VERSION = {PROTOCOL_VERSION};" in source

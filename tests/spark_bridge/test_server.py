@@ -402,7 +402,7 @@ async def test_a_server_that_was_never_started_can_be_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x04" + bytes(80), b"\x16\x03\x01" + bytes(200)]
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x05" + bytes(80), b"\x16\x03\x01" + bytes(200)]
 )
 async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(
     running: RunningServer, garbage: bytes
@@ -449,7 +449,7 @@ async def test_a_peer_with_another_secret_learns_nothing(running: RunningServer)
 async def test_both_ends_name_both_versions(running: RunningServer) -> None:  # H60
     with capture_logs() as lines:
         peer = await running.a_stranger()
-        with pytest.raises(VersionMismatch, match="version 9 here, 4 at the peer"):
+        with pytest.raises(VersionMismatch, match=f"version 9 here, {PROTOCOL_VERSION} at the peer"):
             await peer.authenticate(version=9)
     assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
     assert await running.is_well()
@@ -488,7 +488,7 @@ async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> Non
         for number in range(300):
             stranger = await running.a_stranger()
             if number % 2:
-                stranger.writer.write(b"HDGT\x00\x04half of a hello")
+                stranger.writer.write(b"HDGT\x00\x05half of a hello")
         assert await running.is_well()
         statistics = running.server.statistics
         assert statistics.unauthenticated <= 50

@@ -167,6 +167,20 @@ async def test_a_connection_that_waits_for_others_is_not_dropped_but_the_largest
         assert is_open(connection)
 
 
+async def test_a_part_of_a_frame_and_a_peer_that_is_held_back_are_signs_of_life() -> None:  # H94
+    async with a_running_server(FEW_BYTES) as running:
+        (large, largest), (waiting, connection) = await a_task(running), await a_task(running)
+        largest.heard(), connection.heard()
+        assert not largest.heard()
+        large.writer.write(FRAME[: PROGRESS_BYTES + 1])
+        await until(lambda: frames_of(running).total_bytes == PROGRESS_BYTES + 1)
+        assert largest.heard()
+        assert not largest.heard()
+        waiting.writer.write(FRAME)
+        await until(lambda: not connection.is_read)
+        assert [connection.heard() for _ in range(3)] == [True] * 3
+
+
 async def test_the_server_itself_checks() -> None:  # H62
     async with a_running_server(replace(CONFIG, frame_timeout_s=0.05)) as running:
         peer = await running.a_task()

@@ -423,6 +423,7 @@
     const chosen = el(SUBHEADING);
     const lives = timeline();
     const latencies = latencyTable();
+    const counters = table("Counters", [["Counter"], ["Sum of all tasks", "hg-number"]]);
     const checkpoints = table("Checkpoints", [
       ["Checkpoint", "hg-number"], ["Triggered", "hg-number"], ["Outcome"], ["Took", "hg-number"], ["Phases", "hg-wide"], ["Why"],
     ]);
@@ -437,6 +438,7 @@
       subtasks: section("Subtasks", "", map.node, chosen, attempts.frame),
       timeline: section("Timeline", "", lives.node),
       latencies: section("Latencies", "since the operator was coordinated; the lines are p50, p99 and p99.9", latencies.node),
+      counters: section("Counters", "what the tasks count with context.count, and how many values they observe", counters.frame),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
       failures: section("Recent failures", "", failures.frame),
     };
@@ -472,6 +474,8 @@
         setRows(attempts.body, attemptRows(operator, subtask), "No attempt of this subtask in this run.");
         say(parts.timeline.note, lives.update(operator, subtask));
         latencies.update(operator);
+        show(parts.counters.node, operator.counters.length > 0);
+        setRows(counters.body, operator.counters.map(([name, value]) => [{text: name, head: true}, {text: number(value), kind: "hg-number"}]), "Nothing is counted.");
         setRows(checkpoints.body, checkpointRows(operator), "No checkpoint yet.");
         say(parts.checkpoints.note, number(operator.counts.checkpoints_completed) + " completed, " + number(operator.counts.checkpoints_aborted) + " aborted");
         setRows(failures.body, failureRows(operator), "No failure.");
@@ -688,7 +692,9 @@
       const where = host ? host + (executor ? " (" + executor + ")" : "") : "–";
       const over = get("state") === "over" || get("state") === "finished";
       const request = get("requested_at") === null ? null : status.taken_at - get("requested_at");
-      const waits = get("waits_for") + (request !== null ? " for " + seconds(request) : "");
+      const deferred = get("deferred_at") === null ? null : status.taken_at - get("deferred_at");
+      const since = request === null ? deferred : request;
+      const waits = get("waits_for") + (since !== null ? " for " + seconds(since) : "");
       rows.push([
         number(get("attempt")), number(get("task_attempt_id")),
         {text: get("state") + (get("failure") ? ", " + get("failure").replaceAll("_", " ") : ""), tag: get("state")},

@@ -9,7 +9,7 @@ from typing import Any
 from actors.coordination.messages import AttachConnection, ConnectionClosed
 from headgate.testing import Task as PublicTask
 from headgate.testing._task import MemoryConnection
-from protocol.subtask.types import BarrierArrived, ConnectionLost
+from protocol.subtask.types import BarrierArrived
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import CoordinatorAwaited, UpMessage
 
@@ -44,11 +44,10 @@ class Task(PublicTask):
 
     def lose_connection(self) -> None:
         """Lose everything in flight; both sides notice."""
-        connection, self.connection = self.connection, None
+        connection = self.connection
         assert connection is not None
-        connection.close(flush=False)
         self.kept_back.clear()
-        self._drive(ConnectionLost())
+        super().lose_connection()
         self.gateway_ref.tell(ConnectionClosed(connection.connection_id, "lost by the test"))
 
     def reconnect(self, connection: MemoryConnection) -> None:

@@ -69,6 +69,10 @@ class BenchContext:
     def checkpoints_in_doubt(self) -> frozenset[int]:
         return frozenset({7})
 
+    @property
+    def handles_restored(self) -> bool:
+        return False
+
     def events_taken(self, subtask: int) -> int:
         return 40 + subtask
 

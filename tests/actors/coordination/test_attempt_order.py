@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.actors.coordination.operator_world import (
     running_operator,
     running_tasks,
     the_turn_of,
+    waiting_for,
 )
 
 
@@ -187,16 +189,79 @@ async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
         assert task.events == ["hello again"]
 
 
-async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17
+async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17, H86
     async with running_tasks(1) as (world, (task,)):
         task.finish()
         await world.settle()
         world.finish(task)
         await world.settle()
-        assert world.coordinator.calls[1:] == [("subtask_ready", 0, 0)]
+        assert world.coordinator.calls[1:] == [("subtask_ready", 0, 0), ("subtask_finished", 0, 0)]
         world.fail(task, FailureKind.REVOKED)
         await world.settle()
-        assert world.coordinator.calls[2:] == [("subtask_failed", 0, 0, FailureKind.REVOKED), ("subtask_reset", 0, -1)]
+        assert world.coordinator.calls[3:] == [("subtask_failed", 0, 0, FailureKind.REVOKED), ("subtask_reset", 0, -1)]
+        (retry,) = await world.running(0)
+        retry.finish()
+        await world.settle()
+        world.finish(retry)
+        await world.settle()
+        assert world.coordinator.calls[5:] == [("subtask_ready", 0, 1), ("subtask_finished", 0, 1)]
+        assert world.statistics.finished == 2
+
+
+async def test_a_success_comes_after_everything_that_the_attempt_sent_and_before_the_end_of_the_run() -> None:  # H86
+    async with running_tasks(2) as (world, (one, two)):
+        for task in (one, two):
+            task.send("the last event")
+            task.finish()
+        world.coordinator.methods["handle_event_from_operator"] = waiting_for(gate := asyncio.Event())
+        await world.settle()
+        world.finish(one)
+        world.finish(two)
+        world.end_run()
+        await world.settle()
+        assert not world.coordinator.calls_of("subtask_finished")  # the coordinator has not taken their events yet
+        gate.set()
+        await world.settle()
+        told = world.coordinator.calls_of("handle_event_from_operator", "subtask_finished", "run_ended")
+        assert {call[1] for call in told[:2]} == {0, 1}
+        assert told[2:] == [("subtask_finished", 0, 0), ("subtask_finished", 1, 0), ("run_ended", 1, True, "")]
+
+
+async def test_the_gateway_of_a_finished_attempt_refuses_events() -> None:  # H86, H14
+    async def send_inside(subtask: int, attempt: int) -> None:
+        sent.append(world.coordinator.gateways[subtask].send_event_nowait("too late"))
+
+    sent: list[Confirmation] = []
+    async with running_tasks(1, RecordingCoordinator(subtask_finished=send_inside)) as (world, (task,)):
+        task.finish()
+        await world.settle()
+        world.finish(task)
+        await world.settle()
+        assert isinstance(sent[0].error(), AttemptOver)
+        assert "it has finished" in str(sent[0].error())
+
+
+async def test_an_attempt_that_failed_never_finishes() -> None:  # H86
+    async with running_tasks(1) as (world, (task,)):
+        world.fail(task)
+        world.finish(task)  # from two facts that contradict each other, the first one counts
+        await world.settle()
+        assert not world.coordinator.calls_of("subtask_finished")
+
+
+async def test_the_final_checkpoint_comes_after_all_successes() -> None:  # H86, H40
+    async with running_tasks(1) as (world, (task,)):
+        task.finish(state=b"final")
+        await world.settle()
+        world.finish(task)
+        world.end_run()
+        await world.settle()
+        assert [call[0] for call in world.coordinator.calls[2:]] == [
+            "subtask_finished",
+            "run_ended",
+            "checkpoint_coordinator",
+            "notify_checkpoint_complete",
+        ]
 
 
 async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_announced() -> None:  # H11, H40
@@ -212,6 +277,7 @@ async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_
         await world.settle()
         assert answer.values == [1]
         assert not [call for call in world.coordinator.calls_of("subtask_ready") if call[1] == 1]
+        assert world.coordinator.calls_of("subtask_finished") == [("subtask_finished", 1, 0)]
 
 
 async def test_the_figures_of_an_operator_are_kept() -> None:  # H27

@@ -124,6 +124,14 @@ async def provoke(world: World, method: str) -> None:
         await world.ask_client_request("x")
     elif method in ("subtask_failed", "subtask_reset"):
         world.fail(task)
+    elif method in ("subtask_suspected", "subtask_responsive"):
+        task.lose_connection()
+        await world.settle()
+        task.reconnect(world.connection())
+    elif method == "subtask_finished":
+        task.finish()
+        await world.settle()
+        world.finish(task)
     elif method == "reset_to_checkpoint":
         world.reset()
     elif method == "run_ended":
@@ -139,7 +147,10 @@ async def provoke(world: World, method: str) -> None:
 METHODS = (
     "handle_event_from_operator",
     "subtask_ready",
+    "subtask_suspected",
+    "subtask_responsive",
     "subtask_failed",
+    "subtask_finished",
     "subtask_reset",
     "checkpoint_coordinator",
     "notify_checkpoint_complete",

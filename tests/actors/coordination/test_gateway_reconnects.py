@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from actors.coordination.messages import ConnectionClosed, MessagesArrived
@@ -11,7 +12,7 @@ from protocol.attempts import AttemptCondemned, ConnectionExpired
 from protocol.errors import AttemptOver
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import EventMessage
-from tests.actors.coordination.operator_world import running_tasks
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 
 async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, H22, H30
@@ -108,3 +109,79 @@ async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
         assert isinstance(condemned, AttemptCondemned)
         assert condemned.task_attempt_id == bad.attempt.task_attempt_id
         assert world.coordinator.events == ["fine"]
+
+
+# --- suspicion (H87) ----------------------------------------------------------------------------------------------
+
+
+HINTS = ("subtask_suspected", "subtask_responsive", "subtask_failed", "subtask_finished")
+
+
+async def test_a_broken_connection_is_a_suspicion_until_it_comes_back() -> None:  # H87, H24
+    async with running_tasks(2) as (world, (task, _)):
+        for _ in range(2):
+            task.lose_connection()
+            await world.settle()
+            assert world.coordinator.calls[-1] == ("subtask_suspected", 0, 0)
+            sent = world.coordinator.gateways[0].send_event_nowait("still taken")
+            task.reconnect(world.connection())
+            await world.settle()
+            assert world.coordinator.calls[-1] == ("subtask_responsive", 0, 0)
+            assert sent.confirmed()
+        assert world.statistics.suspicions == 2
+        assert not world.reports
+
+
+async def test_a_suspicion_says_why() -> None:  # H87
+    reasons: list[str] = []
+
+    async def note(subtask: int, attempt: int, reason: str) -> None:
+        reasons.append(reason)
+
+    async with running_tasks(1, RecordingCoordinator(subtask_suspected=note)) as (world, (task,)):
+        task.lose_connection()
+        await world.settle()
+        assert reasons == ["its connection is gone"]
+
+
+async def test_a_suspicion_that_comes_behind_the_failure_is_dropped() -> None:  # H87
+    gate = asyncio.Event()
+
+    async def slow(*args: Any) -> None:
+        await gate.wait()
+
+    async with running_tasks(1, RecordingCoordinator(handle_event_from_operator=slow)) as (world, (task,)):
+        task.send("the coordinator is busy with this")
+        await world.settle()
+        world.fail(task)
+        task.lose_connection()
+        gate.set()
+        await world.settle()
+        assert [call[0] for call in world.coordinator.calls_of(*HINTS)] in (
+            ["subtask_failed"],
+            ["subtask_suspected", "subtask_failed"],
+        )
+        assert world.statistics.messages_dropped == 0
+
+
+async def test_the_end_of_an_operator_is_no_suspicion() -> None:  # H87
+    async with running_tasks(1) as (world, (task,)):
+        task.finish()
+        await world.settle()
+        task.lose_connection()
+        await world.settle()
+        world.finish(task)
+        await world.settle()
+        assert [call[0] for call in world.coordinator.calls_of(*HINTS)] == ["subtask_finished"]
+
+
+async def test_a_connection_that_does_not_come_back_is_a_suspicion_before_it_is_a_failure() -> None:  # H87, H24
+    async with running_tasks(1, reconnect_timeout_s=10.0) as (world, (task,)):
+        task.lose_connection()
+        await world.settle()
+        assert world.coordinator.calls_of(*HINTS) == [("subtask_suspected", 0, 0)]
+        await world.advance(10.0)
+        assert len(world.reports) == 1
+        world.fail(task)
+        await world.settle()
+        assert [call[0] for call in world.coordinator.calls_of(*HINTS)] == ["subtask_suspected", "subtask_failed"]

@@ -33,10 +33,12 @@ class Positions:
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, Any, int]] = []
+        self.restored: list[bool] = []
         self.coordinator = RecordingCoordinator(handle_event_from_operator=self._hear, handle_request=self._hear)
 
     async def _hear(self, subtask: int, attempt: int, event: Any) -> None:
         self.heard.append((subtask, event, self.coordinator.context.events_taken(subtask)))
+        self.restored.append(self.coordinator.context.handles_restored)
 
 
 # --- the start ----------------------------------------------------------------------------------------------------
@@ -113,12 +115,15 @@ async def test_a_restored_request_is_handled_again_and_its_answer_is_dropped() -
             ("handle_request", "request"),
             ("handle_event_from_operator", "more"),
         ]
+        assert positions.restored == [True] * 3
         assert [position for _, _, position in positions.heard] == [1, 2, 3]
         assert world.statistics.events_restored == 3
         assert task.answers == {}
         task.ask("a new one")
         await world.settle()
         assert list(task.answers) == [1]
+        assert positions.restored == [True] * 3 + [False]
+        assert not positions.coordinator.context.handles_restored
 
 
 async def test_with_another_parallelism_held_requests_keep_their_sender_and_order() -> None:  # H73, H52

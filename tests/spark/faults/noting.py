@@ -33,6 +33,7 @@ class NotingSource(SourceCoordinator):
     def __init__(self, splits: Iterable[int]) -> None:
         self.notes = Recorder()
         self.tasks: dict[Life, int] = {}
+        self.ends: list[tuple[Any, ...]] = []  # how attempts and the run ended, in order
         listed = list(splits)
         super().__init__(lambda state: _Noting(listed, state, self.notes))
 
@@ -50,8 +51,13 @@ class NotingSource(SourceCoordinator):
         await super().subtask_ready(subtask, gateway)
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self.ends.append(("failed", subtask, attempt, reason.kind.name))
         await self.notes.subtask_failed(subtask, attempt, reason)
         await super().subtask_failed(subtask, attempt, reason)
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        self.ends.append(("finished", subtask, attempt))
+        await super().subtask_finished(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         await self.notes.subtask_reset(subtask, checkpoint_id)
@@ -62,6 +68,7 @@ class NotingSource(SourceCoordinator):
         await super().reset_to_checkpoint(checkpoint_id, state)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.ends.append(("run ended", succeeded))
         await self.notes.run_ended(run_id, succeeded, reason)
         await super().run_ended(run_id, succeeded, reason)
 

@@ -165,7 +165,10 @@ def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path) -> None:
-    """H17, H56: Resubmitted. It gets the same splits again, in order; splits of a plain failure go to any subtask."""
+    """H17, H56: Resubmitted. It gets the same splits again, in order; splits of a plain failure go to any subtask.
+
+    H86: the coordinator hears of the success, then of its loss, then of the next success.
+    """
     splits = range(12)
     source = NotingSource(splits)
     wait_for_executors(bench.spark, bench.cluster.hosts)
@@ -186,6 +189,13 @@ def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path)
     assert outputs == rows_of(splits)
     assert len(source.read_by((0, 0))) == len(splits) - SUBTASKS + 1
     assert source.read_by((0, 1)) == source.read_by((0, 0))
+    assert [end for end in source.ends if end[1] == 0 and len(end) > 2] == [
+        ("finished", 0, 0),
+        ("failed", 0, 0, "REVOKED"),
+        ("finished", 0, 1),
+    ]
+    assert {end[1] for end in source.ends if end[0] == "finished"} == set(ALL)
+    assert source.ends[-1] == ("run ended", True)
     for subtask in ALL:
         if subtask == 0:
             check_failed_over(source, subtask, "REVOKED")

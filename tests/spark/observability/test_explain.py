@@ -27,6 +27,7 @@ from headgate import (
     CoordinatorContext,
     GatewayLimits,
     OperatorCoordinator,
+    Reply,
     Sidecar,
     SidecarConfig,
     SubtaskContext,
@@ -188,6 +189,38 @@ def test_a_question_waits_for_a_coordinator_that_is_busy_with_another_and_for_a_
         assert missing == "2 of 4 subtasks of 'crawl' are ready; 2 have no slot: the application has 2 cores"
         slow[-1].let(sidecar)
         assert sorted(action.result()) == sorted([0, 1, 2, 3, 0, 1, 2, 3])
+        assert sidecar.explain(waiting_s=WAITING_S) == ()
+
+
+class Deferring(OperatorCoordinator):
+    """Answers all questions when it is let."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        self.replies.append(Reply())
+        return self.replies[-1]
+
+    async def handle_client_request(self, request: Any) -> None:
+        for reply in self.replies:
+            reply.answer(request)
+
+
+def test_a_question_waits_for_a_reply_that_the_coordinator_has_deferred(spark: SparkSession) -> None:  # H84
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("crawl", Deferring, parallelism=2)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Asking)).collect)
+        sentence = until_said(sidecar, r"^subtasks 0, 1 have waited .* deferred")
+        assert re.fullmatch(
+            r"subtasks 0, 1 have waited \d+ s for an answer that the coordinator of 'crawl' has deferred: it has not "
+            "settled the Reply yet",
+            sentence,
+        )
+        attempts = sidecar.status().operators["crawl"].attempts
+        assert {one.waits_for for one in attempts} == {"the coordinator to settle its Reply"}
+        sidecar.request("crawl", "go on")
+        assert sorted(map(str, action.result())) == ["0", "1", "go on", "go on"]
         assert sidecar.explain(waiting_s=WAITING_S) == ()
 
 

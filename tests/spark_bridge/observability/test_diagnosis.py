@@ -44,6 +44,11 @@ def test_nothing_is_said_while_everything_moves() -> None:
             "awaiting at crawl.py:31 in fetch",
         ),
         (
+            {"attempts": attempts(0, 2, deferred_at=NOW - 31)},
+            "subtasks 0, 2 have waited 31 s for an answer that the coordinator of 'crawl' has deferred: it has not "
+            "settled the Reply yet",
+        ),
+        (
             {"call": BUSY, "queued": 2},
             "the coordinator of 'crawl' has been in handle_request(subtask=1, attempt=0) for 40 s, awaiting at "
             "crawl.py:31 in fetch; 2 messages wait behind it",

@@ -19,6 +19,7 @@ from tests.spark_bridge.observability.statuses import attempt, checkpoint, opera
         ({"state": "accepted"}, "its operator to open"),
         ({"known_to_coordinator": False}, "the coordinator's subtask_ready to return"),
         ({"requested_at": 1.0}, "the answer to its request"),
+        ({"deferred_at": 1.0}, "the coordinator to settle its Reply"),
         ({"connected": False, "requested_at": 1.0}, "its connection to come back"),
         ({"state": "ending"}, "Spark to report its success"),
         ({"state": "finished", "connected": False}, ""),

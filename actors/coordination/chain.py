@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Several coordinators behind one operator: the parts of a chain (H80).
+
+To the protocol a chain is one operator with one coordinator. The ``CoordinatorChain`` is that coordinator. Its *main*
+coordinator is the user's; the other parts have names, and their events travel as ``PartEvent``. Each part has a
+context, gateways and a state of its own. A call that concerns the whole operator reaches the parts in a fixed order:
+those with names in the order in which they were given, then the main one. So what a part sends in ``subtask_ready`` is
+there when the main coordinator's values arrive. ``close`` has the reverse order.
+
+The state of a chain whose named parts have none is the state of its main coordinator, byte for byte. So the checkpoints
+of an operator that gets its first part can still be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, cast
+
+from actors.coordination.confirmation import Confirmation
+from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.live_gateways import LiveGateways
+from actors.coordination.wrapped_gateway import WrappedGateway
+from protocol.attempts import FailureReason
+from protocol.chain import join_states, split_states
+from protocol.errors import LocalProtocolError
+from protocol.wire.extension_types import PartEvent
+
+__all__ = ["CoordinatorChain", "main_of"]
+
+
+class CoordinatorChain(OperatorCoordinator):
+    """The coordinator of an operator that has named parts; see the module.
+
+    ``main`` is the user's coordinator, ``parts`` has the others by name.
+    """
+
+    def __init__(self, main: OperatorCoordinator, parts: Mapping[str, OperatorCoordinator]) -> None:
+        self.main = main
+        self._parts = dict(parts)
+        self._unclosed = list(self._all())
+
+    @property
+    def coordinators(self) -> tuple[OperatorCoordinator, ...]:
+        """All of them, the main one first."""
+        return self.main, *self._parts.values()
+
+    def _all(self) -> Iterator[tuple[str, OperatorCoordinator]]:
+        yield from self._parts.items()
+        yield "", self.main
+
+    def _part(self, name: str) -> OperatorCoordinator:
+        part = self._parts.get(name)
+        if part is None:
+            raise LocalProtocolError(
+                f"a task sent something to the part {name!r}, which this operator does not have: pass it to "
+                "coordinate(..., uses=[...])"
+            )
+        return part
+
+    async def start(self, context: CoordinatorContext) -> None:
+        for name, part in self._all():
+            with _named(name):
+                await part.start(cast("CoordinatorContext", PartContext(context, name)) if name else context)
+
+    async def close(self) -> None:
+        failure: BaseException | None = None
+        while self._unclosed:
+            name, part = self._unclosed.pop()
+            try:
+                with _named(name):
+                    await part.close()
+            except Exception as error:  # the others are closed nevertheless
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    # --- what concerns one part -----------------------------------------------------------------------------------
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if type(event) is PartEvent:
+            with _named(event.name):
+                await self._part(event.name).handle_event_from_operator(subtask, attempt, event.event)
+        else:
+            await self.main.handle_event_from_operator(subtask, attempt, event)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if type(request) is PartEvent:
+            return await self._part(request.name).handle_request(subtask, attempt, request.event)
+        return await self.main.handle_request(subtask, attempt, request)
+
+    async def handle_client_request(self, request: Any) -> Any:
+        if type(request) is PartEvent:
+            return await self._part(request.name).handle_client_request(request.event)
+        return await self.main.handle_client_request(request)
+
+    # --- what concerns all of them --------------------------------------------------------------------------------
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        for name, part in self._all():
+            with _named(name):
+                await part.subtask_ready(subtask, PartGateway(gateway, name) if name else gateway)
+
+    async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
+        await self._each(lambda part: part.subtask_suspected(subtask, attempt, reason))
+
+    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
+        await self._each(lambda part: part.subtask_responsive(subtask, attempt))
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        await self._each(lambda part: part.subtask_failed(subtask, attempt, reason))
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        await self._each(lambda part: part.subtask_finished(subtask, attempt))
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        await self._each(lambda part: part.subtask_reset(subtask, checkpoint_id))
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        await self._each(lambda part: part.notify_checkpoint_complete(checkpoint_id))
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        await self._each(lambda part: part.notify_checkpoint_aborted(checkpoint_id))
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        await self._each(lambda part: part.notify_checkpoint_discarded(checkpoint_id))
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await self._each(lambda part: part.run_ended(run_id, succeeded, reason))
+
+    async def _each(self, call: Callable[[OperatorCoordinator], Awaitable[None]]) -> None:
+        for name, part in self._all():
+            with _named(name):
+                await call(part)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        states: dict[str, bytes] = {}
+        for name, part in self._all():
+            with _named(name):
+                state = await part.checkpoint_coordinator(checkpoint_id)
+                if not isinstance(state, bytes | bytearray | memoryview):
+                    raise TypeError(
+                        f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
+                    )
+                states[name] = bytes(state)
+        return join_states(states.pop(""), states)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        main, states = (None, {}) if state is None else split_states(state, self._parts)
+        for name, part in self._all():
+            with _named(name):
+                await part.reset_to_checkpoint(checkpoint_id, states.get(name) if name else main)
+
+
+def main_of(coordinator: OperatorCoordinator) -> OperatorCoordinator:
+    """The user's own coordinator: the main one of a chain."""
+    return coordinator.main if isinstance(coordinator, CoordinatorChain) else coordinator
+
+
+class PartContext:
+    """A named part's ``CoordinatorContext``: the operator's, with the part's name in the log."""
+
+    def __init__(self, context: CoordinatorContext, name: str) -> None:
+        self._context = context
+        self._name = name
+        self.log = context.log.bind(part=name)
+
+    @cached_property
+    def gateways(self) -> LiveGateways:
+        name = self._name
+        return self._context.gateways.seen_by(
+            lambda gateway: PartGateway(gateway, name), wrap=lambda event: PartEvent(name, event)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class PartGateway(WrappedGateway):
+    """A named part's ``SubtaskGateway``: what it sends reaches the part of the same name in the task."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, gateway: SubtaskGateway, name: str) -> None:
+        super().__init__(gateway)
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<part {self._name!r} of {self._gateway!r}>"
+
+    def send_event(
+        self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Coroutine[Any, Any, Confirmation]:
+        return self._gateway.send_event(PartEvent(self._name, event), loss_tolerant=loss_tolerant, urgent=urgent)
+
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
+        return self._gateway.send_event_nowait(PartEvent(self._name, event), loss_tolerant=loss_tolerant, urgent=urgent)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say in a failure which part it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if name:
+            error.add_note(f"in the part {name!r} of the operator")
+        raise

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Answers to requests that a coordinator gives later than from ``handle_request`` itself (H84).
+
+A ``Reply`` is the user's half: it is settled once. A *recipient* is the other half: it knows who waits for the answer,
+and whether somebody still does. ``OpenReplies`` has all that are open, so that those of an attempt that is over, or of
+a coordinator that is reset or closed, end with it (H85).
+
+The half of the user does not keep the request alive. If the user loses it, nobody can ever answer, so the request
+fails.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from actors import ActorRef
+from actors import Reply as AskReply
+from actors.coordination.messages import GatewayMessage, RequestDeferred
+from actors.coordination.statistics import OperatorStatistics
+from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
+from actors.exits import as_exception, describe
+from protocol.errors import LocalProtocolError, RequestFailed
+from protocol.gateway.types import AnswerSubmitted
+from protocol.ids import ExecutionAttempt
+from protocol.wire.codec import encode_event
+
+
+class Recipient(Protocol):
+    """Who waits for the answer to one request."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def answer(self, value: Any) -> None: ...
+
+    def fail(self, error: BaseException | str) -> None: ...
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        ...
+
+    def lost(self) -> None:
+        """The user has lost the ``Reply``. Any thread."""
+        ...
+
+
+class Reply:
+    """The answer to a request, to be given later. Return it from ``handle_request`` or ``handle_client_request``.
+
+    The coordinator's next method runs meanwhile, and the requester waits until ``answer`` or ``fail`` is called. The
+    answer leaves at that moment, in order with what ``send_event`` sends to the same attempt. One that is given before
+    the method returns the reply leaves with that return, like any other answer.
+
+    Each reply belongs to one request, and is settled once. Use it on the event loop; another thread calls
+    ``CoordinatorContext.call_soon_threadsafe`` first. Keep a reference: a reply that is garbage-collected before it is
+    settled fails its request, and the log says so. No reply outlives its coordinator: after a reset or the end, open
+    ones are over. They are in no checkpoint: a task that is restored asks again if it still needs the answer.
+    """
+
+    __slots__ = ("__weakref__", "_early", "_recipient", "_settled", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._recipient: Recipient | None = None
+        self._early: Callable[[Recipient], None] | None = None  # settled before there was a recipient
+        self._settled = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether ``answer`` or ``fail`` was called."""
+        return self._settled
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for the answer any more, so that settling has no effect.
+
+        That is so when the attempt that asked is over, when the coordinator was reset or closed, for a request from a
+        restored checkpoint, and for the driver's own code when its timeout has passed. The timeout of a task's
+        ``request`` is not known here.
+        """
+        return self._recipient is not None and self._recipient.over
+
+    def answer(self, value: Any = None) -> None:
+        """Answer the request. Has no effect if the reply is over.
+
+        ``value`` is encoded immediately, as in ``send_event``. If that fails, the task gets ``RequestFailed`` and the
+        job goes on, as for a value that ``handle_request`` returns.
+
+        Raises:
+            LocalProtocolError: the reply is settled already, or the call comes from another thread.
+        """
+        self._settle(lambda recipient: recipient.answer(value))
+
+    def fail(self, error: BaseException | str) -> None:
+        """Fail the request. Has no effect if the reply is over.
+
+        A task gets ``RequestFailed`` with the type and text of the exception, or with the text alone. The driver's own
+        code gets the exception itself, or ``RequestFailed`` with the text.
+
+        Raises:
+            TypeError: ``error`` is neither an exception nor a text.
+            LocalProtocolError: the reply is settled already, or the call comes from another thread.
+        """
+        if not isinstance(error, BaseException | str):
+            raise TypeError(f"Reply.fail takes an exception or a text, not {type(error).__name__}")
+        self._settle(lambda recipient: recipient.fail(error))
+
+    def _settle(self, act: Callable[[Recipient], None]) -> None:
+        if threading.get_ident() != self._thread:
+            raise LocalProtocolError(
+                f"a Reply was settled from thread {threading.current_thread().name!r}, but it belongs to the event "
+                "loop: call context.call_soon_threadsafe(handler), and settle it in the handler"
+            )
+        if self._settled:
+            raise LocalProtocolError("this Reply is settled already: a request has one answer")
+        self._settled = True
+        if self._recipient is None:
+            self._early = act
+        elif not self._recipient.over:
+            act(self._recipient)
+
+    def _bind(self, recipient: Recipient) -> None:
+        """The coordinator's method has returned this for its request. Raises ``LocalProtocolError`` the second time."""
+        if self._recipient is not None:
+            raise LocalProtocolError("this Reply belongs to an earlier request: make a Reply() for each request")
+        self._thread = threading.get_ident()
+        self._recipient = recipient
+        if self._early is not None:
+            act, self._early = self._early, None
+            if not recipient.over:
+                act(recipient)
+
+    def __del__(self) -> None:
+        if not self._settled and self._recipient is not None and not self._recipient.over:
+            self._recipient.lost()
+
+    def __repr__(self) -> str:
+        state = "settled" if self._settled else "over" if self.over else "open"
+        return f"<Reply {state}>"
+
+
+class WaitingTask:
+    """A task's attempt waits for the answer. A restored request has no ``request_id``: nobody waits (H73)."""
+
+    __slots__ = ("_gateway_ref", "_open", "_request_id", "attempt", "over")
+
+    def __init__(
+        self,
+        open_replies: OpenReplies,
+        attempt: ExecutionAttempt,
+        gateway_ref: ActorRef[GatewayMessage],
+        request_id: int | None,
+    ) -> None:
+        self.attempt = attempt
+        self.over = request_id is None
+        self._open = open_replies
+        self._gateway_ref = gateway_ref
+        self._request_id = request_id
+
+    def defer(self) -> None:
+        """The answer comes later."""
+        assert self._request_id is not None
+        self._gateway_ref.tell_direct(RequestDeferred(self._request_id))
+
+    def answer(self, value: Any) -> None:
+        try:
+            payload = encode_event(value)
+        except Exception as error:
+            self.fail(error)
+            if is_fatal(error):
+                raise
+        else:
+            self._submit("", payload)
+
+    def fail(self, error: BaseException | str) -> None:
+        text, payload = describe_failure(error)
+        self._open.log_failure("request failed", text, error, attempt_keys(self.attempt))
+        self._submit(text, payload)
+
+    def _submit(self, error: str, payload: bytes) -> None:
+        assert self._request_id is not None
+        self._gateway_ref.tell_direct(AnswerSubmitted(self._request_id, error, payload))
+        self.end()
+
+    def end(self) -> None:
+        self.over = True
+        self._open.forget_task(self)
+
+    def lost(self) -> None:
+        self._open.hear_loss(self)
+
+
+class WaitingClient:
+    """The driver's own code waits for the answer."""
+
+    __slots__ = ("_ended", "_open", "_reply_to")
+
+    def __init__(self, open_replies: OpenReplies, reply_to: AskReply[Any]) -> None:
+        self._open = open_replies
+        self._reply_to = reply_to
+        self._ended = False
+
+    @property
+    def over(self) -> bool:
+        return self._ended or not self._reply_to.open
+
+    def defer(self) -> None:
+        """The answer comes later."""
+
+    def answer(self, value: Any) -> None:
+        self._reply_to.answer(value)
+        self.end()
+
+    def fail(self, error: BaseException | str) -> None:
+        if not self.over:
+            text, _ = describe_failure(error)
+            self._open.log_failure("client request failed", text, error, {})
+            self._reply_to.fail(RequestFailed(text) if isinstance(error, str) else as_exception("Reply.fail", error))
+        self.end()
+
+    def end(self) -> None:
+        self._ended = True
+        self._open.forget_client(self)
+
+    def lost(self) -> None:
+        self._open.hear_loss(self)
+
+
+class OpenReplies:
+    """The replies of one coordinator that are not settled. Loop only, except ``hear_loss``.
+
+    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it.
+    """
+
+    def __init__(
+        self, operator_id: str, log: Any, statistics: OperatorStatistics, soon: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._operator_id = operator_id
+        self._log = log
+        self._statistics = statistics
+        self._soon = soon
+        self._tasks: dict[int, dict[Recipient, None]] = {}  # by task attempt id, in the order of their requests
+        self._clients: dict[Recipient, None] = {}
+
+    def take(self, reply: Reply, recipient: WaitingTask | WaitingClient) -> None:
+        """A method has returned ``reply`` for the request of ``recipient``. Raises ``LocalProtocolError``."""
+        settled = reply.settled
+        reply._bind(recipient)
+        if not settled and not recipient.over:
+            self._statistics.requests_deferred += 1
+            self._statistics.replies_open += 1
+            if isinstance(recipient, WaitingTask):
+                self._tasks.setdefault(recipient.attempt.task_attempt_id, {})[recipient] = None
+            else:
+                self._clients[recipient] = None
+            recipient.defer()
+
+    def forget_task(self, recipient: WaitingTask) -> None:
+        """Its request has its answer."""
+        task_attempt_id = recipient.attempt.task_attempt_id
+        of_attempt = self._tasks.get(task_attempt_id, {})
+        if of_attempt.pop(recipient, self) is None:
+            self._statistics.replies_open -= 1
+            if not of_attempt:
+                del self._tasks[task_attempt_id]
+
+    def forget_client(self, recipient: WaitingClient) -> None:
+        """Its request has its answer."""
+        if self._clients.pop(recipient, self) is None:
+            self._statistics.replies_open -= 1
+
+    def attempt_over(self, task_attempt_id: int) -> None:
+        """Nobody waits any more for what this attempt has asked (H33, H85)."""
+        for recipient in self._tasks.pop(task_attempt_id, {}):
+            self._statistics.replies_open -= 1
+            recipient.end()
+
+    def attempts_over(self) -> None:
+        """The same for all attempts."""
+        for task_attempt_id in list(self._tasks):
+            self.attempt_over(task_attempt_id)
+
+    def coordinator_reset(self) -> None:
+        """No attempt is left, and the coordinator forgets what the driver's own code has asked: that fails."""
+        self.attempts_over()
+        self._fail_all("was reset before it answered this request: ask again")
+
+    def close(self) -> None:
+        """The coordinator is closed: what is open fails."""
+        self._fail_all("was closed before it answered this request")
+
+    def hear_loss(self, recipient: Recipient) -> None:
+        """The user has lost the reply to this request. Any thread, also inside the garbage collector."""
+        self._soon(lambda: self._lose(recipient))
+
+    def log_failure(self, what: str, text: str, error: BaseException | str, keys: dict[str, Any]) -> None:
+        self._log.warning(what, **keys, error=text, exc_info=error if isinstance(error, BaseException) else None)
+
+    def _lose(self, recipient: Recipient) -> None:
+        if not recipient.over:
+            recipient.fail(
+                f"the coordinator of operator {self._operator_id!r} has lost the Reply to this request: keep a "
+                "reference to it until it is settled"
+            )
+
+    def _fail_all(self, what: str) -> None:
+        for recipient in [*self._clients, *(one for of_attempt in self._tasks.values() for one in of_attempt)]:
+            recipient.fail(f"the coordinator of operator {self._operator_id!r} {what}")
+            recipient.end()
+
+
+def describe_failure(error: BaseException | str) -> tuple[str, bytes]:
+    """The text that a task gets for a failed request, which is never empty, and the traceback if there is one."""
+    if isinstance(error, str):
+        return error or "the coordinator failed this request without a text", b""
+    return describe(true_cause(error)), traceback_text(error).encode()
+
+
+def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:
+    """What names the attempt in the log."""
+    return {
+        "subtask": attempt.subtask,
+        "attempt": attempt.attempt,
+        "task_attempt_id": attempt.task_attempt_id,
+    }
+
+
+__all__ = ["OpenReplies", "Reply", "WaitingClient", "WaitingTask", "attempt_keys", "describe_failure"]

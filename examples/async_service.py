@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An asyncio service that runs Spark jobs with coordinators on its own event loop, several of them at the same time.
+
+Each request has its own operator, and a limit for its time. SIGTERM and Ctrl-C end the service: the jobs that still run
+fail, and everything is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from examples.quiet_spark import SparkDidNotStart, start_spark
+from headgate import OperatorCoordinator, Sidecar, SidecarRuntime, SubtaskContext
+
+REQUESTS = {"small": 10, "medium": 1_000, "large": 100_000}
+
+
+class Total(OperatorCoordinator):
+    """On the driver: adds up what the tasks report."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self.total += event
+
+    async def handle_client_request(self, payload: Any) -> int:
+        return self.total
+
+
+def report(context: SubtaskContext, records: Iterator[int]) -> None:
+    """In a task: reports the sum of its partition."""
+    context.send_event(sum(records))
+
+
+async def total_below(
+    spark: SparkSession, sidecar: SidecarRuntime, name: str, count: int, *, timeout_s: float = 60.0
+) -> int:
+    """Add up the numbers below ``count`` in a Spark job. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
+    job = await sidecar.coordinate(name, Total, parallelism=2)
+
+    def action() -> int:
+        return spark.sparkContext.parallelize(range(count), 2).mapPartitions(job.subtask(report)).count()
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await sidecar.run(action)
+        total: int = await sidecar.request(name, "total")
+        return total
+    finally:
+        await sidecar.release(name)
+
+
+async def serve(spark: SparkSession) -> None:
+    """Answer all requests concurrently."""
+
+    async def answer(name: str, count: int) -> None:
+        print(f"  {name}: {await total_below(spark, sidecar, name, count)}", flush=True)
+
+    async with Sidecar(spark) as sidecar, asyncio.TaskGroup() as requests:
+        for name, count in REQUESTS.items():
+            requests.create_task(answer(name, count))
+
+
+async def serve_until_stopped(spark: SparkSession) -> None:
+    """Let SIGTERM and Ctrl-C cancel it."""
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, this_task.cancel)
+    await serve(spark)
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        spark = start_spark(arguments[0] if arguments else "local[4]", "headgate async service")
+    except SparkDidNotStart as error:
+        print(f"Spark did not start: {error}", file=sys.stderr)
+        return 2
+    try:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(serve_until_stopped(spark))
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

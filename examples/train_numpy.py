@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Data-parallel training with NumPy: each task has a part of the data, and all of them add up their gradients.
+
+One worker is killed in the middle. The others go on from the last step together with its retry, and the model has the
+same bits as that of a training in which nothing happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark import SparkContext
+
+from examples.quiet_spark import SparkDidNotStart, start_spark
+from headgate import Group, GroupMember, PeerLost, Sidecar
+
+WORKERS = 4
+STEPS = 30
+FEATURES = 20_000
+ROWS = 40
+
+
+def part_of_the_data(rank: int) -> tuple[Any, Any]:
+    """The rows of one worker, and what the model should say about them."""
+    random = np.random.default_rng(rank)
+    rows = random.normal(size=(ROWS, FEATURES))
+    return rows, rows @ np.linspace(-1.0, 1.0, FEATURES)
+
+
+def die_once(step: int, rank: int, marker: Path | None) -> None:
+    """Kill the process of worker 2 in step 17, if this is the training that is disturbed."""
+    if marker is not None and (step, rank) == (17, 2) and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(member: GroupMember, marker: Path | None) -> bytes:
+    """Train from the last step that all workers have saved, and return the model."""
+    rows, wanted = part_of_the_data(member.rank)
+    step, model = 0, np.zeros(FEATURES)
+    if member.checkpoint is not None:
+        step, model = member.checkpoint.step, np.frombuffer(member.checkpoint.blob)
+    while step < STEPS:
+        die_once(step, member.rank, marker)
+        gradient = rows.T @ (rows @ model - wanted)
+        model = model - 2e-6 * member.all_reduce(gradient)
+        step += 1
+        member.save(step, model.tobytes())
+    return model.tobytes()
+
+
+def run(sidecar: Sidecar, spark: SparkContext, name: str, marker: Path | None) -> tuple[list[bytes], int]:
+    """Train, and return the model of each worker and the number of generations that it took."""
+    group: Group = sidecar.group("workers", WORKERS)
+    job = sidecar.coordinate(name, parallelism=WORKERS, uses=[group])
+
+    def work(_: Iterator[int]) -> Iterator[bytes]:
+        while True:
+            try:
+                with group as member:
+                    model = train(member, marker)
+            except PeerLost:
+                continue  # the next generation
+            yield model
+            return
+
+    models = spark.parallelize(range(WORKERS), WORKERS).mapPartitions(job.subtask(work)).collect()
+    return models, group.generation
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        spark = start_spark(arguments[0] if arguments else f"local[{WORKERS},4]", "headgate training")
+    except SparkDidNotStart as error:
+        print(f"Spark did not start: {error}", file=sys.stderr)
+        return 2
+    marker = Path(tempfile.mkdtemp()) / "killed"
+    try:
+        with Sidecar(spark) as sidecar:
+            undisturbed, _ = run(sidecar, spark.sparkContext, "undisturbed", None)
+            disturbed, generations = run(sidecar, spark.sparkContext, "disturbed", marker)
+    finally:
+        spark.stop()
+    same = set(undisturbed) == set(disturbed) and len(set(disturbed)) == 1
+    print(f"{STEPS} steps, {generations} generations; a worker was killed: {marker.exists()}; the same model: {same}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The coordinator sends limits, with an array and a date; the tasks report what exceeds them. Both are dataclasses.
+
+The classes are defined in the program itself, so they travel to the tasks with the operator.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+import headgate
+from examples.quiet_spark import SparkDidNotStart, start_spark
+from headgate import OperatorCoordinator, Sidecar, SubtaskContext, SubtaskGateway, SubtaskOperator
+
+SUBTASKS = 2
+READINGS = 1000
+
+
+@headgate.event
+@dataclass(frozen=True)
+class Limits:
+    """To the tasks: the highest reading of each sensor."""
+
+    valid_from: datetime
+    highest: Any  # a NumPy array
+
+
+@headgate.event("alarm")
+@dataclass(frozen=True)
+class Alarm:
+    """From a task: the sensors that exceeded their limits."""
+
+    sensors: frozenset[int]
+    seen_by: int = 0
+
+
+class Watch(OperatorCoordinator[Alarm, Limits]):
+    """In the driver: sends the limits, and collects the alarms."""
+
+    def __init__(self, alarms: Counter[int]) -> None:
+        self._alarms = alarms
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway[Limits]) -> None:
+        await gateway.send_event(Limits(datetime.now(UTC), np.array([90.0, 95.0, 200.0])))
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Alarm) -> None:
+        self._alarms.update(event.sensors)
+
+
+class Compare(SubtaskOperator[Limits, Alarm]):
+    """In the tasks: compares its readings with the limits."""
+
+    def open(self, context: SubtaskContext[Alarm], state: bytes | None) -> None:
+        self.context = context
+
+    def handle_event(self, event: Limits) -> None:
+        self.limits = event
+
+    def process(self, records: Iterator[tuple[int, float]]) -> None:
+        high = frozenset(sensor for sensor, reading in records if reading > self.limits.highest[sensor])
+        self.context.send_event(Alarm(high, seen_by=self.context.subtask))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        spark = start_spark(f"local[{SUBTASKS}]", "typed events")
+    except SparkDidNotStart as error:
+        print(f"Spark did not start:\n  {error}", file=sys.stderr)
+        return 1
+    alarms: Counter[int] = Counter()
+    with Sidecar(spark) as sidecar:
+        watch = sidecar.coordinate("watch", lambda: Watch(alarms), parallelism=SUBTASKS)
+        readings = [(number % 3, number % 100) for number in range(READINGS)]
+        spark.sparkContext.parallelize(readings, SUBTASKS).foreachPartition(watch.subtask(Compare))
+    print("sensors above their limits:", *sorted(alarms))
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The rendezvous of a group: who is a member, in which generation, and what becomes of each of its calls.
+
+Tasks that work together, as in data-parallel training, form a *group*. Attempts *join*. When enough have joined, the
+machine forms a *generation*: a fixed list of members, in the order of their subtasks, which is the order of their
+ranks. Members make *calls* (barrier, all_gather, broadcast, save) in *rounds*. A round is answered when every member of
+the generation has made its call, with the values of all in the order of the ranks.
+
+A generation *breaks* as soon as it cannot complete another round: a member is lost, its connection is lost, it has left
+with an error, or it has left and another one calls. From that moment no call of the generation succeeds. Each open call
+is refused, each member that is still inside is told, and calls that come later are refused too. A broken generation
+never recovers. Its members join again, and form the next one together with the retry of the lost attempt.
+
+When is the next one formed? Never while a member of the current one is inside, whether it is broken or not: a survivor
+that still computes will come. Then as soon as ``max_size`` have joined; or, if ``min_size`` have, after some time.
+Subtasks that have finished for good cannot come any more, so they lower both bounds, but never below ``min_size``.
+If fewer subtasks than that are left, each is admitted *alone*: it gets the last checkpoint and may not call. So a task
+that is lost after the last step finds the result of that step and ends.
+
+Copies: of several attempts of a subtask that wait, the first to join is taken. The others wait on.
+
+An error in foreign code may be a consequence of a loss that nobody knows yet. A member asks whose error it was. If the
+generation breaks within ``error_grace_s``, it was the loss; otherwise it was the member's own.
+
+What a member passes with ``Joined`` and ``Called`` is opaque here. Values of an earlier generation never reach a later
+one: each call names its generation, which is compared first, before anything else.
+
+``handle`` and its effects: a call's answer, or its refusal, comes once for each ``Called`` and ``ErrorMet``. A
+``KeepCheckpoint`` comes before the answers of the round that it belongs to, and the refusals of a broken generation
+before its ``TellBroken``.
+
+| input | a member inside the current generation | an attempt that waits | any other |
+|---|---|---|---|
+| ``Joined`` | illegal | illegal | waits |
+| ``Left`` | leaves | waits no more | ignored |
+| ``Called`` | its call, or refused if broken | refused | refused |
+| ``ErrorMet`` | waits, or answered if broken | answered: lost | answered: lost |
+| ``Lost`` | the generation breaks | waits no more | a success is revoked, or ignored |
+| ``Suspected`` | the generation breaks | ignored | ignored |
+| ``Finished`` | leaves | waits no more | cannot come any more |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.errors import LocalProtocolError
+from protocol.machine import TimePassed
+from protocol.values import value
+
+SAVE = "save"
+
+
+@value
+class GroupConfig:
+    """``parallelism``: how many subtasks there are. Times in seconds."""
+
+    parallelism: int
+    min_size: int
+    max_size: int
+    join_wait_s: float = 0.1
+    start_wait_s: float = 10.0
+    error_grace_s: float = 5.0
+
+
+@value
+class Member:
+    """One attempt. ``attempt`` is its number as the coordinator sees it, which never comes again."""
+
+    subtask: int
+    attempt: int
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+@value
+class Joined:
+    """An attempt waits for the next generation. ``details`` are passed on to the members of that."""
+
+    member: Member
+    details: Any = None
+
+
+@value
+class Left:
+    """A member has left its generation; ``error`` says why, if it did so with an error of its own.
+
+    Generation 0: it has given up waiting for one. It may have become a member meanwhile.
+    """
+
+    member: Member
+    generation: int
+    error: str = ""
+
+
+@value
+class Called:
+    """A member makes its call of a round. ``kind`` is the same for all members. Rounds count from 0."""
+
+    member: Member
+    generation: int
+    round: int
+    kind: str
+    value: Any = None
+
+
+@value
+class ErrorMet:
+    """A member has met an error in foreign code, and asks whether it is a consequence of a loss."""
+
+    member: Member
+    generation: int
+
+
+@value
+class Lost:
+    """An attempt is over without success, or its success was revoked."""
+
+    member: Member
+    reason: str
+
+
+@value
+class Suspected:
+    """The connection of an attempt is lost."""
+
+    member: Member
+
+
+@value
+class Finished:
+    """An attempt has succeeded."""
+
+    member: Member
+
+
+GroupInput = Joined | Left | Called | ErrorMet | Lost | Suspected | Finished | TimePassed
+
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@value
+class Admit:
+    """Begin a generation: tell each member its rank, which is its place in ``members``, and the ``details`` of all."""
+
+    generation: int
+    members: tuple[Member, ...]
+    details: tuple[Any, ...]
+
+
+@value
+class AdmitAlone:
+    """Tell a member whose peers have finished: it gets the last checkpoint and may not call."""
+
+    generation: int
+    member: Member
+    rank: int
+    world_size: int
+    details: Any = None
+
+
+@value
+class KeepCheckpoint:
+    """Every member has saved this step: it is the last checkpoint from now on."""
+
+    member: Member  # of rank 0, whose blob it is
+    step: int
+
+
+@value
+class Answer:
+    """Answer each member's call with the values of all, in the order of the ranks."""
+
+    members: tuple[Member, ...]
+    values: tuple[Any, ...]
+    waiting: int  # how many others wait to join
+
+
+@value
+class RefuseCall:
+    """Refuse the call, or tell the member that its error was the consequence of a loss: the generation is broken."""
+
+    member: Member
+    generation: int
+    reason: str
+
+
+@value
+class RejectCall:
+    """Fail the call as an error of the program."""
+
+    member: Member
+    reason: str
+
+
+@value
+class BlameMember:
+    """Tell the member that the error was its own."""
+
+    member: Member
+
+
+@value
+class TellBroken:
+    """Tell the members that are still inside, whatever they do, that the generation is broken."""
+
+    generation: int
+    members: tuple[Member, ...]
+    reason: str
+
+
+GroupEffect = Admit | AdmitAlone | KeepCheckpoint | Answer | RefuseCall | RejectCall | BlameMember | TellBroken
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+class _Generation:
+    """The members of one generation, and the round that they are in. ``broken`` is the reason, or empty."""
+
+    __slots__ = ("broken", "calls", "inside", "members", "number", "round")
+
+    def __init__(self, number: int, members: tuple[Member, ...]) -> None:
+        self.number = number
+        self.members = members
+        self.inside = set(members)
+        self.broken = ""
+        self.round = 0
+        self.calls: dict[Member, Called] = {}
+
+
+class GroupMachine:
+    """The rendezvous of one group; see the module. ``generation``: the last number that an earlier machine gave."""
+
+    def __init__(self, config: GroupConfig, generation: int = 0) -> None:
+        self.config = config
+        self.generation = generation
+        self._waiting: dict[Member, Any] = {}  # in the order of joining
+        self._finished: set[Member] = set()
+        self._current: _Generation | None = None
+        self._alone: dict[Member, int] = {}
+        self._errors: dict[Member, float] = {}  # until when to wait for news of a loss
+        self._form_at: float | None = None
+        self._formed = False
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the current generation, if it is not broken."""
+        return () if self._current is None or self._current.broken else self._current.members
+
+    @property
+    def waiting(self) -> int:
+        """How many attempts wait to join."""
+        return len(self._waiting)
+
+    def next_deadline(self) -> float | None:
+        deadlines = [*self._errors.values(), *(() if self._form_at is None else (self._form_at,))]
+        return min(deadlines, default=None)
+
+    def handle(self, input: GroupInput, now: float) -> Sequence[GroupEffect]:
+        effects: list[GroupEffect] = []
+        match input:
+            case Joined(member, details):
+                self._join(member, details)
+            case Left():
+                self._hear_leave(input, effects)
+            case Called():
+                self._call(input, effects)
+            case ErrorMet(member, generation):
+                self._meet_error(member, generation, now, effects)
+            case Lost(member, reason):
+                self._lose(member, reason, effects)
+            case Suspected(member):
+                if self._current is not None and member in self._current.inside:
+                    self._break(f"{_named(member)} has lost its connection", effects)
+            case Finished(member):
+                self._lose(member, "", effects)
+                self._finished.add(member)
+            case TimePassed():
+                self._end_grace(now, effects)
+        self._form(now, effects)
+        return effects
+
+    # --- one input ----------------------------------------------------------------------------------------------------
+
+    def _join(self, member: Member, details: Any) -> None:
+        if member in self._waiting or (self._current is not None and member in self._current.inside):
+            raise LocalProtocolError(f"{_named(member)} joins, although it has joined already")
+        self._alone.pop(member, None)
+        self._waiting[member] = details
+
+    def _hear_leave(self, left: Left, effects: list[GroupEffect]) -> None:
+        member, generation = left.member, left.generation
+        if self._waiting.pop(member, _ABSENT) is not _ABSENT:
+            effects.append(RefuseCall(member, generation, "it has left the group"))
+        elif self._is_inside(member, generation):
+            self._leave(member, f"{_named(member)} left with an error: {left.error}" if left.error else "", effects)
+        elif generation in (0, self._alone.get(member)):
+            self._alone.pop(member, None)
+
+    def _leave(self, member: Member, reason: str, effects: list[GroupEffect]) -> None:
+        generation = self._current
+        assert generation is not None
+        generation.inside.discard(member)
+        open_call = generation.calls.pop(member, None) is not None
+        if self._errors.pop(member, None) is not None or open_call:  # the task has not waited for the answer
+            effects.append(RefuseCall(member, generation.number, "it has left the group"))
+        if not reason and (generation.calls or self._errors):
+            reason = f"{_named(member)} has left the group"
+        if reason:
+            self._break(reason, effects)
+
+    def _lose(self, member: Member, reason: str, effects: list[GroupEffect]) -> None:
+        self._finished.discard(member)
+        self._waiting.pop(member, None)
+        self._alone.pop(member, None)
+        generation = self._current
+        if generation is not None and member in generation.inside:
+            self._errors.pop(member, None)  # nobody waits for these any more
+            generation.calls.pop(member, None)
+            self._leave(member, f"{_named(member)} is lost: {reason}" if reason else "", effects)
+
+    def _call(self, call: Called, effects: list[GroupEffect]) -> None:
+        member, generation = call.member, self._current
+        if self._alone.get(member) == call.generation:
+            effects.append(RejectCall(member, _ALONE))
+        elif generation is None or not self._is_inside(member, call.generation):
+            effects.append(RefuseCall(member, call.generation, "its generation is over"))
+        elif generation.broken:
+            effects.append(RefuseCall(member, generation.number, generation.broken))
+        elif call.round != generation.round or member in generation.calls:
+            raise LocalProtocolError(f"{_named(member)} calls in round {call.round}, not {generation.round}, or twice")
+        elif len(generation.inside) < len(generation.members):
+            gone = next(one for one in generation.members if one not in generation.inside)
+            effects.append(RefuseCall(member, generation.number, f"{_named(gone)} has left the group"))
+            self._break(f"{_named(gone)} has left the group", effects)
+        else:
+            generation.calls[member] = call
+            if len(generation.calls) == len(generation.members):
+                self._complete(generation, effects)
+
+    def _complete(self, generation: _Generation, effects: list[GroupEffect]) -> None:
+        calls = [generation.calls[member] for member in generation.members]
+        generation.calls = {}
+        generation.round += 1
+        odd = next((call for call in calls if call.kind != calls[0].kind or _step(call) != _step(calls[0])), None)
+        if odd is not None:
+            text = f"rank 0 calls {_described(calls[0])}, {_named(odd.member)} calls {_described(odd)}"
+            effects += [RejectCall(member, text) for member in generation.members]
+            return
+        if calls[0].kind == SAVE:
+            effects.append(KeepCheckpoint(generation.members[0], calls[0].value))
+        effects.append(Answer(generation.members, tuple(call.value for call in calls), len(self._waiting)))
+
+    def _meet_error(self, member: Member, generation: int, now: float, effects: list[GroupEffect]) -> None:
+        current = self._current
+        if self._alone.get(member) == generation:
+            effects.append(BlameMember(member))
+        elif current is None or not self._is_inside(member, generation):
+            effects.append(RefuseCall(member, generation, "its generation is over"))
+        elif current.broken:
+            effects.append(RefuseCall(member, generation, current.broken))
+        elif len(current.inside) < len(current.members):
+            effects.append(RefuseCall(member, generation, "another member has left the group"))
+            self._break("another member has left the group", effects)
+        else:
+            self._errors[member] = now + self.config.error_grace_s
+
+    def _end_grace(self, now: float, effects: list[GroupEffect]) -> None:
+        for member in [member for member, until in self._errors.items() if until <= now]:
+            del self._errors[member]
+            effects.append(BlameMember(member))
+
+    # --- generations --------------------------------------------------------------------------------------------------
+
+    def _is_inside(self, member: Member, generation: int) -> bool:
+        current = self._current
+        return current is not None and generation in (0, current.number) and member in current.inside
+
+    def _break(self, reason: str, effects: list[GroupEffect]) -> None:
+        generation = self._current
+        assert generation is not None
+        if generation.broken:
+            return
+        generation.broken = reason
+        waiting = [one for one in generation.members if one in generation.calls or one in self._errors]
+        effects += [RefuseCall(member, generation.number, reason) for member in waiting]
+        generation.calls = {}
+        self._errors = {}
+        inside = tuple(member for member in generation.members if member in generation.inside)
+        if inside:
+            effects.append(TellBroken(generation.number, inside, reason))
+
+    def _form(self, now: float, effects: list[GroupEffect]) -> None:
+        if self._current is not None and self._current.inside:
+            self._form_at = None
+            return
+        finished = {member.subtask for member in self._finished}
+        candidates: dict[int, Member] = {}
+        for member in self._waiting:
+            if member.subtask not in finished:
+                candidates.setdefault(member.subtask, member)
+        left = self.config.parallelism - len(finished)
+        if finished and left < self.config.min_size:
+            self._form_at = None
+            self._admit_alone(candidates, effects)
+        elif len(candidates) >= min(self.config.max_size, left):
+            self._admit(candidates, effects)
+        elif len(candidates) < self.config.min_size:
+            self._form_at = None
+        elif self._form_at is None:
+            self._form_at = now + (self.config.join_wait_s if self._formed else self.config.start_wait_s)
+        elif self._form_at <= now:
+            self._admit(candidates, effects)
+
+    def _admit(self, candidates: dict[int, Member], effects: list[GroupEffect]) -> None:
+        self._form_at = None
+        self._formed = True
+        chosen = sorted(list(candidates)[: self.config.max_size])  # the first to join
+        members = tuple(candidates[subtask] for subtask in chosen)
+        self.generation += 1
+        self._current = _Generation(self.generation, members)
+        details = tuple(self._waiting.pop(member) for member in members)
+        effects.append(Admit(self.generation, members, details))
+
+    def _admit_alone(self, candidates: dict[int, Member], effects: list[GroupEffect]) -> None:
+        size = min(self.config.max_size, self.config.parallelism)
+        for subtask, member in candidates.items():
+            details = self._waiting.pop(member)
+            self.generation += 1
+            self._alone[member] = self.generation
+            effects.append(AdmitAlone(self.generation, member, min(subtask, size - 1), size, details))
+
+    def check_invariants(self) -> None:
+        current = self._current
+        inside = set() if current is None else current.inside
+        assert not inside & self._waiting.keys(), "a member waits for the next generation"
+        assert not self._alone.keys() & (inside | self._waiting.keys()), "one that is admitted alone is elsewhere too"
+        assert self._errors.keys() <= inside, "one that is not a member waits for the judgement of an error"
+        if current is not None:
+            assert current.inside <= set(current.members), "a stranger is inside"
+            assert current.calls.keys() <= current.inside, "one that is not inside has an open call"
+            assert not (current.broken and current.calls), "a broken generation has open calls"
+            assert not (current.broken and self._errors), "a broken generation has open questions"
+            assert len(current.calls) < len(current.members), "a complete round is not answered"
+            assert len({member.subtask for member in current.members}) == len(current.members), "a subtask is in twice"
+            assert not (current.calls and len(inside) < len(current.members)), "a round can never complete"
+
+
+_ABSENT = object()
+_ALONE = (
+    "the other tasks of the group have finished, so this one cannot call them any more. Save the last step with "
+    "save(step, blob) before the group is left: a task that is lost after that finds it in `checkpoint`, and ends "
+    "without calls"
+)
+
+
+def _named(member: Member) -> str:
+    return f"subtask {member.subtask} (attempt {member.attempt})"
+
+
+def _step(call: Called) -> Any:
+    return call.value if call.kind == SAVE else None
+
+
+def _described(call: Called) -> str:
+    return f"save({call.value})" if call.kind == SAVE else call.kind
+
+
+__all__ = [
+    "SAVE",
+    "Admit",
+    "AdmitAlone",
+    "Answer",
+    "BlameMember",
+    "Called",
+    "ErrorMet",
+    "Finished",
+    "GroupConfig",
+    "GroupEffect",
+    "GroupInput",
+    "GroupMachine",
+    "Joined",
+    "KeepCheckpoint",
+    "Left",
+    "Lost",
+    "Member",
+    "RefuseCall",
+    "RejectCall",
+    "Suspected",
+    "TellBroken",
+]

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The classes whose values can be events: dataclasses, named tuples and enumerations that ``event`` registers (H97).
+
+A value travels as the registered name of its class and its fields. The receiver builds it by calling the class that
+is registered there with this name. So both sides need the class, and nothing on the wire can choose any other.
+
+The registration is an attribute of the class. Where a class is pickled by value (cloudpickle does so for those of
+``__main__`` and of a notebook), the registration travels along and registers the class where it arrives. A class that
+is pickled by reference is registered when its module is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, TypeVar, overload
+
+__all__ = ["Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
+
+C = TypeVar("C", bound=type)
+
+NAME_CHARS_MAX = 256
+_ATTRIBUTE = "__headgate_event__"
+
+_by_name: dict[str, Registration] = {}
+_modules: dict[str, str] = {}
+"""Where the driver has classes that are not registered here yet: their names, and the modules that define them."""
+_failures: dict[str, str] = {}
+"""Why the driver's class of this name did not come here."""
+
+
+class Registration:
+    """A registered class: how its values are taken apart, and put together again."""
+
+    __slots__ = ("_fields", "_kind", "_values", "cls", "name", "qualified")
+
+    def __init__(self, cls: type, name: str, qualified: str) -> None:
+        self.cls = cls
+        self.name = name
+        self.qualified = qualified
+        # A class that was pickled by value has none of its attributes yet when its registration arrives.
+        self._kind: str | None = None
+
+    def __reduce__(self) -> Any:
+        return _register_pickled, (self.cls, self.name, self.qualified)
+
+    def values(self, instance: Any) -> Sequence[Any]:
+        """Return the values of the fields. Raises ``AttributeError`` if one is missing."""
+        if self._kind is None:
+            self._resolve()
+        return self._values(instance)
+
+    def build(self, values: list[Any]) -> Any:
+        """Return the value with these fields. Raises ``ValueError`` if they do not fit, and what the class raises."""
+        if self._kind is None:
+            self._resolve()
+        if self._kind == "enum":
+            return self._member(values)
+        fields = self._fields
+        if len(values) != len(fields):
+            self._check_count(len(values))
+        if self._kind == "keywords":
+            count = sum(not keyword for _, keyword, _ in fields)
+            named = zip((name for name, _, _ in fields[count:]), values[count:], strict=False)
+            return self.cls(*values[:count], **dict(named))
+        return self.cls(*values)
+
+    def _member(self, values: list[Any]) -> Any:
+        cls: Any = self.cls
+        if len(values) == 1:
+            (value,) = values
+            if issubclass(cls, enum.Flag):
+                if type(value) is int:
+                    return cls(value)
+            elif type(value) is str and value in cls.__members__:
+                return cls[value]
+        raise ValueError(f"{self} has no member {values!r:.60}: use the same release of it on both sides")
+
+    def _check_count(self, count: int) -> None:
+        missing = [name for name, _, needed in self._fields[count:] if needed]
+        if missing or count > len(self._fields):
+            lacks = f", and {' and '.join(missing)} has no default" if missing else ""
+            raise ValueError(
+                f"{self} was sent with {count} fields and has {len(self._fields)} here{lacks}: use the same release "
+                "of it on both sides, or append fields with defaults"
+            )
+
+    def _resolve(self) -> None:
+        self._kind, self._fields, self._values = _shape_of(self.cls)
+
+    def __str__(self) -> str:
+        return self.qualified if self.name == self.qualified else f"{self.qualified} ({self.name!r})"
+
+
+@overload
+def event(name: C, /) -> C: ...
+
+
+@overload
+def event(name: str, /) -> Callable[[C], C]: ...
+
+
+def event(name: Any, /) -> Any:
+    """Register a dataclass, a named tuple or an enumeration, so that its values can be sent in events.
+
+    Use it as a decorator, ``@headgate.event`` or ``@headgate.event("name")``, above ``@dataclass``::
+
+        @headgate.event
+        @dataclass(frozen=True)
+        class RulesChanged:
+            version: int
+            banned: frozenset[str]
+
+    A value arrives as a value of the same class, built by calling the class with the fields, so ``__post_init__`` runs
+    again. A field with ``init=False`` is not sent. Fields can have every type that an event can have. Subclasses are
+    not registered with their base.
+
+    The receiver must have registered the class too, which happens when its module is imported. A class that is defined
+    in ``__main__`` or in a notebook travels with the operator (``OperatorHandle.subtask``), and replaces an earlier
+    definition there. Fields may be appended if they have defaults: a value that was sent without them gets these.
+
+    Args:
+        name: the name on the wire and in checkpoints, of 1 to 256 characters; by default the qualified name of the
+            class. Give one if the class may move to another module while checkpoints refer to it.
+
+    Raises:
+        TypeError: the class is not a dataclass, a named tuple or an enumeration, or cannot be built from its fields.
+        ValueError: another class has this name, or the name is empty or too long.
+    """
+    if isinstance(name, str):
+        if not 0 < len(name) <= NAME_CHARS_MAX:
+            raise ValueError(f"the name of an event must have 1 to {NAME_CHARS_MAX} characters, has {len(name)}")
+        return lambda cls: _register(cls, name)
+    return _register(name, None)
+
+
+def _register(cls: Any, name: str | None) -> Any:
+    if not isinstance(cls, type):
+        raise TypeError(f"@event needs a class or a name, not {cls!r:.60}")
+    _shape_of(cls)  # raises for a class that cannot be an event
+    qualified = f"{cls.__module__}.{cls.__qualname__}"
+    registration = Registration(cls, name or qualified, qualified)
+    _add(registration)
+    setattr(cls, _ATTRIBUTE, registration)
+    return cls
+
+
+def _register_pickled(cls: type, name: str, qualified: str) -> Registration:
+    """Register a class that arrives by value: its registration is unpickled before its other attributes."""
+    registration = Registration(cls, name, qualified)
+    _add(registration)
+    return registration
+
+
+def _add(registration: Registration) -> None:
+    name = registration.name
+    other = _by_name.get(name)
+    # The same module and name again: a cell of a notebook was run again, or a task brought a newer definition.
+    if other is not None and other.qualified != registration.qualified:
+        raise ValueError(
+            f"two classes are registered as the event {name!r}: {other.qualified} and {registration.qualified}. "
+            'Give one of them another name: @headgate.event("name")'
+        )
+    _by_name[name] = registration
+
+
+def registration_of(kind: type) -> Registration | None:
+    """Return the registration of exactly this class; a base's does not count."""
+    registration = getattr(kind, _ATTRIBUTE, None)
+    return registration if isinstance(registration, Registration) and registration.cls is kind else None
+
+
+def find(name: object) -> Registration:
+    """Return the class that is registered with the name. Raises ``ValueError`` that says what to import."""
+    registration = _by_name.get(name) if isinstance(name, str) else None
+    if registration is None:
+        registration = _import_for(name)
+    return registration
+
+
+def _import_for(name: object) -> Registration:
+    module = _modules.get(name) if isinstance(name, str) else None
+    what = f"no class is registered here as the event {name!r:.300}"
+    if module is None:
+        failure = _failures.get(name) if isinstance(name, str) else None
+        if failure is not None:
+            raise ValueError(f"{what}, because its class did not come along ({failure}): define it in a module")
+        raise ValueError(
+            f"{what}: import the module that defines it where the event is handled, or define it above the call of "
+            "subtask() if it is in a notebook or in the main program"
+        )
+    try:
+        import_module(module)
+    except Exception as error:  # whatever the user's module raises
+        raise ValueError(
+            f"{what}, and its module {module} cannot be imported here ({type(error).__name__}: {error}): send the "
+            "module to the executors, for example with addPyFile"
+        ) from error
+    registration = _by_name.get(str(name))
+    if registration is None:
+        raise ValueError(f"{what}, although its module {module} is imported: has it the same release on both sides?")
+    return registration
+
+
+def registered() -> list[Registration]:
+    """Return all registrations of this process."""
+    return list(_by_name.values())
+
+
+def learn_modules(modules: Mapping[str, str]) -> None:
+    """Remember which modules define the classes that the driver has registered, to import one if its event comes.
+
+    Only the driver's own code may give the names: what a peer sends must never choose a module.
+    """
+    _modules.update(modules)
+
+
+def learn_failures(failures: Mapping[str, str]) -> None:
+    """Remember why classes of the driver did not come here, for the error if an event of theirs does."""
+    _failures.update(failures)
+
+
+# --- the kinds of classes -----------------------------------------------------------------------------------------
+
+_Field = tuple[str, bool, bool]  # its name, whether it is given by keyword, whether it has no default
+_Shape = tuple[str, tuple[_Field, ...], Callable[[Any], Sequence[Any]]]
+
+
+def _shape_of(cls: Any) -> _Shape:
+    if issubclass(cls, enum.Enum):
+        flags = issubclass(cls, enum.Flag)
+        return "enum", (), (lambda member: (member.value,)) if flags else (lambda member: (member.name,))
+    if issubclass(cls, tuple):
+        names = getattr(cls, "_fields", None)
+        if names is not None:
+            return "plain", tuple((name, False, name not in cls._field_defaults) for name in names), tuple
+    elif "__dataclass_fields__" in cls.__dict__:
+        return _shape_of_dataclass(cls)
+    raise TypeError(
+        f"{cls.__module__}.{cls.__qualname__} cannot be an event: @event takes a dataclass, a named tuple or an "
+        "enumeration. Above a dataclass, write @event above @dataclass"
+    )
+
+
+def _shape_of_dataclass(cls: Any) -> _Shape:
+    where = f"{cls.__module__}.{cls.__qualname__} cannot be an event"
+    if not cls.__dataclass_params__.init:
+        raise TypeError(f"{where}: it is a dataclass with init=False, so it cannot be built from its fields")
+    for name, field in cls.__dataclass_fields__.items():
+        if isinstance(field.type, dataclasses.InitVar) or str(field.type).startswith(
+            ("InitVar", "dataclasses.InitVar")
+        ):
+            raise TypeError(f"{where}: its {name} is an InitVar, which is not kept, so it could not be sent")
+    sent = sorted((field for field in dataclasses.fields(cls) if field.init), key=lambda field: bool(field.kw_only))
+    missing = dataclasses.MISSING
+    fields = tuple(
+        (field.name, bool(field.kw_only), field.default is missing and field.default_factory is missing)
+        for field in sent
+    )
+    kind = "keywords" if any(keyword for _, keyword, _ in fields) else "plain"
+    if not sent:
+        return kind, fields, lambda instance: ()
+    get: Callable[[Any], Any] = attrgetter(*(field.name for field in sent))
+    return kind, fields, get if len(sent) > 1 else lambda instance: (get(instance),)

@@ -1,0 +1,843 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Encodes and decodes user events, with every size limited (H21, H62, H95).
+
+An event is a single msgpack value, encoded at the sender and decoded where it is handled. Plain msgpack carries None,
+bool, int, float, str, bytes, lists and dicts. ``protocol.wire.extension_types`` is the table of what else an event can
+have.
+
+The bytes of a peer are refused with ``RemoteProtocolError`` unless they are what this module writes. The limits are
+checked on both ends: a sender gets ``EventEncodeError`` before anything leaves.
+
+msgpack itself does nearly all the work, in C. What is left to check is done so that a plain event costs little more:
+
+* *Sending.* msgpack asks ``_lower`` about each value that is not plain, and refuses what that refuses. Before, one call
+  of the garbage collector's ``get_referents`` for each level of the event counts what msgpack would visit: a small
+  event could otherwise unfold into a huge one, as a list can contain another one many times. If the counts are within
+  the limits, nothing else is checked. Otherwise ``_check_value`` looks at each container, and names what is wrong.
+* *Receiving.* A first pass builds nothing and shows whether what is claimed is there. An event without extension types
+  is then built by msgpack alone. ``get_referents`` finds its nesting.
+
+Functions here are pure and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import suppress
+from functools import cache
+from gc import get_referents
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from protocol.errors import EventEncodeError, RemoteProtocolError
+from protocol.wire import event_classes
+from protocol.wire.event_classes import registration_of
+from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, PartEvent, mark
+from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, WireLimits
+
+__all__ = [
+    "EVENT_STEP_BYTES",
+    "EventSteps",
+    "decode_event",
+    "decode_event_in_steps",
+    "encode_event",
+    "run_steps",
+]
+
+_Packer: Callable[..., Any] = msgpack.Packer
+_unpack: Callable[..., Any] = msgpack.unpackb
+_Unpacker: Callable[..., Any] = msgpack.Unpacker
+_UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_BYTES_LIKE = frozenset({bytearray, memoryview})
+_SETS = frozenset({set, frozenset})
+_CONTAINERS = _SETS | {list, tuple, dict}
+_PLAIN = _SCALARS | _CONTAINERS
+"""Types of which the garbage collector shows exactly what msgpack would visit."""
+_PART_HEAD = b"\x93" + mark(ExtensionType.PART_EVENT)
+"""How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
+_MARK_START = b"\xc7\x00"
+_TUPLE_START = mark(ExtensionType.TUPLE)
+_REGISTERED_START = mark(ExtensionType.REGISTERED)
+_FEW = 16
+"""So many values are looked at one by one."""
+_MANY = 64
+"""So many values are looked into at once: a list may be many of them, and is then listed as often."""
+_EQUAL_HASHES_MAX = 16
+"""How many different members of a set, or keys of a dict, may have the same hash, if any of them is not a scalar: a
+peer can choose decimals or tuples whose hashes are equal, and comparing all of them would take minutes."""
+
+
+# --- sending ------------------------------------------------------------------------------------------------------
+
+_MARKS = {code: msgpack.ExtType(code, b"") for code in CONTAINER_TYPES}
+_TUPLE, _REGISTERED = _MARKS[ExtensionType.TUPLE], _MARKS[ExtensionType.REGISTERED]
+
+_PACKER_BYTES_MAX = 2**18
+_packers: list[Any] = []
+"""Packers to use again, because making one takes longer than packing a small event. One thread takes one at a time."""
+
+
+def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
+    """Encode one user event (H21). Later changes of ``value`` have no effect on the bytes.
+
+    An event is None, a bool, an int of 64 bits, a float, a str, bytes, a date or a time of ``datetime``, a Decimal, a
+    UUID, a NumPy number or array, a value of a class that is registered with ``event``, or a list, tuple, dict, set or
+    frozenset of these. All arrive with their type. Subclasses that are not registered are refused, because they would
+    arrive as something else; ``bytearray`` and ``memoryview`` arrive as bytes. Raises ``EventEncodeError`` that names
+    the place in the event, the cause and the fix.
+
+    A ``PartEvent`` encloses such an event with the name of its part.
+    """
+    kind = type(value)
+    if kind not in _SCALARS:
+        level: Any = value if kind is list or kind is tuple else get_referents(value) if kind is dict else ()
+        if 0 < len(level) <= limits.event_entries_few:
+            for entry in level:
+                if type(entry) not in _SCALARS:
+                    _check(value, kind, limits)
+                    break
+        elif kind is PartEvent:
+            return _encode_part_event(cast(PartEvent, value), limits)
+        else:
+            _check(value, kind, limits)
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = _Packer(default=_lower, strict_types=True)
+    try:
+        data: bytes = packer.pack(value)
+    except Exception as error:  # also what the fields of a registered class raise
+        raise _unsendable(value, error, limits) from error
+    size = len(data)
+    if size <= _PACKER_BYTES_MAX:  # it keeps its buffer
+        _packers.append(packer)
+    if size > limits.event_bytes_max:
+        raise _too_many_bytes(size, limits)
+    return data
+
+
+def _check(value: Any, kind: type, limits: WireLimits) -> None:
+    if not _is_small(value, kind, limits):
+        _check_value(value, limits)
+
+
+def _encode_part_event(event: PartEvent, limits: WireLimits) -> bytes:
+    head, inner = _part_head(event.name, limits), event.event
+    if type(inner) is PartEvent:
+        raise EventEncodeError(f"the event of the part {event.name!r} is of type PartEvent, {_remedy(inner)}")
+    data = head + encode_event(inner, limits)
+    if len(data) > limits.event_bytes_max:
+        raise _too_many_bytes(len(data), limits)
+    return data
+
+
+def _lower(value: Any) -> Any:
+    """Return what msgpack packs instead of a value that it does not know."""
+    kind = type(value)
+    if kind is tuple:
+        return [_TUPLE, *value]
+    if kind in _SETS:
+        _refuse_equal_hashes(value)
+        return [_MARKS[ExtensionType.SET if kind is set else ExtensionType.FROZENSET], *_in_order(value)]
+    registration = registration_of(kind)
+    if registration is not None:
+        return [_REGISTERED, registration.name, *registration.values(value)]
+    if kind is int:
+        raise OverflowError("Integer value out of range")
+    leaf = _leaves().encode_leaf(value, DEFAULT_LIMITS.frame_bytes_max)
+    if leaf is None:
+        raise TypeError(f"can not serialize {kind.__name__!r} object")
+    return msgpack.ExtType(*leaf)
+
+
+def _in_order(members: Collection[Any]) -> Iterable[Any]:
+    """The same order for equal sets, because equal splits must have equal bytes."""
+    if set(map(type, members)) in ({str}, {int}, {bytes}):
+        return sorted(members)
+    return sorted(members, key=_Packer(default=_lower, strict_types=True).pack)
+
+
+@cache
+def _leaves() -> Any:
+    """The module of leaves, imported when the first one is met: what it needs would slow down each new task."""
+    from protocol.wire import leaf_values
+
+    return leaf_values
+
+
+def _is_small(value: Any, kind: type, limits: WireLimits) -> bool:
+    """Whether the counts of an event are within the limits, as far as that can be told cheaply. False if in doubt.
+
+    The marks of what is not plain are counted by assuming that each entry needs one.
+    """
+    if kind is list or kind is tuple:
+        level = value
+    elif kind is dict:
+        if len(value) > limits.event_map_entries_max:
+            return False
+        level = get_referents(value)
+    else:
+        level = _fields_or_members(value, kind, limits)
+        if level is None:
+            return False
+    room = limits.event_entries_unchecked - len(level)
+    if room < 0 or limits.event_nesting_max == 1:
+        return False
+    for _ in range(limits.event_nesting_max - 1):
+        below = _inside_of(level, room)
+        if not below:
+            return below is not None
+        if len(below) > limits.event_map_entries_max and _has_large_map(level, limits):
+            return False
+        room -= len(below)
+        if room < 0:
+            return False
+        level = below
+    return False
+
+
+def _fields_or_members(value: Any, kind: type, limits: WireLimits) -> Collection[Any] | None:
+    if kind in _SETS:
+        return list(value) if len(value) <= limits.event_map_entries_max else None
+    registration = registration_of(kind)
+    if registration is not None:
+        with suppress(Exception):  # the class is the user's; packing will raise it again, and say where
+            return registration.values(value)
+    return None
+
+
+def _inside_of(level: Any, room: int) -> list[Any] | None:
+    """Return what the containers of a level contain. None if that is more than there is room for, or not plain.
+
+    A list may be there many times, and is then listed as often: so a few values are looked into at once.
+    """
+    if len(level) <= _FEW:
+        lists = [entry for entry in level if type(entry) not in _SCALARS]
+        if not _PLAIN.issuperset(map(type, lists)):
+            return None if get_referents(*lists) else []
+        # A list that is the only container of its level is looked into without a copy.
+        return lists[0] if len(lists) == 1 and type(lists[0]) is list else get_referents(*lists)
+    below = get_referents(*level[:_FEW])
+    start, count = _FEW, len(level)
+    while start < count:
+        if len(below) > room:
+            return None
+        end = start + (_MANY if below else 4 * _MANY)
+        below += get_referents(*level[start:end])
+        start = end
+    # What is inside other objects leads to their classes, and from there to everything.
+    return None if below and not _PLAIN.issuperset(map(type, level)) else below
+
+
+def _has_large_map(level: Iterable[Any], limits: WireLimits) -> bool:
+    kinds = {dict, set, frozenset}
+    return any(len(entry) > limits.event_map_entries_max for entry in level if type(entry) in kinds)
+
+
+def _refuse_equal_hashes(members: Collection[Any]) -> None:
+    if not _SCALARS.issuperset(map(type, members)):
+        most = max(Counter(map(hash, members)).values())
+        if most > _EQUAL_HASHES_MAX:
+            raise ValueError(f"{most} members of a set or keys of a dict have the same hash")
+
+
+_Place = tuple["_Place | None", object]  # a linked list of keys: a path costs nothing until it is needed
+
+
+def _check_value(root: object, limits: WireLimits) -> None:
+    """Check types, nesting and counts, without recursion: a list may contain itself, or the same part many times.
+
+    A flat event costs one pass in C.
+    """
+    pending: list[tuple[Any, int, _Place | None]] = [(root, 1, None)]
+    containers, items = 1, 0
+    while pending:
+        value, depth, place = pending.pop()
+        inner, marks = _inside(value, place, limits)
+        items += len(inner) + marks
+        if items > limits.event_items_max:
+            raise EventEncodeError(_too_many_items(inner, place, limits))
+        if depth > limits.event_nesting_max:
+            raise EventEncodeError(f"the event nests deeper than {limits.event_nesting_max}: flatten it")
+        keys = None
+        if type(value) in _MAPS:
+            if len(value) > limits.event_map_entries_max:
+                raise EventEncodeError(_too_large_map(value, place, limits))
+            keys = value if type(value) is dict else None
+        below = len(pending)
+        if keys is not None and not _SCALARS.issuperset(map(type, keys)):
+            odd = [key for key in keys if type(key) not in _SCALARS]
+            pending.extend((key, depth + 1, (place, _Key(key))) for key in odd if not _is_leaf(key, place, limits))
+        if not _SCALARS.issuperset(map(type, inner)):
+            entries = zip(value, inner, strict=True) if keys is not None else enumerate(inner)
+            for key, entry in entries:
+                if type(entry) not in _SCALARS and not _is_leaf(entry, (place, key), limits):
+                    pending.append((entry, depth + 1, (place, key)))
+        containers += len(pending) - below
+        if containers > limits.event_containers_max:
+            raise EventEncodeError(
+                f"the event has more than {limits.event_containers_max} lists and maps: send it in parts, "
+                "or send what belongs together as one bytes value"
+            )
+
+
+_MAPS = frozenset({dict, set, frozenset})
+
+
+class _Key(NamedTuple):
+    """In a path, a key itself rather than the value under it."""
+
+    key: object
+
+    def __repr__(self) -> str:
+        return f"the key {self.key!r}"
+
+
+def _inside(value: Any, place: _Place | None, limits: WireLimits) -> tuple[Collection[Any], int]:
+    """Return what a container has, and how many entries its mark takes on the wire. Raise for what is none."""
+    kind = type(value)
+    if kind is list:
+        return value, 0
+    if kind is dict:
+        return value.values(), 0
+    if kind is tuple or kind in _SETS:
+        return value, 1
+    registration = registration_of(kind)
+    if registration is not None:
+        try:
+            return registration.values(value), 2
+        except Exception as error:
+            raise EventEncodeError(f"{_path(place)} cannot be encoded: {type(error).__name__}: {error}") from error
+    if place is None and _is_leaf(value, place, limits):
+        return (), 0
+    raise EventEncodeError(f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, {_remedy(value)}")
+
+
+def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
+    """Whether the value is sent without anything inside it. Raises for one that cannot be sent."""
+    if type(value) in _BYTES_LIKE:
+        return True
+    if type(value) in _PLAIN or type(value) is PartEvent or registration_of(type(value)) is not None:
+        return False
+    try:
+        return _leaves().encode_leaf(value, limits.event_bytes_max) is not None
+    except Exception as error:
+        raise EventEncodeError(f"{_path(place)} cannot be encoded: {error}") from error
+
+
+def _remedy(value: Any) -> str:
+    kind = type(value)
+    registrable = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields") or hasattr(kind, "__members__")
+    if kind is PartEvent:
+        return "which is the envelope of a whole event, and cannot be a part of one"
+    if registrable and kind.__module__ != "msgpack.ext":
+        base = next((name.name for name in map(registration_of, kind.__mro__) if name is not None), None)
+        also = f" (only its base {base!r} is)" if base else ""
+        return (
+            f"which is not registered{also}: write @headgate.event above the class, or convert it to a dict or a list"
+        )
+    return (
+        "which an event cannot have: convert it to a plain value, a list or a dict, or to an instance of a dataclass "
+        "that is registered with @headgate.event"
+    )
+
+
+def _too_many_bytes(size: int, limits: WireLimits) -> EventEncodeError:
+    return EventEncodeError(
+        f"the event takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
+        "send it in parts, or send a reference to it"
+    )
+
+
+def _too_many_items(inner: Collection[Any], place: _Place | None, limits: WireLimits) -> str:
+    items_max = limits.event_items_max
+    if len(inner) > items_max:
+        return f"{_path(place)} has {len(inner)} entries, more than {items_max}: send it in parts"
+    return f"the lists and maps of the event have more than {items_max} entries altogether: send it in parts"
+
+
+def _too_large_map(value: Any, place: _Place | None, limits: WireLimits) -> str:
+    kind, instead = ("map", "a list of pairs") if type(value) is dict else ("set", "a list")
+    return (
+        f"{_path(place)} has {len(value)} entries, and a {kind} at most {limits.event_map_entries_max}: "
+        f"send it in parts, or send {instead}"
+    )
+
+
+def _path(place: _Place | None) -> str:
+    keys = ""
+    while place is not None:
+        place, key = place
+        keys = f"[{key!r:.40}]{keys}"
+    return f"the event{keys}"
+
+
+def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncodeError:
+    """Find what could not be packed, and name its place."""
+    try:
+        if type(value) not in _SCALARS:
+            _check_value(value, limits)
+    except EventEncodeError as found:
+        return found
+    return EventEncodeError(f"the event cannot be encoded: {error}. Integers have 64 bits; a str must be valid Unicode")
+
+
+def _part_head(name: object, limits: WireLimits) -> bytes:
+    if type(name) is not str or not 0 < len(name) <= limits.name_chars_max:
+        raise EventEncodeError(
+            f"the name of a part must be a str of 1 to {limits.name_chars_max} characters, is {name!r:.60}"
+        )
+    try:
+        return _PART_HEAD + bytes(msgpack.packb(name))
+    except ValueError as error:
+        raise EventEncodeError(f"the name of a part must be valid Unicode, is {name!r:.60}") from error
+
+
+# --- receiving ----------------------------------------------------------------------------------------------------
+
+
+def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
+    """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit.
+
+    The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
+    """
+    size = len(data)
+    if size <= limits.event_bytes_uncounted:
+        try:
+            if size > CLAIMS_UNCHECKED_BYTES:
+                _scan(data)
+            event = _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
+        except _UNPACK_ERRORS:
+            return _decode_extended(data, limits)  # it has extension types, or is wrong
+        if size <= limits.event_nesting_max or type(event) in _SCALARS:  # each level takes a byte
+            return event
+        level = event if type(event) is list else event.values()
+        if len(level) > _FEW:
+            _check_nesting_at_once(level, limits)
+            return event
+        for entry in level:
+            if type(entry) not in _SCALARS:
+                _check_nesting_at_once(level, limits)
+                break
+        return event
+    return run_steps(decode_event_in_steps(data, limits, size))
+
+
+def _decode_plain(data: bytes, limits: WireLimits) -> Any:
+    """Decode an event of at most ``CLAIMS_UNCHECKED_BYTES`` without extension types. Raises what msgpack does."""
+    event = _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
+    if len(data) > limits.event_nesting_max:
+        _check_nesting_at_once(event, limits)
+    return event
+
+
+def _check_nesting_at_once(level: Any, limits: WireLimits) -> None:
+    """As ``_check_nesting``, for the entries of a small list or dict without extension types."""
+    for _ in range(limits.event_nesting_max - 1):
+        if len(level) <= _FEW:
+            lists = [entry for entry in level if type(entry) not in _SCALARS]
+            if len(lists) == 1 and type(lists[0]) is list:
+                level = lists[0]  # without a copy
+                continue
+            level = lists
+        level = get_referents(*level)
+        if not level:
+            return
+    if not _SCALARS.issuperset(map(type, level)):
+        raise _nests_deeper(limits)
+
+
+EVENT_STEP_BYTES = 8192
+"""How many bytes of an event one step decodes: usually in a tenth of a millisecond, at worst in some ten."""
+
+_STEP_VALUES = 65_536
+
+EventSteps = Generator[None, None, Any]
+
+
+def decode_event_in_steps(
+    data: bytes, limits: WireLimits = DEFAULT_LIMITS, step_bytes: int = EVENT_STEP_BYTES
+) -> EventSteps:
+    """Decode like ``decode_event``, but yield after each step of bounded cost, and return the event at the end.
+
+    So an event loop can do other work between the steps. The first step skips through the data, which builds nothing
+    and shows whether the claimed entries are there: msgpack may allocate a list when it reads its header, and lists can
+    nest. The next ones decode ``step_bytes`` each, and stop when the containers or their entries exceed a limit. The
+    last ones check the nesting. Where msgpack has no C extension, one step decodes everything.
+
+    If an extension type is met, decoding begins again, with a call for each container.
+    """
+    size = len(data)
+    if size > limits.event_bytes_max:
+        raise RemoteProtocolError(f"an event of {size} bytes exceeds the limit of {limits.event_bytes_max}")
+    if data[:4] == _PART_HEAD:
+        name, rest = _part_name(data, limits)
+        return PartEvent(name, (yield from decode_event_in_steps(rest, limits, step_bytes)))
+    try:
+        _scan(data)
+        yield
+        if _MARK_START not in data:
+            with suppress(_ExtensionMet):
+                return (yield from _unpack_plain(data, limits, step_bytes))
+        return (yield from _unpack_extended(data, limits, step_bytes))
+    except _UNPACK_ERRORS as error:
+        raise _not_an_event(error) from None
+
+
+def run_steps(steps: EventSteps) -> Any:
+    """Run all steps without a pause, and return the event."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+class _ExtensionMet(Exception):
+    """The event has extension types: decoding it takes a call for each container."""
+
+
+def _unpack_plain(data: bytes, limits: WireLimits, step_bytes: int) -> EventSteps:
+    size = len(data)
+    exceedable = size > min(limits.event_containers_max, limits.event_items_max)
+    count = _Counts(limits).add if exceedable else None
+    unpacker = _event_unpacker(
+        size, limits, max_ext_len=0, ext_hook=_meet_extension, list_hook=count, object_hook=count
+    )
+    try:
+        event = yield from _feed(unpacker, data, step_bytes)
+    except ValueError as error:
+        if "max_ext_len" in str(error):
+            raise _ExtensionMet from None
+        raise
+    del unpacker, count
+    if type(event) not in _SCALARS:
+        yield from _check_nesting(event, limits)
+    return event
+
+
+def _check_nesting(event: Any, limits: WireLimits, kinds: frozenset[type] | None = None) -> Generator[None, None, None]:
+    """Check the nesting of an event, in steps.
+
+    The garbage collector shows exactly what is inside lists, tuples, dicts and sets. Of any other type but scalars and
+    leaves it shows everything that can be reached: so if the event may have one, ``kinds`` are the types to accept.
+    """
+    level = [event]
+    for _ in range(limits.event_nesting_max):
+        if kinds is not None and not kinds.issuperset(map(type, level)):
+            raise ValueError("an extension type that is not a value of an event")
+        below: list[Any] = []
+        for start in range(0, len(level), _STEP_VALUES):
+            yield
+            below += get_referents(*level[start : start + _STEP_VALUES])
+        if not below:
+            return
+        level = below
+    if not _flat.issuperset(map(type, level)):
+        raise _nests_deeper(limits)
+
+
+def _unpack_extended(data: bytes, limits: WireLimits, step_bytes: int) -> EventSteps:
+    for kind in _builders_for(data):
+        builder = kind(limits, counted=True)
+        unpacker = _event_unpacker(len(data), limits, **builder.hooks())
+        with suppress(_OpaqueMet):
+            event = yield from _feed(unpacker, data, step_bytes)
+            yield from builder.check(event)
+            return event
+
+
+def _decode_extended(data: bytes, limits: WireLimits) -> Any:
+    """Decode an event of at most ``event_bytes_uncounted`` that has extension types."""
+    if data[:4] == _PART_HEAD:
+        name, rest = _part_name(data, limits)
+        return PartEvent(name, decode_event(rest, limits))
+    try:
+        if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F and len(data) <= CLAIMS_UNCHECKED_BYTES:
+            # A short tuple is often all there is: then what follows its mark is a list that plain msgpack can carry.
+            with suppress(*_UNPACK_ERRORS):
+                return tuple(_decode_plain(bytes((data[0] - 1,)) + data[4:], limits))
+        if len(data) > CLAIMS_UNCHECKED_BYTES:
+            _scan(data)
+        for kind in _builders_for(data):
+            builder = kind(limits, counted=False)
+            with suppress(_OpaqueMet):
+                event = _unpack(data, strict_map_key=False, **builder.hooks())
+                run_steps(builder.check(event))
+                return event
+    except _UNPACK_ERRORS as error:
+        raise _not_an_event(error) from None
+
+
+def _builders_for(data: bytes) -> tuple[type[_Builder], ...]:
+    """The builders to try: the second one takes all events, and longer."""
+    return (_NestingBuilder,) if _REGISTERED_START in data else (_Builder, _NestingBuilder)
+
+
+def _feed(unpacker: Any, data: bytes, step_bytes: int) -> EventSteps:
+    size = len(data)
+    step_bytes = step_bytes if _continues() else size
+    event: Any = None
+    for position in range(0, size, step_bytes):
+        unpacker.feed(data[position : position + step_bytes])
+        try:
+            event = unpacker.unpack()
+        except msgpack.OutOfData:
+            yield
+    return event
+
+
+def _part_name(data: bytes, limits: WireLimits) -> tuple[str, bytes]:
+    """Divide the event of a part into the part's name and the bytes of the event that it encloses."""
+    head = data[4:7].ljust(3, b"\x00")
+    if 0xA0 <= head[0] <= 0xBF:  # msgpack's string of up to 31 bytes
+        start, size = 5, head[0] - 0xA0
+    elif head[0] == 0xD9:
+        start, size = 6, head[1]
+    elif head[0] == 0xDA:
+        start, size = 7, int.from_bytes(head[1:], "big")
+    else:
+        start, size = 4, 0
+    end = start + size
+    name = ""
+    if end < len(data):
+        with suppress(UnicodeDecodeError):
+            name = data[start:end].decode()
+    if not 0 < len(name) <= limits.name_chars_max:
+        raise RemoteProtocolError(
+            f"an event of a part without its name, which is a string of 1 to {limits.name_chars_max} characters"
+        )
+    if data[end : end + 4] == _PART_HEAD:
+        raise RemoteProtocolError("an event of a part inside the event of a part")
+    return name, data[end:]
+
+
+def _scan(data: bytes) -> None:
+    """Skip through the data, which builds nothing. Raises unless what is claimed is there, and nothing follows it."""
+    size = len(data)
+    scan = _Unpacker(max_buffer_size=size)
+    scan.feed(data)
+    scan.skip()
+    if scan.tell() != size:
+        raise ValueError("bytes follow the value")
+
+
+class _Counts:
+    """The containers and entries of one event, as msgpack completes them."""
+
+    __slots__ = ("_containers", "_items", "_limits")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._containers = 0
+        self._items = 0
+
+    def add(self, container: Any) -> Any:
+        self._containers += 1
+        self._items += len(container)
+        if self._containers > self._limits.event_containers_max:
+            raise ValueError(f"more than {self._limits.event_containers_max} lists and maps")
+        if self._items > self._limits.event_items_max:
+            raise ValueError(f"more than {self._limits.event_items_max} entries in its lists and maps")
+        return container
+
+
+class _Mark:
+    """Stands at the head of a list: what follows it makes a value of this kind."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: ExtensionType) -> None:
+        self.code = code
+
+
+class _OpaqueMet(Exception):
+    """The event has values of which the garbage collector shows more than what was sent, such as their class."""
+
+
+_DECODED_MARKS = {int(code): _Mark(code) for code in CONTAINER_TYPES}
+_TUPLE_MARK, _REGISTERED_MARK = _DECODED_MARKS[ExtensionType.TUPLE], _DECODED_MARKS[ExtensionType.REGISTERED]
+_flat: set[type] = {_Mark, *_SCALARS}
+"""Types of values that contain no others. Those of leaves are added when the first one arrives."""
+
+
+class _Builder:
+    """Builds the values of one event that has extension types, as msgpack completes what they are made of.
+
+    msgpack hands over the entries of a map instead of a dict: a dict is made only of keys whose hashes are different.
+    """
+
+    __slots__ = ("_counts", "_limits", "_marks")
+
+    def __init__(self, limits: WireLimits, *, counted: bool) -> None:
+        self._limits = limits
+        self._counts = _Counts(limits) if counted else None
+        self._marks = 0
+
+    def hooks(self) -> dict[str, Any]:
+        """What msgpack calls."""
+        return {
+            "ext_hook": self.take_extension,
+            "list_hook": self.take_list,
+            "object_pairs_hook": self.take_pairs,
+        }
+
+    def take_extension(self, code: int, data: bytes) -> Any:
+        if not data and (mark := _DECODED_MARKS.get(code)) is not None:
+            if mark is _REGISTERED_MARK:
+                raise _OpaqueMet
+            self._marks += 1
+            return mark
+        leaf = _leaves().decode_leaf(code, data)
+        if get_referents(leaf):
+            raise _OpaqueMet
+        _flat.add(type(leaf))
+        return leaf
+
+    def take_list(self, values: list[Any]) -> Any:
+        if self._counts is not None:
+            self._counts.add(values)
+        if values:
+            head = values[0]
+            if head is _TUPLE_MARK:
+                self._marks -= 1
+                return tuple(values[1:])
+            if type(head) is _Mark:
+                return self._marked(values)
+        return values
+
+    def take_pairs(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        pairs = pairs if type(pairs) is list else list(pairs)
+        if self._counts is not None:
+            self._counts.add(pairs)
+        value = dict(pairs) if len(pairs) <= _EQUAL_HASHES_MAX else {}
+        if not value:
+            _refuse_equal_hashes([key for key, _ in pairs])
+            value = dict(pairs)
+        return value
+
+    def check(self, event: Any) -> Generator[None, None, None]:
+        """Check what shows only at the end, in steps. Raises ``ValueError``, or ``RemoteProtocolError``."""
+        if self._marks:
+            raise ValueError("an extension type in a place where it has no meaning")
+        yield from _check_nesting(event, self._limits, _CONTAINERS.union(_flat))
+
+    def _marked(self, values: list[Any]) -> Any:
+        self._marks -= 1
+        code = values[0].code
+        if code is ExtensionType.REGISTERED:
+            return _build_registered(values)
+        if code is ExtensionType.PART_EVENT:
+            raise ValueError("an event of a part inside an event")
+        members = values[1:]
+        if len(members) > self._limits.event_map_entries_max:
+            raise ValueError(f"a set of more than {self._limits.event_map_entries_max} members")
+        _refuse_equal_hashes(members)
+        return (set if code is ExtensionType.SET else frozenset)(members)
+
+
+class _NestingBuilder(_Builder):
+    """Builds values of users' classes too. They may show anything as their inside, so it tracks the nesting itself."""
+
+    __slots__ = ("_depths",)
+
+    def __init__(self, limits: WireLimits, *, counted: bool) -> None:
+        super().__init__(limits, counted=counted)
+        # The nesting of each container that has others inside and is not yet inside one, by its id.
+        self._depths: dict[int, int] = {}
+
+    def take_extension(self, code: int, data: bytes) -> Any:
+        if not data and (mark := _DECODED_MARKS.get(code)) is not None:
+            self._marks += 1
+            return mark
+        leaf = _leaves().decode_leaf(code, data)
+        _flat.add(type(leaf))
+        return leaf
+
+    def take_list(self, values: list[Any]) -> Any:
+        depth = self._depth_over(values)
+        value = super().take_list(values)
+        if depth > 1:
+            self._depths[id(value)] = depth
+        return value
+
+    def take_pairs(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        pairs = list(pairs)
+        depth = self._depth_over([value for pair in pairs for value in pair])
+        value = super().take_pairs(pairs)
+        if depth > 1:
+            self._depths[id(value)] = depth
+        return value
+
+    def check(self, event: Any) -> Generator[None, None, None]:
+        if self._marks or type(event) is msgpack.Timestamp:
+            raise ValueError("an extension type in a place where it has no meaning")
+        yield from ()
+
+    def _depth_over(self, inner: list[Any]) -> int:
+        deepest = 0
+        if not _flat.issuperset(map(type, inner)):
+            for value in inner:
+                if type(value) not in _flat:
+                    if type(value) is msgpack.Timestamp:  # msgpack decodes this one by itself
+                        raise ValueError("extension type -1")
+                    deepest = max(deepest, self._depths.pop(id(value), 1))
+        if deepest >= self._limits.event_nesting_max:
+            raise _nests_deeper(self._limits)
+        return deepest + 1
+
+
+def _build_registered(values: list[Any]) -> Any:
+    try:
+        return event_classes.find(values[1] if len(values) > 1 else None).build(values[2:])
+    except ValueError as error:
+        raise RemoteProtocolError(f"the event cannot be decoded: {_detail(error)}") from error
+    except Exception as error:  # whatever the user's class raises
+        raise RemoteProtocolError(
+            f"the event cannot be decoded: its {values[1]!r:.100} cannot be built from {len(values) - 2} fields: "
+            f"{type(error).__name__}: {_detail(error)}"
+        ) from error
+
+
+def _continues() -> bool:
+    """Whether msgpack continues within a value when more bytes arrive. Its decoder in Python begins again."""
+    return bool(_Unpacker.__module__ != "msgpack.fallback")
+
+
+def _event_unpacker(size: int, limits: WireLimits, **options: Any) -> Any:
+    return _Unpacker(
+        max_buffer_size=size,
+        strict_map_key=False,
+        max_str_len=size,
+        max_bin_len=size,
+        max_array_len=min(size, limits.event_items_max),
+        max_map_len=min(size, limits.event_items_max, limits.event_map_entries_max),
+        **options,
+    )
+
+
+def _not_an_event(error: BaseException) -> RemoteProtocolError:
+    if isinstance(error, RemoteProtocolError):
+        return error
+    return RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}")
+
+
+def _nests_deeper(limits: WireLimits) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
+
+
+def _detail(error: BaseException) -> str:
+    return (str(error) or type(error).__name__)[:400]
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code}")
+
+
+def _meet_extension(code: int, data: bytes) -> None:
+    raise _ExtensionMet

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the two halves of a group send to each other, as values that msgpack can encode.
+
+The values of a collective are encoded by the members, and opaque bytes to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.values import value
+
+__all__ = [
+    "Admitted",
+    "Blob",
+    "Broken",
+    "Call",
+    "Fetch",
+    "Join",
+    "Leave",
+    "Question",
+    "Values",
+    "Yours",
+    "parse_answer",
+    "parse_broken",
+    "parse_event",
+    "parse_request",
+]
+
+
+@value
+class Join:
+    """A request: begin the next generation with me. ``host`` and ``port`` are for a store, if I get rank 0."""
+
+    host: str
+    port: int
+
+    def as_event(self) -> list[Any]:
+        return ["join", self.host, self.port]
+
+
+@value
+class Call:
+    """A request: my part of a collective. ``value`` is an encoded event; for a checkpoint it is the step."""
+
+    generation: int
+    round: int
+    kind: str
+    value: bytes | int | None
+
+    def as_event(self) -> list[Any]:
+        return ["call", self.generation, self.round, self.kind, self.value]
+
+
+@value
+class Question:
+    """A request: I have met an error. Is it my own?"""
+
+    generation: int
+
+    def as_event(self) -> list[Any]:
+        return ["question", self.generation]
+
+
+@value
+class Fetch:
+    """A request: the next bytes of the checkpoint's blob."""
+
+    step: int
+    offset: int
+
+    def as_event(self) -> list[Any]:
+        return ["fetch", self.step, self.offset]
+
+
+@value
+class Leave:
+    """An event: I have left the generation, with this error of mine or none."""
+
+    generation: int
+    error: str
+
+    def as_event(self) -> list[Any]:
+        return ["leave", self.generation, self.error]
+
+
+@value
+class Blob:
+    """An event of rank 0: a piece of the blob that it is about to save, of ``size`` bytes in all."""
+
+    generation: int
+    offset: int
+    size: int
+    data: bytes
+
+    def as_event(self) -> list[Any]:
+        return ["blob", self.generation, self.offset, self.size, self.data]
+
+
+@value
+class Admitted:
+    """The answer to ``Join``. Host and port are those of rank 0. ``step`` is -1 if there is no checkpoint."""
+
+    generation: int
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    key: bytes
+    step: int
+    size: int
+
+    def as_event(self) -> list[Any]:
+        numbers = [self.generation, self.rank, self.world_size, self.host, self.port]
+        return ["admitted", *numbers, self.key, self.step, self.size]
+
+
+@value
+class Values:
+    """The answer to ``Call``: the values of all, or that of the root alone; and how many attempts wait to join."""
+
+    values: tuple[Any, ...]
+    waiting: int
+
+    def as_event(self) -> list[Any]:
+        return ["values", list(self.values), self.waiting]
+
+
+@value
+class Broken:
+    """The answer to a call, and an urgent event: the generation is broken."""
+
+    generation: int
+    reason: str
+
+    def as_event(self) -> list[Any]:
+        return ["broken", self.generation, self.reason]
+
+
+@value
+class Yours:
+    """The answer to ``Question``: nobody was lost, so the error is your own."""
+
+    def as_event(self) -> list[Any]:
+        return ["yours"]
+
+
+def parse_request(event: Any) -> Join | Call | Question | Fetch:
+    """Raises ``ValueError`` for anything else."""
+    match event:
+        case ["join", str(host), int(port)]:
+            return Join(host, port)
+        case ["call", int(generation), int(round_), str(kind), (bytes() | int() | None) as value_]:
+            return Call(generation, round_, kind, value_)
+        case ["question", int(generation)]:
+            return Question(generation)
+        case ["fetch", int(step), int(offset)]:
+            return Fetch(step, offset)
+        case _:
+            raise ValueError(f"not a request of a group: {event!r:.80}")
+
+
+def parse_event(event: Any) -> Leave | Blob:
+    """Raises ``ValueError`` for anything else."""
+    match event:
+        case ["leave", int(generation), str(error)]:
+            return Leave(generation, error)
+        case ["blob", int(generation), int(offset), int(size), bytes(data)]:
+            return Blob(generation, offset, size, data)
+        case _:
+            raise ValueError(f"not an event of a group: {event!r:.80}")
+
+
+def parse_answer(event: Any) -> Admitted | Values | Broken | Yours:
+    """Raises ``ValueError`` for anything else."""
+    match event:
+        case ["admitted", int(), int(), int(), str(), int(), bytes(), int(), int()]:
+            return Admitted(*event[1:])
+        case ["values", list(values), int(waiting)]:
+            return Values(tuple(values), waiting)
+        case ["yours"]:
+            return Yours()
+        case _:
+            return parse_broken(event)
+
+
+def parse_broken(event: Any) -> Broken:
+    """Raises ``ValueError`` for anything else."""
+    match event:
+        case ["broken", int(generation), str(reason)]:
+            return Broken(generation, reason)
+        case _:
+            raise ValueError(f"not an answer of a group: {event!r:.80}")

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The task's half of a group: what user code sees of it there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from protocol.errors import AttemptOver, LocalProtocolError
+from protocol.group import SAVE
+from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.primitives.group.guard import SocketGuard, addresses_of
+from spark_bridge.primitives.group.messages import (
+    Admitted,
+    Blob,
+    Broken,
+    Call,
+    Fetch,
+    Join,
+    Leave,
+    Question,
+    Values,
+    Yours,
+    parse_answer,
+    parse_broken,
+)
+from spark_bridge.primitives.group.ring import Ring, listen
+from spark_bridge.subtask.chain import TaskPart, current_part
+from spark_bridge.subtask.errors import PeerLost, TimedOut
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["PIECE_BYTES", "GroupCheckpoint", "GroupInTask", "GroupMember", "GroupPart"]
+
+PIECE_BYTES = 256 * 1024
+"""A blob travels in pieces of this size, between which other messages pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCheckpoint:
+    """What all members have saved: the number of the step, and the blob of rank 0."""
+
+    step: int
+    blob: bytes = field(repr=False)
+
+
+class GroupMember:
+    """This task as a member of one generation of a ``Group``: what ``with group as member:`` gives.
+
+    All members make the same calls in the same order, each from one thread at a time. A call waits for those of the
+    others. If another member is lost or leaves, it raises ``PeerLost``, and so does every later call: enter the block
+    again, for the next generation. After the end of the block every call raises ``LocalProtocolError``.
+
+    Attributes:
+        rank: the place of this member, from 0. Ranks follow the subtasks.
+        world_size: how many members there are.
+        generation: the number of the generation. It increases with each one.
+        store_address: host and port at rank 0 that was free a moment ago, for a store such as torch's ``TCPStore``.
+        checkpoint: the last step that all members had saved when the generation began; None if there is none. It is
+            the same for all members.
+        waiting: how many tasks wait to join, as of the last call. The number is the same for all members. In an elastic
+            group, leave the block and enter it again to let them in.
+    """
+
+    def __init__(self, part: GroupPart, admitted: Admitted, checkpoint: GroupCheckpoint | None) -> None:
+        self.rank = admitted.rank
+        self.world_size = admitted.world_size
+        self.generation = admitted.generation
+        self.store_address = admitted.host, admitted.port
+        self.checkpoint = checkpoint
+        self.waiting = 0
+        self._part = part
+        self._round = 0
+        self._over = ""  # why no call is possible any more
+        self._key = admitted.key
+        self._ring: Ring | None = None
+        self._through_driver = False
+
+    def __repr__(self) -> str:
+        return f"<GroupMember rank={self.rank} world_size={self.world_size} generation={self.generation}>"
+
+    def barrier(self) -> None:
+        """Wait until all members have called this.
+
+        Raises:
+            PeerLost: another member is lost, or has left the block.
+            RequestFailed: the others make another call, or have finished and cannot call any more.
+            TimedOut: the others did not come within the group's ``timeout_s``.
+            AttemptOver: this attempt is over.
+        """
+        self._call("barrier()", None)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all members, in the order of their ranks. Raises as ``barrier``.
+
+        ``value`` is anything that an event can carry. All values together must fit into one event.
+        """
+        return [decode_event(one) for one in self._call("all_gather()", encode_event(value))]
+
+    def broadcast(self, value: Any = None, root: int = 0) -> Any:
+        """Return the value of the member whose rank is ``root``; the others' are not used. Raises as ``barrier``.
+
+        ``value`` is anything that an event can carry.
+        """
+        if not 0 <= root < self.world_size:
+            raise ValueError(f"root must be a rank from 0 to {self.world_size - 1}, not {root}")
+        (sent,) = self._call(f"broadcast(root={root})", encode_event(value) if self.rank == root else None)
+        return decode_event(sent)
+
+    def all_reduce(self, array: ArrayLike, op: str = "sum") -> NDArray[Any]:
+        """Return the elementwise reduction over the NumPy arrays of all members, with their shape and dtype.
+
+        All members get the same bits. The order of the operations depends only on the number of members and the size
+        of the array, so the bits are the same in each generation with as many members. Needs NumPy. Raises as
+        ``barrier``.
+
+        Args:
+            array: an array of numbers; the same shape and dtype in all members. It is not changed.
+            op: "sum", "prod", "max" or "min".
+        """
+        from spark_bridge.primitives.group.arrays import all_reduce
+
+        try:
+            return all_reduce(array, op, self.rank, self.world_size, self._call, self._connected)
+        except (OSError, TimedOut) as error:
+            self._over = f"an earlier call ended with {type(error).__name__}"
+            if not isinstance(error, TimedOut):
+                self._part.judge(self.generation, error)
+            raise
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Run foreign code that waits for other members on connections of its own, such as a collective of a library.
+
+        If a member is lost, the connections that were opened inside the block are shut down, until it is left. The code
+        then fails with an error of its own, and the block raises ``PeerLost`` from that error. An error that is not
+        the consequence of a loss leaves the block unchanged, after the group's ``error_grace_s``. Sockets that listen,
+        and those that were opened before, are not touched.
+        """
+        self._check()
+        return self._part.guard(self.generation)
+
+    def save(self, step: int, blob: bytes | None = None) -> None:
+        """Keep a checkpoint on the driver, from which the next generation goes on. Raises as ``barrier``.
+
+        All members call it with the same ``step``. The checkpoint is complete when all have, and replaces the one
+        before. The blob of rank 0 is kept; the others may pass theirs or None. If the call raises ``PeerLost``, the
+        next generation shows whether it was complete.
+        """
+        if self.rank == 0:
+            if not isinstance(blob, bytes | bytearray | memoryview):
+                raise TypeError(f"save() takes the blob of rank 0 as bytes, not {type(blob).__name__}")
+            self._check()
+            data = bytes(blob)
+            for offset in range(0, len(data) or 1, PIECE_BYTES):
+                piece = Blob(self.generation, offset, len(data), data[offset : offset + PIECE_BYTES])
+                self._part.context.send_event(piece.as_event())
+        self._call(SAVE, step)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._over:
+            raise LocalProtocolError(f"this member cannot call any more: {self._over}")
+        self._part.check(self.generation)
+
+    def _call(self, kind: str, value: bytes | int | None) -> tuple[Any, ...]:
+        self._check()
+        try:
+            answer = self._part.ask(Call(self.generation, self._round, kind, value))
+        except BaseException as error:
+            self._over = f"an earlier call ended with {type(error).__name__}"
+            raise
+        if not isinstance(answer, Values):
+            self._part.lose(answer)
+        self._round += 1
+        self.waiting = answer.waiting
+        return answer.values
+
+    def _end(self) -> None:
+        self._over = "its `with` block has ended"
+        if self._ring is not None:
+            self._ring.close()
+
+    def _connected(self) -> Ring | None:
+        """The connections to the other members, made when they are first needed. None if they cannot be used."""
+        if self._ring is None and not self._through_driver:
+            with self._part.listen() or nullcontext() as listener:
+                own = None if listener is None else listener.getsockname()[:2]
+                addresses = [decode_event(one) for one in self._call("all_reduce(), connecting", encode_event(own))]
+                if listener is None or None in addresses:
+                    self._through_driver = True
+                    return None
+                ring = Ring(self.rank, self.world_size, self._key, self._part.timeout_s)
+                self._part.use(ring)
+                self._ring = ring
+                ring.connect(listener, [(host, port) for host, port in addresses])
+        return self._ring
+
+
+class GroupPart(TaskPart):
+    """The state of a group in one task."""
+
+    waits_for_subtask_ready = False
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self.timeout_s = timeout_s
+        self._guard: SocketGuard | None = None
+        self._ring: Ring | None = None
+        self._lock = threading.Lock()
+        self._broken = Broken(0, "")  # the last generation of which this task was told
+        self.member: GroupMember | None = None
+        self.context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def handle_urgent(self, event: Any) -> None:
+        self._hear(parse_broken(event))
+
+    def _hear(self, broken: Broken) -> None:
+        with self._lock:
+            if broken.generation > self._broken.generation:
+                self._broken = broken
+            self._free()
+
+    def _free(self) -> None:
+        """Free the task's thread, if it waits in a generation that is broken. Under the lock."""
+        member = self.member
+        if member is None or self._broken.generation < member.generation:
+            return
+        if self._ring is not None:
+            self._ring.cancel()
+        if self._guard is not None:
+            self._guard.free()
+
+    def use(self, ring: Ring) -> None:
+        with self._lock:
+            self._ring = ring
+            self._free()
+
+    def listen(self) -> socket.socket | None:
+        """A listening socket for another member, or None if the members must not connect to each other."""
+        endpoint = self.context.endpoint
+        if not endpoint.port or endpoint.certificate_sha256:  # a simulated task, or one whose data must be encrypted
+            return None
+        return listen(address_towards(endpoint.host, endpoint.port))
+
+    @contextmanager
+    def guard(self, generation: int) -> Iterator[None]:
+        endpoint = self.context.endpoint
+        if self._guard is not None:
+            raise LocalProtocolError("this task is inside guard() already: leave that block first")
+        guard = SocketGuard(addresses_of(endpoint.host, endpoint.port) if endpoint.port else frozenset())
+        with self._lock:
+            self._guard = guard
+            self._free()
+        try:
+            yield
+        except (PeerLost, AttemptOver):
+            raise
+        except Exception as error:
+            self.judge(generation, error)
+            raise
+        finally:
+            with self._lock:
+                self._guard = None
+            guard.leave()
+
+    def judge(self, generation: int, error: Exception) -> None:
+        """Raise ``PeerLost`` if the error is the consequence of a loss, as far as the driver knows within its time."""
+        with self._lock:
+            known = self._broken
+        if known.generation >= generation:
+            raise PeerLost(generation, known.reason) from error
+        answer = self.ask(Question(generation))
+        if isinstance(answer, Broken):
+            self._hear(answer)
+            raise PeerLost(generation, answer.reason) from error
+
+    # --- for user code ------------------------------------------------------------------------------------------------
+
+    def enter(self) -> GroupMember:
+        if self.member is not None:
+            raise LocalProtocolError(f"this task is inside the group {self._name!r} already: leave its block first")
+        host, port = free_address(self.context)
+        try:
+            admitted = self.ask(Join(host, port))
+            if not isinstance(admitted, Admitted):
+                self.lose(admitted)
+            member = GroupMember(self, admitted, self._fetch(admitted))
+            with self._lock:
+                self.member, self._ring = member, None
+        except BaseException as error:
+            self._send_leave(0, f"{type(error).__name__}: {error}")
+            raise
+        return member
+
+    def leave(self, error: BaseException | None) -> None:
+        with self._lock:
+            member, self.member, self._ring = self.member, None, None
+        if member is None:
+            return
+        member._end()
+        own = isinstance(error, Exception) and not isinstance(error, PeerLost)
+        self._send_leave(member.generation, f"{type(error).__name__}: {error}" if own else "", error)
+
+    def _send_leave(self, generation: int, text: str, error: BaseException | None = None) -> None:
+        with suppress(AttemptOver, *(() if error is None else (Exception,))):
+            self.context.send_event(Leave(generation, text[:2000]).as_event())
+
+    def _fetch(self, admitted: Admitted) -> GroupCheckpoint | None:
+        if admitted.step < 0:
+            return None
+        blob = bytearray()
+        while len(blob) < admitted.size:
+            blob += self.context.request(Fetch(admitted.step, len(blob)).as_event(), self.timeout_s)
+        return GroupCheckpoint(admitted.step, bytes(blob))
+
+    def ask(self, request: Join | Call | Question) -> Admitted | Values | Broken | Yours:
+        try:
+            return parse_answer(self.context.request(request.as_event(), self.timeout_s))
+        except TimedOut as error:
+            what = "join it" if isinstance(request, Join) else "make the same call"
+            raise TimedOut(
+                f"the other members of the group {self._name!r} did not {what} within {self.timeout_s:g} s. All tasks "
+                f"of a group run at the same time: does Spark have a slot for each? ({error})"
+            ) from error
+
+    def check(self, generation: int) -> None:
+        """Raise ``PeerLost`` if this task was told that the generation is broken."""
+        with self._lock:
+            broken = self._broken
+        if broken.generation >= generation:
+            raise PeerLost(generation, broken.reason)
+
+    def lose(self, answer: object) -> NoReturn:
+        if not isinstance(answer, Broken):
+            raise LocalProtocolError(f"unexpected answer of the group {self._name!r}: {answer!r:.80}")
+        self._hear(answer)
+        raise PeerLost(answer.generation, answer.reason)
+
+
+class GroupInTask:
+    """A ``Group`` in a task."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<Group {self._name!r}>"
+
+    def __enter__(self) -> GroupMember:
+        """In a task: wait until the next generation begins, and return this task's ``GroupMember``.
+
+        Raises:
+            TimedOut: too few tasks have joined within ``timeout_s``.
+            LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks, or inside the block already.
+            AttemptOver: this attempt is over.
+        """
+        part: GroupPart = current_part("group", self._name)
+        return part.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the generation. The others go on as long as they make no call."""
+        part: GroupPart = current_part("group", self._name)
+        part.leave(error)
+
+
+def free_address(context: SubtaskContext) -> tuple[str, int]:
+    """This host's address as the driver's machine sees it, and a port that is free now. None in a simulated task."""
+    endpoint = context.endpoint
+    if not endpoint.port:
+        return "", 0
+    host = address_towards(endpoint.host, endpoint.port)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.bind((host, 0))
+        return host, one.getsockname()[1]
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine's interface towards another one. Nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as one:
+        one.connect(address)
+        found: str = one.getsockname()[0]
+        return found

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a shared value.
+
+The ``SharedValue`` belongs to the program, on any thread. Each operator that uses it has a coordinator's half, which is
+told of each version on the sidecar's loop, in their order, and sends it to the operator's tasks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.attempts import FailureReason
+from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.ids import ExecutionAttempt
+from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.shared_value.encoding import (
+    CHUNK_BYTES,
+    COMPLETE,
+    LARGE_BYTES,
+    decode_value,
+    difference,
+    digest_of,
+    encode_value,
+)
+from spark_bridge.primitives.shared_value.task import SharedValueInTask, SharedValuePart
+from spark_bridge.subtask.chain import runs_in_task
+from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.operator import SubtaskOperator
+
+__all__ = ["SharedValue"]
+
+T = TypeVar("T")
+
+
+class _Version(NamedTuple):
+    """One version of the value. ``change`` is what it differs in from the version before, if that is small."""
+
+    number: int
+    payload: bytes
+    change: bytes | None
+
+
+class SharedValue(SharedValueInTask[T], Primitive):
+    """A value that the driver sets at any time, and that all tasks read: rules, thresholds, a model.
+
+    ``sidecar.shared(name, value)`` makes it, and ``coordinate(..., uses=[value])`` gives it to an operator; several
+    operators may use it. In the functions that the tasks run, ``value.get()`` is the newest value, ``value.version``
+    its number, and ``value.changed()`` whether it is new. A task has the value before its first record, and each later
+    one while it computes, usually within a millisecond.
+
+    A new value reaches each task after the earlier ones, or in place of them: a task that is behind may skip versions.
+    A dict of which little has changed travels as the difference. A value above 64 KiB travels in chunks, and not again
+    to a process that has had it. It may have 256 MiB. The value is no part of checkpoints: after a restore, tasks have
+    what the program has set.
+
+    On the driver, all methods are for any thread.
+
+    Args:
+        name: the name of the part, at most 200 characters.
+        value: the first value: anything that an event can carry.
+
+    Raises:
+        EventEncodeError: an event cannot carry the value.
+        ValueError: the name is unsuitable.
+    """
+
+    def __init__(self, name: str, value: T) -> None:
+        SharedValueInTask.__init__(self, name)
+        Primitive.__init__(self, name)
+        self._lock = threading.RLock()
+        self._newest = _Version(1, encode_value(value), None)
+        self._value: T = decode_value(self._newest.payload)
+        self._halves: list[_Coordinator] = []
+
+    def __reduce__(self) -> Any:
+        return SharedValueInTask, (self._name,)
+
+    @property
+    def version(self) -> int:
+        """How often the value was set: 1 for the initial one."""
+        return super().version if runs_in_task() else self._newest.number
+
+    def get(self) -> T:
+        """Return the newest value: in a task the newest that has come there. Do not change what it returns."""
+        return super().get() if runs_in_task() else self._value
+
+    def set(self, value: T, *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0) -> int:
+        """Set a new value, and return its version. Later changes of ``value`` itself have no effect.
+
+        Args:
+            value: anything that an event can carry.
+            wait: with ``"all"``, return when every task that is running has applied this value or a later one. A task
+                that ends meanwhile is not waited for, and one that starts has the value anyway.
+            timeout_s: how many seconds to wait at most.
+
+        Raises:
+            EventEncodeError: an event cannot carry the value. Nothing has changed.
+            TimedOut: some tasks have not applied it in time; the text names them. They will get it nevertheless.
+            LocalProtocolError: ``wait`` on the sidecar's own event loop, which has to run meanwhile.
+        """
+        return self.update(lambda _: value, wait=wait, timeout_s=timeout_s)
+
+    def update(
+        self, function: Callable[[T], T], *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0
+    ) -> int:
+        """Set what ``function`` returns for the present value. No other thread sets a value meanwhile.
+
+        ``function`` must return a new object and leave its argument as it is. Otherwise as ``set``.
+        """
+        if wait not in ("none", "all"):
+            raise ValueError(f'wait is "none" or "all", not {wait!r}')
+        with self._lock:
+            halves = list(self._halves)
+            if wait == "all" and any(half.thread == threading.get_ident() for half in halves):
+                raise LocalProtocolError(
+                    f"{self!r} cannot wait on the sidecar's event loop, which delivers the value: "
+                    'await asyncio.to_thread(value.set, new, wait="all")'
+                )
+            value = function(self._value)
+            payload = encode_value(value)
+            changes = difference(self._value, value)
+            change = None if changes is None else encode_value(list(changes))
+            if change is not None and (len(change) > LARGE_BYTES or 2 * len(change) > len(payload)):
+                change = None
+            self._newest = newest = _Version(self._newest.number + 1, payload, change)
+            self._value = decode_value(payload)
+            applied = _Applied(newest.number, len(halves)) if wait == "all" else None
+            for half in halves:
+                half.publish(newest, applied)
+        if applied is not None:
+            missing = applied.wait(timeout_s)
+            if missing:
+                raise TimedOut(
+                    f"version {newest.number} of the shared value {self._name!r} was not applied within "
+                    f"{timeout_s:g} s by {missing}: they get it as soon as they can"
+                )
+        return newest.number
+
+    def coordinator(self, operator_id: str) -> OperatorCoordinator:
+        return _Coordinator(self, operator_id)
+
+    def task_part(self) -> Callable[[], SubtaskOperator]:
+        return partial(SharedValuePart, self._name)
+
+    def attach(self, half: _Coordinator) -> _Version:
+        """The half of an operator is told of later versions; this is the newest one."""
+        with self._lock:
+            self._halves.append(half)
+            return self._newest
+
+    def detach(self, half: _Coordinator) -> None:
+        """The operator has ended."""
+        with self._lock:
+            if half in self._halves:
+                self._halves.remove(half)
+
+
+class _Applied:
+    """Who has not applied a version yet. Any thread."""
+
+    def __init__(self, version: int, operators: int) -> None:
+        self.version = version
+        self._operators = operators  # that have not said which of their attempts are alive
+        self._missing: dict[ExecutionAttempt, None] = {}
+        self._changed = threading.Condition()
+
+    def expect(self, attempts: list[ExecutionAttempt]) -> None:
+        with self._changed:
+            self._operators -= 1
+            self._missing.update(dict.fromkeys(attempts))
+            self._changed.notify_all()
+
+    def done(self, operator_id: str, subtask: int, attempt: int) -> None:
+        """The attempt has applied it, or is over."""
+        with self._changed:
+            self._missing = {
+                one: None
+                for one in self._missing
+                if (one.operator_id, one.subtask, one.attempt) != (operator_id, subtask, attempt)
+            }
+            self._changed.notify_all()
+
+    def abandon(self, operator_id: str) -> None:
+        """The operator has ended, or its run has."""
+        with self._changed:
+            self._missing = {one: None for one in self._missing if one.operator_id != operator_id}
+            self._changed.notify_all()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._operators and not self._missing
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait, and return who is missing; empty for nobody."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self.is_complete and (left_s := deadline - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            if self._operators:
+                return "an operator whose coordinator is busy"
+            named = [f"subtask {one.subtask} of {one.operator_id!r}" for one in self._missing]
+            more = f" and {len(named) - 10} more" if len(named) > 10 else ""
+            return ", ".join(named[:10]) + more
+
+
+class _Coordinator(OperatorCoordinator):
+    """Sends the value to one operator's tasks. On the loop, except ``publish``."""
+
+    def __init__(self, shared: SharedValue[Any], operator_id: str) -> None:
+        self._shared = shared
+        self._operator_id = operator_id
+        self._context: CoordinatorContext
+        self._newest: _Version
+        self._waiting: list[_Applied] = []
+        self._whole_sent: dict[tuple[int, int], int] = {}  # by subtask and attempt: the last version sent as a whole
+        self.thread = 0
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self._context = context
+        self.thread = threading.get_ident()
+        self._newest = self._shared.attach(self)
+
+    async def close(self) -> None:
+        self._shared.detach(self)
+        self._forget_attempts()
+
+    def publish(self, newest: _Version, applied: _Applied | None) -> None:
+        """Send a version to all attempts. Any thread; the calls come in the order of the versions."""
+        self._context.call_soon_threadsafe(partial(self._publish, newest, applied))
+
+    async def _publish(self, newest: _Version, applied: _Applied | None) -> None:
+        self._newest = newest
+        if applied is not None:
+            applied.expect([gateway.attempt for gateway in self._context.gateways])
+            self._waiting = [one for one in self._waiting if not one.is_complete]
+            self._waiting.append(applied)
+        event = _event_of(newest, applied is not None, whole=False)
+        try:
+            self._context.gateways.broadcast_nowait(event, urgent=True)
+        except GatewayFull:  # some task is behind; nobody else waits for it
+            self._context.run_in_background(
+                partial(self._context.gateways.broadcast, event, urgent=True), handler=self._sent
+            )
+
+    async def _sent(self, result: object, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        await gateway.send_event(_event_of(self._newest, False, whole=True), urgent=True)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        match event:
+            case ["applied", int(version)]:
+                for waiting in self._waiting:
+                    if version >= waiting.version:
+                        waiting.done(self._operator_id, subtask, attempt)
+            case ["want", int(), bool(wants_answer)]:
+                if self._whole_sent.get((subtask, attempt)) != self._newest.number:
+                    self._whole_sent[subtask, attempt] = self._newest.number
+                    self._context.run_in_background(
+                        partial(self._send_whole, self._newest, subtask, attempt, wants_answer), handler=self._sent
+                    )
+            case _:
+                raise ValueError(f"not an event of a shared value: {event!r:.80}")
+
+    async def _send_whole(self, version: _Version, subtask: int, attempt: int, wants_answer: bool) -> None:
+        send = partial(self._context.gateways.send, subtask, attempt=attempt, urgent=True)
+        if len(version.payload) <= LARGE_BYTES:
+            await send(["value", version.number, wants_answer, version.payload])
+            return
+        count = -(-len(version.payload) // CHUNK_BYTES)
+        for number in range(count):
+            chunk = version.payload[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            await send(["chunk", version.number, wants_answer, number, count, chunk])
+        await self._context.gateways.send(subtask, COMPLETE, attempt=attempt)
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._is_over(subtask, attempt)
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        self._is_over(subtask, attempt)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self._forget_attempts()
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self._forget_attempts()
+
+    def _is_over(self, subtask: int, attempt: int) -> None:
+        self._whole_sent.pop((subtask, attempt), None)
+        for waiting in self._waiting:
+            waiting.done(self._operator_id, subtask, attempt)
+
+    def _forget_attempts(self) -> None:
+        for waiting in self._waiting:
+            waiting.abandon(self._operator_id)
+        self._waiting.clear()
+        self._whole_sent.clear()
+
+
+def _event_of(version: _Version, wants_answer: bool, *, whole: bool) -> list[Any]:
+    if version.change is not None and not whole:
+        return ["change", version.number, wants_answer, version.number - 1, version.change]
+    if len(version.payload) > LARGE_BYTES:
+        return ["offer", version.number, wants_answer, digest_of(version.payload)]
+    return ["value", version.number, wants_answer, version.payload]

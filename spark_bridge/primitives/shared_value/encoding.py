@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the two halves of a shared value send to each other, and the value as bytes.
+
+to a task      ["value", version, wants_answer, bytes]
+               ["change", version, wants_answer, base, bytes]    of a dict: what differs from version ``base``
+               ["offer", version, wants_answer, digest]          of a large value
+               ["chunk", version, wants_answer, number, count, bytes]
+               ["complete"]                                      wakes a task that waits for its first value
+from a task    ["applied", version]
+               ["want", version, wants_answer]                   it lacks the base of a change, or an offered value
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
+
+__all__ = ["CHUNK_BYTES", "COMPLETE", "LARGE_BYTES", "decode_value", "difference", "digest_of", "encode_value"]
+
+COMPLETE = ["complete"]
+VALUE_BYTES_MAX = 256 * 1024 * 1024
+LARGE_BYTES = 64 * 1024
+"""A larger value is offered first, and comes in chunks to a process that does not have it."""
+CHUNK_BYTES = 256 * 1024
+_LIMITS = WireLimits(
+    frame_bytes_max=VALUE_BYTES_MAX + 2**20,
+    event_bytes_max=VALUE_BYTES_MAX,
+    event_containers_max=64 * DEFAULT_LIMITS.event_containers_max,
+    event_items_max=64 * DEFAULT_LIMITS.event_items_max,
+    event_map_entries_max=2**20,  # what comes from the driver is not hostile
+)
+
+
+def encode_value(value: Any) -> bytes:
+    """Raises ``EventEncodeError`` if an event could not carry the value, whatever its size, or above 256 MiB."""
+    return encode_event(value, _LIMITS)
+
+
+def decode_value(payload: bytes) -> Any:
+    """Return a new object, equal to the one that was encoded."""
+    return decode_event(payload, _LIMITS)
+
+
+def digest_of(payload: bytes) -> bytes:
+    """What tells values apart."""
+    return blake2b(payload, digest_size=16).digest()
+
+
+def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:
+    """What of a dict has changed: the new entries and those with another value, and the keys that are gone.
+
+    None for other values, and if more than half of the entries differ.
+    """
+    if type(old) is not dict or type(new) is not dict:
+        return None
+    nothing = object()
+    changed = {key: value for key, value in new.items() if not _same(old.get(key, nothing), value)}
+    removed = [key for key in old if key not in new]
+    if 2 * (len(changed) + len(removed)) > len(new):
+        return None
+    return changed, removed
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Equal, and of one type at every level: 1, 1.0 and True are equal in Python, and different values."""
+    return old is new or (type(old) is type(new) and old == new and repr(old) == repr(new))

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a work queue: a split enumerator whose readers find new splits.
+
+``SourceCoordinator`` records which task has which items, gives back those of a lost attempt, finished ones too, because
+the outputs of the attempt are lost with it, and gives concurrent attempts the same ones. The enumerator here knows what
+is waiting, what is being worked on, and which ids were ever seen. The work is at an end when nothing waits and nothing
+is being worked on anywhere.
+
+An item that waits costs about 170 bytes beside its own: its id is the same object in the set of ids seen and in the
+queue, and its value is kept encoded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from struct import Struct, pack, unpack_from
+from typing import Any, TypeVar
+
+from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
+from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.work_queue.messages import (
+    ROOT,
+    KeepItems,
+    Report,
+    ReturnItems,
+    id_of_child,
+    id_of_key,
+    parse_report,
+)
+from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart
+from spark_bridge.subtask.operator import SubtaskOperator
+
+__all__ = ["WorkQueue"]
+
+T = TypeVar("T")
+
+NOBODY = -1
+"""The subtask of an item that was in work when a restored checkpoint was taken: it is in some task's own state."""
+ASSIGN_MAX = 256
+"""The items in one event to a task."""
+_HEAD = Struct(">II")  # how many ids were seen, and how many are being worked on
+_ENTRY = Struct(">QqI")  # id, priority, bytes of the value
+
+
+class WorkQueue(WorkQueueInTask[T], Primitive):
+    """Work for tasks to share out among themselves: each takes the next item when it is free, and may add new ones.
+
+    ``sidecar.work_queue(name, roots)`` makes it, and ``coordinate(..., uses=[queue])`` gives it to an operator. In the
+    function that the tasks run, ``for item in queue:`` yields items until nothing is left anywhere: not in the queue,
+    and not in the hands of another task, which may still add some. An item is finished when the loop asks for the next
+    one or the function returns.
+
+    The outputs that belong to an item count once. If an attempt is lost, all its items go back to the queue, finished
+    ones too, because Spark drops its outputs. What it had added stays, and adding it a second time has no effect. Each
+    action begins with the roots again. In streaming mode, the queue is part of the checkpoints.
+
+    Args:
+        name: the name of the part, at most 200 characters.
+        roots: the first items. Like all items, they are values that an event can carry.
+        key: a function of an item. Items with equal keys count as one, no matter which task adds them, or when. Without
+            it, all items differ.
+        in_hand: how many items a task holds at a time, at least 1: the one that it works on, and those that wait for
+            it, so that it never waits for the driver. When others have nothing to do, it gives back those that wait
+            (in batch mode).
+
+    Raises:
+        ValueError: ``in_hand`` is too small, or the name is unsuitable.
+        EventEncodeError: an event cannot carry one of the roots.
+    """
+
+    def __init__(
+        self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
+    ) -> None:
+        WorkQueueInTask.__init__(self, name, key)
+        Primitive.__init__(self, name)
+        if in_hand < 1:
+            raise ValueError(f"in_hand must be at least 1, not {in_hand}: the item that a task works on counts")
+        self._in_hand = in_hand
+        self._roots = [
+            (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_event(root))
+            for number, root in enumerate(roots)
+        ]
+        self._latest: _Enumerator | None = None
+
+    def __reduce__(self) -> Any:
+        return WorkQueueInTask, (self._name, self._key)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many items are finished, and how many are known, in the latest action. For any thread."""
+        latest = self._latest
+        return (0, len(self._roots)) if latest is None else latest.progress
+
+    def coordinator(self, operator_id: str) -> OperatorCoordinator:
+        return SourceCoordinator(self._enumerator)
+
+    def task_part(self) -> Callable[[], SubtaskOperator]:
+        return partial(WorkQueuePart, self._in_hand)
+
+    def _enumerator(self, state: bytes | None) -> SplitEnumerator:
+        self._latest = _Enumerator(self._roots, state)
+        return self._latest
+
+
+class _Enumerator(SplitEnumerator):
+    """What waits, what is being worked on, and which ids were ever seen."""
+
+    def __init__(self, roots: Iterable[tuple[int, bytes]], state: bytes | None) -> None:
+        self._waiting: dict[int, deque[tuple[int, bytes]]] = {}  # by priority
+        self._priorities: list[int] = []  # that have something, the highest last
+        self._waiting_count = 0
+        self._in_work: dict[int, int] = {}  # id to subtask
+        self._seen: set[int] = set()
+        self._wanting: dict[int, int] = {}  # subtask to how many, in the order of asking
+        self._returning: set[int] = set()  # subtasks that were asked to give back and have not answered
+        self._context: SplitEnumeratorContext
+        if state is None:
+            for root in roots:  # the same objects in each action
+                if root[0] not in self._seen:
+                    self._seen.add(root[0])
+                    self._put(root, 0)
+        else:
+            self._restore(state)
+
+    @property
+    def known(self) -> int:
+        return len(self._seen)
+
+    @property
+    def finished(self) -> int:
+        return len(self._seen) - self._waiting_count - len(self._in_work)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many items are finished, and how many are known."""
+        return self.finished, self.known
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+
+    async def handle_split_request(self, subtask: int) -> None:
+        raise RuntimeError("a work queue hears of what its tasks want in their reports")
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        report = parse_report(event)
+        for id_ in report.finished:
+            self._in_work.pop(id_, None)
+        for id_, priority, value in report.found:
+            if id_ not in self._seen:
+                self._seen.add(id_)
+                self._put((id_, encode_event(value)), priority)
+        await self._take_back(subtask, report)
+        if self._context.coordinator.handles_restored:
+            pass  # the attempt of before wanted something; this one asks itself
+        elif report.wanted:
+            self._wanting[subtask] = report.wanted
+        else:
+            self._wanting.pop(subtask, None)
+        await self._hand_out()
+
+    async def _take_back(self, subtask: int, report: Report) -> None:
+        self._returning.discard(subtask)
+        if not report.given_back:
+            return
+        if not report.last and len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
+            await self._context.send_event(subtask, KeepItems().as_event())
+            return
+        ids = set(report.given_back)
+        for id_, priority, value in self._context.take_back_splits(subtask, len(ids), lambda split: split[0] in ids):
+            self._in_work.pop(id_, None)
+            self._put((id_, encode_event(value)), priority, first=True)
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        self._wanting.pop(subtask, None)
+        self._returning.discard(subtask)
+        for id_, priority, value in reversed(splits):
+            self._in_work.pop(id_, None)
+            self._put((id_, encode_event(value)), priority, first=True)
+        await self._hand_out()
+
+    # --- handing out ----------------------------------------------------------------------------------------------
+
+    def _put(self, item: tuple[int, bytes], priority: int, *, first: bool = False) -> None:
+        queue = self._waiting.get(priority)
+        if queue is None:
+            queue = self._waiting[priority] = deque()
+            self._priorities = sorted(self._waiting)
+        if first:
+            queue.appendleft(item)
+        else:
+            queue.append(item)
+        self._waiting_count += 1
+
+    def _take(self, count: int) -> list[list[Any]]:
+        taken: list[list[Any]] = []
+        while len(taken) < count and self._waiting_count:
+            priority = self._priorities[-1]
+            queue = self._waiting[priority]
+            id_, value = queue.popleft()
+            taken.append([id_, priority, decode_event(value)])
+            self._waiting_count -= 1
+            if not queue:
+                del self._waiting[priority]
+                self._priorities.pop()
+        return taken
+
+    async def _hand_out(self) -> None:
+        """Give to those who want, in the order in which they asked, and never more than their share."""
+        while self._waiting_count and self._wanting:
+            subtask, wanted = next(iter(self._wanting.items()))
+            del self._wanting[subtask]
+            if not self._context.attempts(subtask):  # it wanted something in a run that is over
+                continue
+            share = max(1, self._waiting_count // max(1, 2 * len(self._context.registered_readers())))
+            items = self._take(min(wanted, share, ASSIGN_MAX))
+            for item in items:
+                self._in_work[item[0]] = subtask
+            if wanted > len(items):
+                self._wanting[subtask] = wanted - len(items)
+            await self._context.assign_splits(subtask, items)
+        if self._waiting_count:
+            return
+        if not self._in_work:
+            for subtask in self._context.registered_readers():
+                if not self._context.has_no_more_splits(subtask):
+                    await self._context.signal_no_more_splits(subtask)
+            self._wanting.clear()
+        elif self._context.coordinator.mode is RestoreMode.BATCH:
+            await self._ask_for_return()
+
+    async def _ask_for_return(self) -> None:
+        """Some task has nothing to do: let the one with most items give back half of those that it has not begun.
+
+        Not in streaming mode, where a checkpoint may hold them for that task. Not from concurrent attempts, one of
+        which may have begun what the other has not.
+        """
+        held: dict[int, int] = {}
+        for subtask in self._in_work.values():  # few: what all tasks hold now
+            held[subtask] = held.get(subtask, 0) + 1
+        idle = [subtask for subtask in self._wanting if subtask not in held]
+        rich = [
+            (count, subtask)
+            for subtask, count in held.items()
+            if count > 1 and subtask not in self._returning and len(self._context.attempts(subtask)) == 1
+        ]
+        if idle and rich:
+            count, subtask = max(rich)
+            self._returning.add(subtask)
+            await self._context.send_event(subtask, ReturnItems(count // 2).as_event())
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        waiting = b"".join(
+            _ENTRY.pack(id_, priority, len(value)) + value
+            for priority, queue in self._waiting.items()
+            for id_, value in queue
+        )
+        ids = pack(f">{len(self._seen) + len(self._in_work)}Q", *self._seen, *self._in_work)
+        return _HEAD.pack(len(self._seen), len(self._in_work)) + ids + waiting
+
+    def _restore(self, state: bytes) -> None:
+        seen, in_work = _HEAD.unpack_from(state)
+        ids = unpack_from(f">{seen + in_work}Q", state, _HEAD.size)
+        self._seen.update(ids[:seen])
+        same = {id_: id_ for id_ in self._seen}  # one object for each id
+        self._in_work = dict.fromkeys(ids[seen:], NOBODY)
+        at = _HEAD.size + 8 * len(ids)
+        while at < len(state):
+            id_, priority, size = _ENTRY.unpack_from(state, at)
+            at += _ENTRY.size
+            self._put((same.get(id_, id_), state[at : at + size]), priority)
+            at += size

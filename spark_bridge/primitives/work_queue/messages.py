@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the two halves of a work queue send to each other, as values that msgpack can encode.
+
+An item is a triple of its id, its priority and its value. The id of an item with a key is a hash of the key; that of
+another one is a hash of its parent's id and its number among the parent's children. So a parent that is processed
+again, after its task was lost, adds the same ids, and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+from protocol.values import value
+from protocol.wire.codec import encode_event
+
+__all__ = ["KeepItems", "Report", "ReturnItems", "id_of_child", "id_of_key", "parse_report", "parse_return"]
+
+_REPORT = "headgate/work-report"
+_RETURN = "headgate/work-return"
+_KEEP = "headgate/work-keep"
+ROOT = 0
+"""The parent of the roots."""
+
+Item = tuple[int, int, Any]
+
+
+def id_of_child(parent: int, number: int) -> int:
+    """The id of a parent's child without a key. 63 bits."""
+    return _hashed(b"child", parent.to_bytes(8, "big") + number.to_bytes(8, "big"))
+
+
+def id_of_key(key: Any) -> int:
+    """The id of every item with this key. 63 bits."""
+    return _hashed(b"key", encode_event(key))
+
+
+def _hashed(kind: bytes, data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8, person=kind).digest(), "big") >> 1
+
+
+@value
+class Report:
+    """From a task: these items are finished, these were found meanwhile, these are given back, and so many are wanted.
+
+    ``wanted`` replaces what the task wanted before. ``last``: its function has returned.
+    """
+
+    finished: tuple[int, ...]
+    found: tuple[Item, ...]
+    given_back: tuple[int, ...]
+    wanted: int
+    last: bool = False
+
+    def as_event(self) -> list[Any]:
+        found = [list(item) for item in self.found]
+        return [_REPORT, list(self.finished), found, list(self.given_back), self.wanted, self.last]
+
+
+@value
+class ReturnItems:
+    """To a task: give back up to ``count`` items that it has not begun."""
+
+    count: int
+
+    def as_event(self) -> list[Any]:
+        return [_RETURN, self.count]
+
+
+@value
+class KeepItems:
+    """To a task: keep what you have just given back. A concurrent attempt has got it too."""
+
+    def as_event(self) -> list[Any]:
+        return [_KEEP]
+
+
+def parse_report(event: Any) -> Report:
+    """Raises ``ValueError`` for anything else."""
+    match event:
+        case [name, finished, found, given_back, int(wanted), bool(last)] if name == _REPORT:
+            return Report(tuple(finished), tuple(map(_item, found)), tuple(given_back), wanted, last)
+        case _:
+            raise ValueError(f"not a report of a work queue: {event!r:.80}")
+
+
+def parse_return(event: Any) -> ReturnItems | KeepItems | None:
+    """Return the request to give back or to keep; None for another event."""
+    match event:
+        case [name, int(count)] if name == _RETURN:
+            return ReturnItems(count)
+        case [name] if name == _KEEP:
+            return KeepItems()
+        case _:
+            return None
+
+
+def _item(item: Any) -> Item:
+    id_, priority, value_ = item
+    return id_, priority, value_

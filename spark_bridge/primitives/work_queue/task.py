@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The task's half of a work queue, and what user code sees of it there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from protocol.errors import LocalProtocolError
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
+from spark_bridge.primitives.work_queue.messages import (
+    Item,
+    KeepItems,
+    Report,
+    ReturnItems,
+    id_of_child,
+    id_of_key,
+    parse_return,
+)
+from spark_bridge.subtask.chain import TaskPart, current_part
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["WorkQueueInTask", "WorkQueuePart"]
+
+T = TypeVar("T")
+
+FOUND_MAX = 256
+"""So many found items leave before their parent is finished."""
+REPORT_S = 0.05
+"""A task that still has items in hand reports at least this often, between two items."""
+
+
+class WorkQueuePart(TaskPart):
+    """The items in this task's hand."""
+
+    waits_for_subtask_ready = False
+
+    def __init__(self, in_hand: int) -> None:
+        self._in_hand = in_hand
+        self._clock: Callable[[], float]
+        self._report_at = 0.0
+        self._hand: deque[Item] = deque()
+        self._current: Item | None = None
+        self._children = 0  # of the current item, so far
+        self._finished: list[int] = []  # and not reported
+        self._found: list[Item] = []
+        self._given_back: list[int] = []
+        self._offered: list[Item] = []  # given back last, and perhaps to be kept
+        self._asked = 0
+        self._no_more = False
+        self._context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self._context = context
+        self._clock = context.now
+        if state is not None:
+            self._hand.extend(_items_of(state))
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        return encode_event([list(item) for state in states.values() for item in _items_of(state)])
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """What is finished or found leaves first, so the coordinator has it after the snapshot, in any case."""
+        if self._finished or self._found or self._given_back:
+            self._report(self._asked)
+        held = [item for item in (self._current, *self._hand) if item is not None]
+        return encode_event([list(item) for item in held]) if held else b""
+
+    def final_state(self) -> bytes:
+        """The function has returned: the current item is finished.
+
+        In batch mode the others go to other tasks. In streaming mode, where a checkpoint may hold them for this task,
+        it keeps them for its next run.
+        """
+        self._finish_current()
+        if self._context.mode is RestoreMode.STREAMING:
+            return self.snapshot_state(VIRTUAL_EMPTY_CHECKPOINT)
+        self._given_back += [item[0] for item in self._hand]
+        self._hand.clear()
+        if self._finished or self._found or self._given_back or self._asked:
+            self._report(0, last=True)
+        return b""
+
+    def handle_event(self, event: Any) -> None:
+        match parse_source_event(event):
+            case SplitsAdded(splits):
+                self._hand.extend(cast("list[Item]", [tuple(split) for split in splits]))
+                self._asked = max(0, self._asked - len(splits))
+            case NoMoreSplits():
+                self._no_more = True
+            case _:
+                match parse_return(event):
+                    case ReturnItems(count):
+                        self._give_back(count)
+                    case KeepItems():
+                        self._hand.extend(reversed(self._offered))
+                        self._offered = []
+
+    def _give_back(self, count: int) -> None:
+        """Give back what was added last; a report answers even if there is nothing."""
+        self._offered = [self._hand.pop() for _ in range(min(count, len(self._hand)))]
+        self._given_back += [item[0] for item in self._offered]
+        self._report(self._asked)
+
+    # --- for user code, on the task's thread ----------------------------------------------------------------------
+
+    def items(self) -> Iterator[Any]:
+        """Yield the items one after another; each is finished when the next one is asked for."""
+        while (item := self._next()) is not None:
+            yield item[2]
+
+    def _next(self) -> Item | None:
+        self._finish_current()
+        while True:
+            self._report_if_due()
+            if self._hand:
+                self._current, self._children = self._hand.popleft(), 0
+                return self._current
+            if self._no_more:
+                return None
+            self._context.wait_for_event()
+
+    def _report_if_due(self) -> None:
+        """Report before waiting; otherwise seldom: when half of the hand is used up, or some time has passed."""
+        wanted = self._in_hand - len(self._hand)
+        if self._no_more or not (self._finished or self._found or self._asked < wanted):
+            return
+        if not self._hand or wanted - self._asked >= max(1, self._in_hand // 2) or self._clock() >= self._report_at:
+            self._report(wanted)
+
+    def _finish_current(self) -> None:
+        if self._current is not None:
+            self._finished.append(self._current[0])
+            self._current = None
+
+    def add(self, items: Iterable[Any], key: Callable[[Any], Any] | None, priority: int) -> None:
+        if self._current is None:
+            raise LocalProtocolError(
+                "add() was called outside the loop over the queue: what a task adds belongs to the item that it is "
+                "processing. Give the first items to work_queue(), or add inside `for item in queue:`"
+            )
+        for item in items:
+            id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
+            self._children += 1
+            encode_event(item)  # so that the caller hears of an item that cannot be sent
+            self._found.append((id_, priority, item))
+            if len(self._found) >= FOUND_MAX:
+                self._report(self._asked)
+
+    def _report(self, wanted: int, *, last: bool = False) -> None:
+        self._report_at = self._clock() + REPORT_S
+        report = Report(tuple(self._finished), tuple(self._found), tuple(self._given_back), wanted, last)
+        self._finished, self._found, self._given_back, self._asked = [], [], [], wanted
+        self._context.send_event(report.as_event())
+
+
+def _items_of(state: bytes) -> list[Item]:
+    return [cast("Item", tuple(item)) for item in decode_event(state)] if state else []
+
+
+class WorkQueueInTask(Generic[T]):
+    """A ``WorkQueue`` in a task."""
+
+    def __init__(self, name: str, key: Callable[[T], Any] | None) -> None:
+        self._name = name
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"<WorkQueue {self._name!r}>"
+
+    def __iter__(self) -> Iterator[T]:
+        """In a task: yield items until nothing is left anywhere. A checkpoint may be taken between two of them.
+
+        Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks.
+        """
+        part: WorkQueuePart = current_part("work queue", self._name)
+        return part.items()
+
+    def add(self, items: Iterable[T], *, key: Callable[[T], Any] | None = None, priority: int = 0) -> None:
+        """In a task, inside the loop: add items that were found while working on the current one.
+
+        Args:
+            items: values that an event can carry.
+            key: in place of the queue's ``key``, for these items.
+            priority: items of a higher priority are handed out first; equal ones in the order of their arrival.
+
+        Raises:
+            LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks, or outside the loop.
+            EventEncodeError: an event cannot carry an item. Those before it are added.
+        """
+        part: WorkQueuePart = current_part("work queue", self._name)
+        part.add(items, key or self._key, priority)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bugs in the ready-made parts, and the hunter for them: random histories of operators with parts.
+
+The simulation finds them too: a part of its worlds have an operator that is a chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.mutants.mutant import catalogue
+from tests.primitives.histories import HISTORIES
+
+
+def check_parts(seed: int) -> None:
+    """Run one history of each part; raise the violation that it finds."""
+    for history in HISTORIES:
+        asyncio.run(history(seed))
+
+
+PARTS = catalogue(
+    r"""
+found-again-counts-twice [new; H100]
+  An item that a retried task finds again is added again.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event
+  - if id_ not in self._seen:
+  + if True:
+work-ends-while-some-is-done [new; H100]
+  Tasks are told that there is no more while another task works on an item, which may add some.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
+  - if not self._in_work:
+  + if True:
+kept-back-from-a-copy [new; H100]
+  An attempt that starts beside another one does not get that one's items.
+  @ actors.coordination.source:SourceCoordinator.subtask_ready
+  - await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
+  + pass
+item-in-work-is-in-no-snapshot [new; H100]
+  A snapshot leaves out the item that the task works on.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
+  - (self._current, *self._hand)
+  + tuple(self._hand)
+found-items-leave-after-the-snapshot [new; H100]
+  What a task has found and not reported is neither in its snapshot nor sent before it.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
+  - if self._finished or self._found or self._given_back:
+  + if False:
+hand-of-a-streaming-task-is-taken [new; H100]
+  A task gives back items that a checkpoint holds for it.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
+  - elif self._context.coordinator.mode is RestoreMode.BATCH:
+  + else:
+lost-attempt-keeps-its-counts [new; H101]
+  The counts of an attempt that is lost stay in the sum.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.subtask_failed
+  - self._attempts.get(subtask, {}).pop(attempt, None)
+  + pass
+copies-count-together [new; H101]
+  The counts of all attempts of a subtask are added.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator._counting
+  - yield books[min(books)]
+  + yield added_up(books.values())
+counts-are-in-no-snapshot [new; H101]
+  A restored task counts from zero.
+  @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state
+  - return self._book.to_bytes()
+  + return b""
+place-of-a-lost-attempt-is-lost [new; H111]
+  An attempt that is over keeps its place among the users.
+  @ spark_bridge.primitives.permits.driver:_Coordinator.subtask_failed
+  - self._book.forget(self.operator_id, subtask, attempt)
+  + pass
+one-user-too-many [new; H111]
+  One more user is let in than allowed.
+  @ spark_bridge.primitives.permits.driver:_Book._serve
+  - self.in_use < self._slots
+  + self.in_use <= self._slots
+idle-place-is-kept-from-others [new; H111]
+  A task keeps an idle place although another one waits for it.
+  @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
+  - if idle:
+  + if False:
+open-calls-stay-open [new; H104]
+  Calls that wait when a member is lost are not refused.
+  @ protocol.group:GroupMachine._break
+  - waiting = [one for one in generation.members if one in generation.calls or one in self._errors]
+  + waiting = []
+first-checkpoint-stays [new; H105]
+  A later checkpoint does not replace the first one.
+  @ spark_bridge.primitives.group.driver:_GroupCoordinator._carry_out
+  - self.checkpoint = GroupCheckpoint(step, bytes(blob))
+  + self.checkpoint = self.checkpoint or GroupCheckpoint(step, bytes(blob))
+finished-subtasks-are-waited-for [new; H106]
+  A task that is lost after the others have finished waits for them.
+  @ protocol.group:GroupMachine.handle
+  - self._finished.add(member)
+  + pass
+late-task-has-the-first-value [new; H110]
+  A task that starts later gets the change of the newest version instead of its value.
+  @ spark_bridge.primitives.shared_value.driver:_Coordinator.subtask_ready
+  - whole=True
+  + whole=False
+event-of-a-part-reaches-the-main-coordinator [new; H80]
+  The main coordinator of a chain gets the events of the parts.
+  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  - handler = self._coordinator if type(event) is PartEvent else self._main
+  + handler = self._main
+state-of-a-part-is-not-restored [new; H80]
+  A part begins from nothing although the checkpoint has a state of it.
+  @ actors.coordination.chain:CoordinatorChain.reset_to_checkpoint
+  - states.get(name) if name else main
+  + None if name else main
+parts-are-not-told-of-failures [new; H80]
+  Only the main coordinator is told that an attempt has failed.
+  @ actors.coordination.chain:CoordinatorChain.subtask_failed
+  - await self._each(lambda part: part.subtask_failed(subtask, attempt, reason))
+  + await self.main.subtask_failed(subtask, attempt, reason)
+parts-are-not-reset [new; H80]
+  Only the main coordinator resets a subtask.
+  @ actors.coordination.chain:CoordinatorChain.subtask_reset
+  - await self._each(lambda part: part.subtask_reset(subtask, checkpoint_id))
+  + await self.main.subtask_reset(subtask, checkpoint_id)
+items-of-a-checkpoint-cannot-be-given-back [new; H100]
+  In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
+  @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator
+  - if self._context.mode is RestoreMode.STREAMING:
+  + if True:
+taken-back-beside-a-copy [new; H100]
+  Another task gets an item that a copy may have begun.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_back
+  - if not report.last and len(self._context.attempts(subtask)) > 1:
+  + if False:
+items-for-a-task-of-an-earlier-run [new; H100]
+  Items are handed to a subtask that wanted some in a run that is over, and has no attempt.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
+  - if not self._context.attempts(subtask):
+  + if False:
+restored-reports-count [new; H101]
+  A report of an earlier attempt, held in the checkpoint, counts beside that of the attempt that has restored it.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator
+  - if self._context.handles_restored:
+  + if False:
+counts-of-a-failed-run-stay [new; H101]
+  In streaming mode, counts of subtasks that had finished stay when the run is begun again without a checkpoint.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.reset_to_checkpoint
+  - elif not (self._run_over and self._is_batch):
+  + elif not self._run_over:
+"""
+)

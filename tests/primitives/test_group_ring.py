@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The ring between members, on real connections (H108), and the guard that frees foreign code (H104)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_bridge.primitives.group.arrays import DIRECT_BYTES, all_reduce
+from spark_bridge.primitives.group.guard import SocketGuard
+from spark_bridge.primitives.group.ring import Ring, listen
+
+KEY = bytes(32)
+
+
+def rings(size: int) -> tuple[list[Ring], list[socket.socket]]:
+    return [Ring(rank, size, KEY, 60.0) for rank in range(size)], [listen("127.0.0.1") for _ in range(size)]
+
+
+def end(members: list[Ring], listeners: list[socket.socket]) -> None:
+    for member in members:
+        member.close()
+    for listener in listeners:
+        listener.close()
+
+
+def in_all(members: list[Ring], act: Callable[[int, Ring], Any]) -> list[Any]:
+    """Call ``act`` in a thread for each member."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        futures = [pool.submit(act, rank, ring) for rank, ring in enumerate(members)]
+        return [future.result(60.0) for future in futures]
+
+
+@pytest.fixture
+def connected() -> Iterator[Callable[[int], list[Ring]]]:
+    made: list[Ring] = []
+
+    def connect(size: int) -> list[Ring]:
+        members, listeners = rings(size)
+        made.extend(members)
+        addresses = [one.getsockname() for one in listeners]
+        in_all(members, lambda rank, ring: ring.connect(listeners[rank], addresses))
+        for one in listeners:
+            one.close()
+        return members
+
+    yield connect
+    for ring in made:
+        ring.close()
+
+
+def reduced(members: list[Ring], arrays: list[Any], op: str = "sum") -> list[Any]:
+    def gather(kind: str, data: bytes) -> list[bytes]:
+        raise AssertionError("this goes through the driver")
+
+    size = len(members)
+    return in_all(members, lambda rank, ring: all_reduce(arrays[rank], op, rank, size, gather, lambda: ring))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("op", "function"), [("sum", np.add), ("max", np.maximum)])
+def test_all_members_get_the_same_bits_and_the_same_ones_each_time(
+    connected: Callable[[int], list[Ring]], size: int, op: str, function: Any
+) -> None:
+    arrays = [np.random.default_rng(rank).normal(size=(301, 211)) for rank in range(size)]
+    members = connected(size)
+    first, second = reduced(members, arrays, op), reduced(members, arrays, op)
+    assert len({result.tobytes() for result in first + second}) == 1
+    assert np.allclose(first[0], function.reduce(arrays), rtol=0, atol=1e-12)
+    assert first[0].shape == (301, 211)
+    again = reduced(connected(size), arrays, op)
+    assert again[0].tobytes() == first[0].tobytes(), "another generation of as many members"
+
+
+def test_an_array_that_fills_all_buffers_passes(connected: Callable[[int], list[Ring]]) -> None:
+    arrays = [np.full(2_000_003, rank + 1, np.int64) for rank in range(3)]
+    assert all((result == 6).all() for result in reduced(connected(3), arrays))
+
+
+def test_arrays_of_another_shape_are_refused(connected: Callable[[int], list[Ring]]) -> None:
+    arrays = [np.zeros((DIRECT_BYTES // 8, 1 + rank)) for rank in range(2)]
+    with pytest.raises(ValueError, match="shape, dtype and op must be the same"):
+        reduced(connected(2), arrays)
+
+
+@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(100)])
+def test_a_stranger_that_connects_first_gets_nothing(hello: bytes) -> None:
+    members, listeners = rings(2)
+    addresses = [one.getsockname() for one in listeners]
+    with socket.create_connection(addresses[0]) as stranger:
+        stranger.sendall(hello)
+        if not hello:
+            stranger.shutdown(socket.SHUT_WR)
+        in_all(members, lambda rank, ring: ring.connect(listeners[rank], addresses))
+        with suppress(ConnectionError):
+            assert len(stranger.recv(1000)) <= 48, "at most a challenge"
+    end(members, listeners)
+
+
+def test_one_with_another_key_is_refused() -> None:
+    members, listeners = rings(2)
+    members[1] = Ring(1, 2, bytes(31) + b"x", 2.0)
+    members[0] = Ring(0, 2, KEY, 2.0)
+    addresses = [one.getsockname() for one in listeners]
+    for error in in_all(members, lambda rank, ring: error_of(lambda: ring.connect(listeners[rank], addresses))):
+        assert isinstance(error, OSError)
+    end(members, listeners)
+
+
+def error_of(act: Callable[[], object]) -> BaseException | None:
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_a_member_that_waits_is_freed_by_cancel(connected: Callable[[int], list[Ring]]) -> None:
+    members = connected(3)
+    waits = threading.Event()
+
+    def wait() -> BaseException | None:
+        waits.set()
+        return error_of(lambda: members[0].exchange(memoryview(bytes(10_000_000)), memoryview(bytearray(10))))
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(wait)
+        waits.wait()
+        members[0].cancel()
+        assert isinstance(future.result(60.0), OSError)
+    assert isinstance(error_of(lambda: members[0].exchange(memoryview(b"x"), memoryview(bytearray(1)))), OSError)
+
+
+def test_the_death_of_a_neighbour_ends_the_exchange(connected: Callable[[int], list[Ring]]) -> None:
+    members = connected(3)
+    members[2].close()
+    assert isinstance(error_of(lambda: members[0].exchange(memoryview(b""), memoryview(bytearray(10)))), OSError)
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+
+def a_pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    one = socket.create_connection(listener.getsockname())
+    return one, listener.accept()[0]
+
+
+def test_a_guard_frees_what_waits_on_connections_that_were_opened_in_it_and_touches_nothing_else() -> None:
+    with listen("127.0.0.1") as listener, listen("127.0.0.1") as sidecar:
+        earlier, earlier_peer = a_pair(listener)
+        guard = SocketGuard(frozenset({sidecar.getsockname()}))
+        kept, kept_peer = a_pair(sidecar)
+        kept_peer_of = socket.create_connection(sidecar.getsockname())
+        opened, opened_peer = a_pair(listener)
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(opened.recv, 1)
+            guard.free()
+            assert future.result(60.0) == b""
+        later, later_peer = a_pair(listener)  # the foreign code connects again
+        assert later.recv(1) == b""
+        guard.leave()
+        after, after_peer = a_pair(listener)
+        for one, peer in ((earlier, earlier_peer), (after, after_peer)):
+            one.sendall(b"x")
+            assert peer.recv(1) == b"x"
+        kept.sendall(b"x")  # its other end is in this process too, and was shut down
+        for one in (earlier, earlier_peer, kept, kept_peer, kept_peer_of, opened, opened_peer, later, later_peer):
+            one.close()
+        after.close()
+        after_peer.close()
+
+
+def test_a_guard_that_is_left_leaves_no_thread_and_no_descriptor() -> None:
+    before = set(os.listdir("/dev/fd"))
+    guard = SocketGuard(frozenset())
+    guard.free()
+    guard.leave()
+    assert set(os.listdir("/dev/fd")) == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "headgate-guard"]
+
+
+def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_no_member() -> None:  # H108
+    members, listeners = rings(2)
+    addresses = [one.getsockname() for one in listeners]
+    with socket.create_connection(addresses[0]) as stranger:
+        stranger.sendall(bytes(16) + (1).to_bytes(4, "big") + bytes(32))  # the rank that is expected, without a proof
+        in_all(members, lambda rank, ring: ring.connect(listeners[rank], addresses))
+        arrays = [np.arange(1000.0), np.arange(1000.0)]
+        assert all((result == 2 * arrays[0]).all() for result in reduced(members, arrays))
+    end(members, listeners)
+
+
+def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H108
+    ring = Ring(0, 2, KEY, 2.0)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as strange, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            with strange.accept()[0] as one:
+                one.sendall(bytes(48))
+                while one.recv(100):
+                    pass
+
+        future = pool.submit(answer)
+        with pytest.raises(ConnectionError, match="another process than the next member"):
+            ring.connect(own, [own.getsockname(), strange.getsockname()])
+        ring.close()
+        future.result(60.0)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Permits: a rate and a number of users that all tasks keep to together (H111)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headgate import Permits, SubtaskContext, TimedOut
+from headgate.testing import running_operator
+from protocol.errors import LocalProtocolError
+from protocol.wire.extension_types import PartEvent
+from spark_bridge.primitives.permits.schedule import EXPIRY_S, RateSchedule
+from tests.primitives.histories import passing_on, permits_history, until_done, with_held_requests
+
+pytestmark = pytest.mark.anyio
+
+
+def check_rate(times: list[float], per_s: float, burst: int) -> None:
+    """In no window are there more uses than the bucket allows."""
+    times = sorted(times)
+    for first in range(len(times)):
+        for last in range(first, len(times)):
+            allowed = burst + per_s * (times[last] - times[first])
+            assert last - first + 1 <= allowed + 1e-6, f"{last - first + 1} uses from {times[first]} to {times[last]}"
+
+
+@pytest.mark.parametrize(("per_s", "burst"), [(10.0, 1), (10.0, 5), (200.0, 1), (200.0, 30)])
+async def test_all_tasks_together_keep_to_the_rate_and_use_all_of_it(per_s: float, burst: int) -> None:
+    permits = Permits("api", per_s=per_s, burst=burst)
+    times: list[float] = []
+    uses = 20 if per_s < 100 else 100
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> None:
+        for _ in range(uses):
+            with permits:
+                times.append(context.now())
+
+    async with running_operator(parallelism=3, uses=[permits]) as world:
+        tasks = [await world.launch_operator(subtask, call, []) for subtask in range(3)]
+        await until_done(world, tasks)
+        assert [task.error for task in tasks] == [None] * 3
+    check_rate(times, per_s, burst)
+    took_s = max(times) - min(times)
+    assert len(times) == 3 * uses
+    assert took_s <= 1.5 * (3 * uses - burst) / per_s + EXPIRY_S, "nobody waits longer than needed"
+
+
+async def test_at_a_high_rate_the_usual_use_costs_no_round_trip() -> None:
+    permits = Permits("api", per_s=1000.0, burst=100)
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[float]:
+        for _ in range(500):
+            permits.acquire()
+            yield context.now()
+            context.sleep(0.004)
+
+    async with running_operator(parallelism=1, uses=[permits]) as world:
+        task = await world.launch_operator(0, call, [])
+        await until_done(world, [task])
+        assert task.error is None
+        assert world.statistics.requests_received <= 25
+        assert world.statistics.events_received <= 250
+    check_rate(task.outputs, 1000.0, 100)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_never_more_users_than_allowed_and_the_slots_of_the_lost_come_back(seed: int) -> None:
+    await permits_history(seed)
+
+
+async def test_a_slot_that_nobody_else_wants_is_kept_and_given_up_when_somebody_does() -> None:
+    permits = Permits("db", concurrency=1)
+
+    def use(context: SubtaskContext, records: Iterator[Any]) -> Iterator[float]:
+        for _ in range(3):
+            with permits:
+                yield context.now()
+        for _ in records:
+            yield context.now()
+
+    async with running_operator(parallelism=2, uses=[permits]) as world:
+        first = await world.launch_operator(0, use)
+        await world.settle()
+        assert len(first.outputs) == 3
+        assert world.statistics.requests_received == 1
+        assert permits.in_use == 1
+        second = await world.launch_operator(1, use, [])
+        await world.advance(1.0)
+        assert len(second.outputs) == 3, "the first has given it up while it waits for a record"
+
+
+async def test_who_waits_too_long_gets_an_error_and_leaves_no_slot_behind() -> None:
+    permits = Permits("db", concurrency=1)
+
+    def hold(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        with permits:
+            context.sleep(5.0)
+        yield from ()
+
+    def hurry(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        try:
+            permits.acquire(timeout_s=1.0)
+        except TimedOut as error:
+            yield str(error)
+        permits.acquire(timeout_s=60.0)
+        permits.release()
+        yield "later"
+
+    async with running_operator(parallelism=2, uses=[permits]) as world:
+        first = await world.launch_operator(0, hold, [])
+        await world.advance(0.1)
+        second = await world.launch_operator(1, hurry, [])
+        await until_done(world, [first, second])
+        assert "no permit of 'db' within 1 s" in second.outputs[0]
+        assert second.outputs[1] == "later"
+        assert permits.in_use == 0
+
+
+async def test_a_rate_and_a_number_of_users_together() -> None:
+    permits = Permits("api", per_s=10.0, concurrency=2)
+    times: list[float] = []
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> None:
+        for _ in range(5):
+            with permits:
+                times.append(context.now())
+                context.sleep(0.25)
+
+    async with running_operator(parallelism=4, uses=[permits]) as world:
+        tasks = [await world.launch_operator(subtask, call, []) for subtask in range(4)]
+        await until_done(world, tasks)
+        assert [task.error for task in tasks] == [None] * 4
+    check_rate(times, 10.0, 1)
+    check_rate(times, 2 / 0.25, 2)
+
+
+def test_wrong_limits_are_refused() -> None:
+    for limits, text in [
+        ({}, "limit nothing"),
+        ({"per_s": 0}, "per_s must be positive"),
+        ({"per_s": 1, "burst": 0}, "must be at least 1"),
+        ({"concurrency": 0}, "must be at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            Permits("api", **limits)
+    with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
+        Permits("api", per_s=1).acquire()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_schedule_allows_no_more_than_the_bucket_even_if_each_permit_is_used_when_it_expires(seed: int) -> None:
+    chance = random.Random(seed)
+    per_s, burst = chance.choice([1.0, 50.0, 1000.0]), chance.choice([1, 3, 60, 200])
+    now = 0.0
+    schedule = RateSchedule(per_s, burst, now)
+    uses: list[float] = []
+    for _ in range(40):
+        now += chance.expovariate(per_s / 5)
+        late = EXPIRY_S if schedule.shares else 0.0
+        count = chance.choice([1, 1, 5, 100]) if schedule.shares else 1
+        uses += [now + delay + chance.choice([0.0, late]) for delay in schedule.take(now, count)]
+    check_rate(uses, per_s, burst + 1)  # one more, since permits have a whole number
+
+
+async def test_a_request_of_an_attempt_before_the_restore_takes_no_slot() -> None:  # H73 H111
+    permits = Permits("api", concurrency=1)
+    kept: dict[str, Any] = {"parallelism": 1, "mode": "streaming", "uses": [permits]}
+    async with running_operator(**kept) as world:
+        await world.launch_operator(0, passing_on)
+        await world.checkpoint()
+    restored = with_held_requests(world.checkpoints[-1], PartEvent("api", ["acquire", 1, True]))
+    async with running_operator(**kept, restored=restored) as world:
+        await world.launch_operator(0, passing_on)
+        assert permits.in_use == 0

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Shared values: there before the first record, newest at each look, and the program knows who has them (H110)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headgate import EventEncodeError, SharedValue, SubtaskContext, TimedOut
+from headgate.testing import OperatorTask, World, running_operator
+from protocol.errors import LocalProtocolError
+from spark_bridge.primitives.shared_value import task as task_half
+from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES, LARGE_BYTES, difference
+from tests.primitives.histories import shared_history
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_half, "_in_process", {})
+
+
+def reading(value: SharedValue[Any]) -> Any:
+    def read(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        for _ in records:
+            yield value.version, value.get(), value.changed()
+
+    return read
+
+
+async def until_done(world: World, tasks: list[OperatorTask]) -> None:
+    for task in tasks:
+        task.end_records()
+    for _ in range(100):
+        if all(task.outcome for task in tasks):
+            return
+        await world.advance(0.1)
+    raise AssertionError(f"the work does not end: {tasks}")
+
+
+async def test_the_value_is_there_before_the_first_record_and_each_new_one_before_the_next() -> None:
+    rules = SharedValue("rules", {"limit": 3})
+    async with running_operator(parallelism=2, uses=[rules]) as world:
+        tasks = [await world.launch_operator(subtask, reading(rules)) for subtask in range(2)]
+        for task in tasks:
+            task.feed(1, 2)
+        await world.settle()
+        assert rules.set({"limit": 5}) == 2
+        await world.settle()
+        for task in tasks:
+            task.feed(3)
+        await until_done(world, tasks)
+    expected = [(1, {"limit": 3}, True), (1, {"limit": 3}, False), (2, {"limit": 5}, True)]
+    assert [task.outputs for task in tasks] == [expected, expected]
+    assert (rules.get(), rules.version) == ({"limit": 5}, 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_value_never_becomes_older_and_the_newest_arrives(seed: int) -> None:
+    await shared_history(seed)
+
+
+async def test_a_task_that_starts_later_has_the_newest_value_and_so_has_a_second_operator() -> None:
+    rules = SharedValue("rules", "old")
+    for _ in range(2):
+        async with running_operator(parallelism=1, uses=[rules]) as world:
+            rules.set("new")
+            task = await world.launch_operator(0, reading(rules), [1])
+            await world.settle()
+            assert [output[1] for output in task.outputs] == ["new"]
+    assert rules.set("nobody is there") == 4
+
+
+async def test_the_value_is_what_it_was_when_it_was_set() -> None:
+    given = {"words": ["a"]}
+    rules = SharedValue("rules", given)
+    given["words"].append("b")
+    assert rules.get() == {"words": ["a"]}
+    rules.update(lambda value: {**value, "more": ["c"]})
+    assert rules.get() == {"words": ["a"], "more": ["c"]}
+    with pytest.raises(EventEncodeError):
+        rules.set({"words": [object()]})  # type: ignore[list-item]
+    assert rules.version == 2
+
+
+async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
+    rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
+    async with running_operator(parallelism=1, uses=[rules]) as world:
+        task = await world.launch_operator(0, reading(rules))
+        await world.settle()
+        before = world.statistics.events_sent
+        rules.update(lambda value: {**{key: old for key, old in value.items() if key != "key 7"}, "key 3": "three"})
+        await world.settle()
+        assert world.statistics.events_sent == before + 1
+        task.feed(1)
+        await until_done(world, [task])
+    ((version, value, _),) = task.outputs
+    assert version == 2
+    assert value == rules.get()
+    assert "key 7" not in value
+    assert value["key 3"] == "three"
+
+
+async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> None:
+    rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
+    async with running_operator(parallelism=1, uses=[rules]) as world:
+        task = await world.launch_operator(0, reading(rules))
+        await world.settle()
+        chain = next(iter(task_parts(task)))
+        chain._current = (0, None)  # as if the version before had not come
+        rules.update(lambda value: {**value, "key 3": "three"})
+        await world.settle()
+        task.feed(1)
+        await until_done(world, [task])
+    assert task.outputs[0][:2] == (2, rules.get())
+
+
+def task_parts(task: OperatorTask) -> Iterator[task_half.SharedValuePart]:
+    from spark_bridge.subtask import chain
+
+    for live in chain._live:
+        if live.main is task.operator:
+            for part in live.parts.values():
+                if isinstance(part, task_half.SharedValuePart):
+                    yield part
+
+
+async def test_a_large_value_comes_in_chunks_and_once_to_a_process() -> None:
+    model = SharedValue("model", b"first " + bytes(3 * CHUNK_BYTES))
+    async with running_operator(parallelism=3, uses=[model]) as world:
+        first = await world.launch_operator(0, reading(model), [1])
+        await world.advance(1.0)
+        sent = world.statistics.events_sent
+        second = await world.launch_operator(1, reading(model), [1])
+        await world.advance(1.0)
+        assert world.statistics.events_sent == sent + 1, "an offer, which the process has already"
+        third = await world.launch_operator(2, reading(model))
+        await world.advance(1.0)
+        model.set(b"second " + bytes(LARGE_BYTES))
+        model.set(b"third " + bytes(LARGE_BYTES))
+        await world.advance(1.0)
+        third.feed(1)
+        await until_done(world, [third])
+    assert [task.outputs[0][1][:6] for task in (first, second, third)] == [b"first ", b"first ", b"third "]
+
+
+async def test_set_waits_until_every_running_task_has_applied_the_value() -> None:
+    rules = SharedValue("rules", 1)
+    async with running_operator(parallelism=3, uses=[rules]) as world:
+        tasks = [await world.launch_operator(subtask, reading(rules)) for subtask in range(3)]
+        await world.settle()
+        tasks[1].unresponsive = True
+        versions: list[int] = []
+        setter = threading.Thread(target=lambda: versions.append(rules.set(2, wait="all")))
+        setter.start()
+        while rules.version == 1:
+            await world.settle()
+        await world.settle()
+        assert setter.is_alive(), "one task has not applied it"
+        await world.kill(tasks[1])
+        setter.join(30)
+        assert versions == [2]
+
+
+async def test_set_names_those_who_have_not_applied_it_in_time() -> None:
+    rules = SharedValue("rules", 1)
+    async with running_operator(parallelism=2, uses=[rules]) as world:
+        tasks = [await world.launch_operator(subtask, reading(rules)) for subtask in range(2)]
+        await world.settle()
+        tasks[1].unresponsive = True
+        errors: list[Exception] = []
+
+        def set_it() -> None:
+            try:
+                rules.set(2, wait="all", timeout_s=0.2)
+            except TimedOut as error:
+                errors.append(error)
+
+        setter = threading.Thread(target=set_it)
+        setter.start()
+        while setter.is_alive():
+            await world.settle()
+        assert "not applied within 0.2 s by subtask 1 of 'operator'" in str(errors[0])
+        with pytest.raises(LocalProtocolError, match=r"asyncio\.to_thread"):
+            rules.set(3, wait="all")
+        assert rules.version == 2
+
+
+async def test_nobody_is_waited_for_when_nobody_runs() -> None:
+    rules = SharedValue("rules", 1)
+    assert rules.set(2, wait="all") == 2
+    with pytest.raises(ValueError, match="wait is"):
+        rules.set(3, wait="some")  # type: ignore[arg-type]
+
+
+async def test_a_restored_task_has_what_the_program_has_set() -> None:
+    rules = SharedValue("rules", "first")
+    async with running_operator(parallelism=1, mode="streaming", uses=[rules]) as world:
+        await world.launch_operator(0, reading(rules))
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    rules = SharedValue("rules", "second")
+    async with running_operator(parallelism=1, mode="streaming", uses=[rules], restored=restored) as world:
+        task = await world.launch_operator(0, reading(rules), [1])
+        await world.settle()
+        assert task.outputs == [(1, "second", True)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2, "c": 4}, ({"c": 4}, [])),
+        ({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2}, ({}, ["c"])),
+        ({"a": 1, "b": 2}, {"a": True, "b": 2}, ({"a": True}, [])),
+        ({"a": [1], "b": 2}, {"a": [1.0], "b": 2}, ({"a": [1.0]}, [])),
+        ({"a": 1}, {"b": 1}, None),
+        ([1], [1], None),
+    ],
+)
+def test_the_difference_tells_values_apart_that_are_equal_in_python(old: Any, new: Any, expected: Any) -> None:
+    assert repr(difference(old, new)) == repr(expected)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The work queue in a simulated application: every result counts once, whatever is lost meanwhile (H100)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headgate import SubtaskContext, WorkQueue
+from headgate.testing import running_operator
+from protocol.errors import LocalProtocolError
+from tests.primitives.histories import (
+    given_back_history,
+    names,
+    pause,
+    queue_history,
+    queue_restored_history,
+    results,
+    tree,
+    until_done,
+)
+
+pytestmark = pytest.mark.anyio
+
+SEEDS = range(25)
+
+
+async def test_every_item_is_handed_out_once_and_the_work_ends_by_itself() -> None:
+    queue = WorkQueue("tree", ["r"])
+    async with running_operator(parallelism=3, uses=[queue]) as world:
+        tasks = [await world.launch_operator(subtask, tree(queue, 6), []) for subtask in range(3)]
+        await until_done(world, tasks)
+    assert results(tasks) == names(6)
+    assert queue.progress == (63, 63)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_results_count_once_when_tasks_are_killed_and_copied(seed: int) -> None:
+    await queue_history(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_results_count_once_when_a_slow_task_gives_items_back(seed: int) -> None:
+    await given_back_history(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_results_count_once_with_checkpoints_failures_and_a_restore(seed: int) -> None:
+    await queue_restored_history(seed)
+
+
+async def test_equal_keys_count_as_one_item() -> None:
+    queue = WorkQueue("graph", [0], key=lambda item: item)
+
+    def walk(records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            queue.add([(item * 2) % 50, (item + 7) % 50])
+            yield item
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        tasks = [await world.launch_operator(subtask, walk, []) for subtask in range(2)]
+        await until_done(world, tasks)
+    assert results(tasks) == sorted(range(50))
+
+
+async def test_higher_priorities_come_first() -> None:
+    queue = WorkQueue("ranks", ["root"])
+
+    def work(records: Iterator[Any]) -> Iterator[str]:
+        for item in queue:
+            if item == "root":
+                queue.add(["low"], priority=-1)
+                queue.add(["normal 1", "normal 2"])
+                queue.add(["high"], priority=5)
+            yield item
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+    assert task.outputs == ["root", "high", "normal 1", "normal 2", "low"]
+
+
+async def test_a_task_without_work_gets_what_waits_in_anothers_hand() -> None:
+    queue = WorkQueue("slow", range(8), in_hand=8)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            pause(context, 10.0)
+            yield item
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, work, [])
+        await world.advance(1.0)  # the first has taken most of them
+        second = await world.launch_operator(1, work, [])
+        await until_done(world, [first, second])
+    assert results([first, second]) == list(range(8))
+    assert min(len(first.outputs), len(second.outputs)) >= 3
+
+
+async def test_what_waits_stays_with_a_task_that_has_a_copy() -> None:
+    """The copy may have begun what the first attempt would give back."""
+    queue = WorkQueue("slow", range(6), in_hand=6)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            pause(context, 10.0 if context.attempt == 0 else 0.1)
+            yield item
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, work, [])
+        await world.advance(1.0)
+        copy = await world.launch_operator(0, work, [])
+        await world.advance(0.15)
+        second = await world.launch_operator(1, work, [])
+        await until_done(world, [first, copy, second])
+    assert results([first, copy, second]) == list(range(6))
+
+
+async def test_a_copy_that_comes_before_the_answer_keeps_what_the_first_attempt_would_give_back() -> None:
+    queue = WorkQueue("slow", range(6), in_hand=6)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            context.sleep(10.0 if context.attempt == 0 else 4.0)  # without looking at what comes
+            yield item
+
+    def quick(records: Iterator[Any]) -> Iterator[int]:
+        yield from queue
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, work, [])
+        await world.advance(1.0)
+        second = await world.launch_operator(1, quick, [])
+        await world.advance(1.0)
+        copy = await world.launch_operator(0, work, [])
+        await until_done(world, [first, copy, second])
+    assert results([first, copy, second]) == list(range(6))
+
+
+async def test_in_batch_mode_a_task_may_give_back_what_it_had_at_a_checkpoint() -> None:
+    queue = WorkQueue("slow", range(8), in_hand=8)
+
+    def slow(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            pause(context, 1.0)
+            yield item
+
+    def late(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        pause(context, 2.5)
+        yield from queue
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        tasks = [await world.launch_operator(0, slow, []), await world.launch_operator(1, late, [])]
+        await world.checkpoint()
+        await until_done(world, tasks)
+    assert results(tasks) == list(range(8))
+    assert tasks[1].outputs
+
+
+async def test_a_restored_task_adds_to_a_queue_that_has_not_ended() -> None:
+    queue = WorkQueue("tree", ["r"])
+    kept: dict[str, Any] = {"parallelism": 2, "mode": "streaming", "uses": [queue]}
+    async with running_operator(**kept) as world:
+        await world.launch_operator(0, tree(queue, 3, lambda item: 5.0), [])
+        await world.advance(1.0)
+        await world.launch_operator(1, tree(queue, 3), [])
+        world.begin_checkpoint()
+        await world.advance(1.0)
+        assert world.checkpoints, "the root is in the first task's hand"
+    async with running_operator(**kept, restored=world.checkpoints[-1]) as world:
+        first = await world.launch_operator(0, tree(queue, 3, lambda item: 5.0), [])
+        second = await world.launch_operator(1, tree(queue, 3), [])
+        await until_done(world, [first, second])
+    assert results([first, second]) == names(3)
+
+
+async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_run() -> None:
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+
+    def up_to(last: int) -> Any:
+        def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+            for item in queue:
+                pause(context, 5.0)
+                yield item
+                if item == last:
+                    return
+
+        return work
+
+    async with running_operator(parallelism=1, mode="streaming", uses=[queue]) as world:
+        first = await world.launch_operator(0, up_to(0), [])
+        world.begin_checkpoint()
+        await until_done(world, [first])
+        assert world.checkpoints[0].checkpoint_id == 1, "it holds what the task has in hand"
+        await world.advance(5.0)
+        second = await world.launch_operator(0, up_to(99), [])
+        await until_done(world, [second])
+    assert (first.outputs, second.outputs) == ([0], [1, 2, 3, 4, 5])
+
+
+async def test_a_second_action_begins_with_the_roots_again() -> None:
+    queue = WorkQueue("tree", ["r"])
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        for _ in range(2):
+            tasks = [await world.launch_operator(subtask, tree(queue, 4), []) for subtask in range(2)]
+            await until_done(world, tasks)
+            assert results(tasks) == names(4)
+
+
+async def test_a_function_that_returns_early_leaves_its_items_to_the_others() -> None:
+    queue = WorkQueue("numbers", range(20), in_hand=5)
+
+    def one_only(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            yield item
+            return
+
+    def all_of_them(records: Iterator[Any]) -> Iterator[int]:
+        yield from queue
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, one_only, [])
+        second = await world.launch_operator(1, all_of_them, [])
+        await until_done(world, [first, second])
+    assert len(first.outputs) == 1
+    assert results([first, second]) == list(range(20))
+
+
+async def test_what_is_added_outside_the_loop_is_refused() -> None:
+    queue = WorkQueue("numbers", [1])
+
+    def wrong(records: Iterator[Any]) -> Iterator[int]:
+        queue.add([2])
+        yield from queue
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        task = await world.launch_operator(0, wrong, [])
+        await world.advance(1.0)
+    assert isinstance(task.error, LocalProtocolError)
+    assert "add inside `for item in queue:`" in str(task.error)
+
+
+def test_a_queue_says_how_it_is_used_outside_a_task() -> None:
+    with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
+        next(iter(WorkQueue("numbers", [1])))
+    with pytest.raises(ValueError, match="in_hand must be at least 1"):
+        WorkQueue("numbers", [1], in_hand=0)

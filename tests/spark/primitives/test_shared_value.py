@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Shared values on a real Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate import SharedValue, Sidecar, SubtaskContext
+
+pytestmark = pytest.mark.spark
+
+
+def until_told(rules: SharedValue[dict[str, Any]]) -> Any:
+    """Computes without looking at its records until the rules say that it may end."""
+
+    def compute(context: SubtaskContext, records: Iterator[int]) -> Iterator[tuple[int, list[int]]]:
+        seen: list[int] = []
+        while not rules.get()["end"]:
+            if rules.changed():
+                seen.append(rules.version)
+            if context.cancelled:
+                return
+        yield context.subtask, seen
+
+    return compute
+
+
+def attempts_of(sidecar: Sidecar) -> int:
+    """How many attempts the coordinator of "compute" knows."""
+    return sum(attempt.known_to_coordinator for attempt in sidecar.status().operators["compute"].attempts)
+
+
+def test_tasks_have_new_values_while_they_compute_and_the_program_knows_it(spark: SparkSession) -> None:
+    """H110"""
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.shared("rules", {"end": False, "limit": 0})
+        job = sidecar.coordinate("compute", parallelism=2, uses=[rules])
+        rdd = spark.sparkContext.parallelize(range(2), 2)
+        results: list[Any] = []
+        action = threading.Thread(
+            target=lambda: results.extend(rdd.mapPartitions(job.subtask(until_told(rules))).collect())
+        )
+        action.start()
+        while attempts_of(sidecar) < 2:
+            time.sleep(0.02)
+        for limit in range(1, 6):
+            assert rules.set({"end": False, "limit": limit}, wait="all") == limit + 1
+        rules.update(lambda value: {**value, "end": True})
+        action.join(60)
+        assert not action.is_alive()
+    assert sorted(subtask for subtask, _ in results) == [0, 1]
+    for _, seen in results:  # a task that is away may miss a version, which its half has applied
+        assert seen == sorted(set(seen))
+        assert seen[-1] >= 6
+    assert rules.version == 7
+
+
+def test_a_large_value_reaches_every_task(spark: SparkSession) -> None:
+    model: dict[str, Any] = {"weights": bytes(range(256)) * 16384, "name": "first"}  # 4 MiB
+    with Sidecar(spark) as sidecar:
+        shared = sidecar.shared("model", model)
+        job = sidecar.coordinate("apply", parallelism=4, uses=[shared])
+
+        def apply(records: Iterator[int]) -> Iterator[tuple[int, str]]:
+            value = shared.get()
+            yield sum(value["weights"][:1024]), value["name"]
+
+        rdd = spark.sparkContext.parallelize(range(4), 4)
+        assert rdd.mapPartitions(job.subtask(apply)).collect() == [(sum(range(256)) * 4, "first")] * 4
+        shared.update(lambda value: {**value, "name": "second"})
+        assert rdd.mapPartitions(job.subtask(apply)).collect() == [(sum(range(256)) * 4, "second")] * 4
+
+
+@pytest.mark.long
+def test_a_streaming_query_sees_new_rules_in_its_next_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """The live rules of a query, in a few lines: no coordinator class, nothing kept by hand."""
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.shared("rules", {"divisor": 2})
+        job = sidecar.coordinate("keep", parallelism=2, uses=[rules])
+
+        def keep(context: SubtaskContext, frames: Iterator[Any]) -> Iterator[Any]:
+            for frame in frames:
+                kept = frame[frame["value"] % rules.get()["divisor"] == 0]
+                context.count("kept", len(kept))
+                yield kept.assign(divisor=rules.get()["divisor"])[["value", "divisor"]]
+
+        numbers = spark.readStream.format("rate").option("rowsPerSecond", 40).option("numPartitions", 2).load()
+        kept = numbers.select("value").mapInPandas(job.subtask(keep), "value long, divisor long")
+        query = (
+            kept.writeStream.format("memory")
+            .queryName("kept")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(processingTime="500 milliseconds")
+            .start()
+        )
+        try:
+            for divisor in (2, 5):
+                rules.set({"divisor": divisor})
+                while spark.sql(f"select 1 from kept where divisor = {divisor}").count() < 3:
+                    assert query.exception() is None
+                    time.sleep(0.2)
+        finally:
+            query.stop()
+        rows = [tuple(row) for row in spark.sql("select value, divisor from kept").collect()]
+    assert len({value for value, _ in rows}) == len(rows)
+    assert all(value % divisor == 0 for value, divisor in rows)
+    assert {divisor for _, divisor in rows} == {2, 5}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A forgotten ``await`` on a method of ``SidecarRuntime`` is refused or logged, with the line (H122)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from structlog.testing import capture_logs
+
+from actors.waiting_at import waiting_at
+from spark_bridge.driver.awaited import must_be_awaited
+from spark_bridge.driver.runtime import SidecarRuntime
+
+NEVER_AWAITED = "sidecar method never awaited"
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.go_on = asyncio.Event()
+
+    @must_be_awaited
+    async def coordinate(self, name: str) -> str:
+        """Coordinate it."""
+        self.called.append(name)
+        return name.upper()
+
+    @must_be_awaited
+    async def wait(self) -> None:
+        await self.go_on.wait()
+
+
+async def test_it_is_awaited_as_any_coroutine_is() -> None:
+    runtime = Runtime()
+    with capture_logs() as logs:
+        assert await runtime.coordinate("plainly") == "PLAINLY"
+        assert list(await asyncio.gather(runtime.coordinate("a"), runtime.coordinate("b"))) == ["A", "B"]
+        assert await asyncio.create_task(runtime.coordinate("task")) == "TASK"  # noqa: TID251 - what users may write
+        assert await asyncio.wait_for(runtime.coordinate("in time"), 60.0) == "IN TIME"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runtime.coordinate, "group")
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            await once_more(runtime.coordinate("twice"))
+        runtime.coordinate("closed").close()
+        gc.collect()
+    assert runtime.called == ["plainly", "a", "b", "task", "in time", "group", "twice"]
+    assert logs == []
+
+
+async def test_another_thread_may_ask_the_loop_to_run_it() -> None:
+    loop = asyncio.get_running_loop()
+
+    def in_a_thread() -> str:
+        return asyncio.run_coroutine_threadsafe(runtime.coordinate("thread"), loop).result()
+
+    runtime = Runtime()
+    assert await anyio.to_thread.run_sync(in_a_thread) == "THREAD"
+
+
+async def once_more(call: Any) -> None:
+    await call
+    await call
+
+
+def test_a_coroutine_may_be_run_by_asyncio() -> None:
+    assert asyncio.run(coordinate_alone()) == "ALONE"
+
+
+async def coordinate_alone() -> str:
+    return await Runtime().coordinate("alone")
+
+
+async def test_a_task_is_cancelled_while_it_waits_and_before_it_begins() -> None:
+    runtime = Runtime()
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runtime.wait)
+            tasks.start_soon(runtime.coordinate, "later")
+            tasks.cancel_scope.cancel()
+        gc.collect()
+    assert logs == []
+
+
+async def test_what_is_asked_of_a_call_that_was_not_awaited_names_the_await_and_the_line() -> None:
+    runtime = Runtime()
+    call: Any = runtime.coordinate("op")
+    with capture_logs() as logs, pytest.raises(AttributeError) as raised:
+        call.subtask(print)
+    del call
+    gc.collect()
+    line = inspect.getsourcelines(test_what_is_asked_of_a_call_that_was_not_awaited_names_the_await_and_the_line)[1] + 2
+    assert str(raised.value) == (
+        "coordinate() was called without await, so its result with 'subtask' is not here yet: write "
+        f"`await sidecar.coordinate(...)` at {__file__}:{line} in "
+        "test_what_is_asked_of_a_call_that_was_not_awaited_names_the_await_and_the_line"
+    )
+    assert logs == []  # it was told
+
+
+async def test_a_call_that_nobody_uses_is_logged() -> None:
+    runtime = Runtime()
+    with capture_logs() as logs:
+        runtime.coordinate("op")  # type: ignore[unused-coroutine]
+        gc.collect()
+    (line,) = logs
+    assert line["event"] == NEVER_AWAITED
+    assert line["method"] == "coordinate"
+    assert "test_awaited.py" in line["at"]
+    assert line["hint"] == "nothing was done: write `await sidecar.coordinate(...)`"
+    assert runtime.called == []
+
+
+async def test_tools_that_look_at_it_are_refused_as_usual_and_see_where_it_waits() -> None:
+    runtime = Runtime()
+    call: Any = runtime.coordinate("op")
+    assert not hasattr(call, "_repr_html_")
+    assert not hasattr(call, "cr_code")
+    assert await call == "OP"
+    assert inspect.signature(Runtime.coordinate) == inspect.signature(Runtime.coordinate.__wrapped__)  # type: ignore[attr-defined]
+    waiting = runtime.wait()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: waiting)
+        await anyio.wait_all_tasks_blocked()
+        assert "Runtime.wait" in waiting_at(waiting)
+        runtime.go_on.set()
+
+
+@pytest.mark.parametrize(
+    "method", ["coordinate", "release", "checkpoint", "savepoint", "request", "status", "explain", "run"]
+)
+def test_every_method_of_the_runtime_that_users_await_says_so(method: str) -> None:
+    assert inspect.iscoroutinefunction(getattr(SidecarRuntime, method).__wrapped__)
