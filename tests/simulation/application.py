@@ -22,7 +22,8 @@ OPERATOR = "words"
 PARALLELISM_MAX = 4
 PART = "@"
 """Begins the text of an event of a part, and no other."""
-COUNTS, ITEMS = "counts", "items"
+COUNTS, ITEMS, TEAM = "counts", "items", "team"
+PARTS = (COUNTS, ITEMS, TEAM)
 """The names of the parts."""
 EVENTS_MAX = 8
 """The maximum number of unsettled events of one gateway (H27)."""
@@ -57,12 +58,12 @@ def unpack(payload: bytes) -> str:
 
 def part_text(event: PartEvent) -> str:
     """An event of a part, as it is noted in records and shown in the story."""
-    return f"{PART}{event.name} {json.dumps(event.event)}"
+    return f"{PART}{event.name} {json.dumps(event.event, default=repr)}"
 
 
 def own_state(state: bytes) -> bytes:
     """The state without those of the parts."""
-    return split_states(state, (COUNTS, ITEMS))[0]
+    return split_states(state, PARTS)[0]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Settings:
     checkpoints; otherwise it asks which checkpoints are in doubt. ``attempts_max``: how often a subtask may be killed
     in one run (H69). ``urgent``: the events of every other key are urgent, and so are some loss-tolerant ones.
     ``heartbeats``: tasks have to give signs of life. ``in_hand``: the operator is a chain with a work queue of which
-    each task holds so many items; 0 means that it is not.
+    each task holds so many items; 0 means that it is not. ``team``: a group is a part of it, "fixed" or "elastic".
     """
 
     mode: RestoreMode
@@ -95,6 +96,7 @@ class Settings:
     urgent: bool = False
     heartbeats: bool = False
     in_hand: int = 0
+    team: str = ""
 
 
 @dataclass

@@ -308,9 +308,11 @@ class Coordinator(OperatorCoordinator):
         finally:
             self._waits_for_room = None
 
-    def sent_by_part(self, attempt: ExecutionAttempt, event: str, confirmation: Confirmation) -> None:
+    def sent_by_part(self, attempt: ExecutionAttempt, event: str, urgent: bool, confirmation: Confirmation) -> None:
         record = self._world.record(attempt.task_attempt_id)
-        self._note_sent(record, event, confirmation)
+        place = self._note_sent(record, event, confirmation)
+        if urgent:
+            record.urgent.append(place)
 
     def take_of_part(self, subtask: int, number: int, payload: str) -> None:
         """Check an event for a part, as those for this coordinator."""

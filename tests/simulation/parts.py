@@ -13,21 +13,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.coordination import Confirmation, CoordinatorChain, SubtaskGateway
-from actors.coordination.chain import PartGateway
+from actors.coordination import Confirmation, CoordinatorChain, CoordinatorContext, SubtaskGateway, chain
 from protocol.errors import GatewayFull
 from protocol.wire.codec import encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
+from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.work_queue.driver import WorkQueue
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
 from spark_bridge.subtask.context import SubtaskContext
-from tests.simulation.application import COUNTS, ITEMS, OPERATOR, part_text
+from tests.simulation.application import COUNTS, ITEMS, OPERATOR, TEAM, part_text
 from tests.simulation.checkers import demand, judged
+from tests.simulation.group import TaskGroup
 
 if TYPE_CHECKING:
+    from actors.coordination.live_gateways import LiveGateways
     from tests.simulation.coordinator import Coordinator
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -62,7 +64,17 @@ class SimulatedChain(CoordinatorChain):
         self.judge = main
         self.counters = CountersCoordinator()
         self.queue = WorkQueue[str](ITEMS, ROOTS)
-        super().__init__(main, {COUNTS: self.counters, ITEMS: self.queue.coordinator(OPERATOR)})
+        parts = {COUNTS: self.counters, ITEMS: self.queue.coordinator(OPERATOR)}
+        if world.settings.team:
+            self.group = Group(TEAM, min_size=1 if world.settings.team == "elastic" else None)
+            parts[TEAM] = self.group.coordinator(OPERATOR)
+        super().__init__(main, parts)
+
+    async def start(self, context: CoordinatorContext) -> None:
+        watched = cast("CoordinatorContext", WatchedContext(self.judge, context))
+        for name, part in self._parts.items():
+            await part.start(cast("CoordinatorContext", chain.PartContext(watched, name)))
+        await self.main.start(context)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if type(event) is PartEvent:
@@ -70,10 +82,16 @@ class SimulatedChain(CoordinatorChain):
                 self.judge.take_of_part(subtask, attempt, part_text(event))
         await super().handle_event_from_operator(subtask, attempt, event)
 
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if type(request) is PartEvent:
+            with judged(self.world):
+                self.judge.take_of_part(subtask, attempt, part_text(request))
+        return await super().handle_request(subtask, attempt, request)
+
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         watched = cast("SubtaskGateway", WatchedGateway(self.judge, gateway))
         for name, part in self._parts.items():
-            await part.subtask_ready(subtask, PartGateway(watched, name))
+            await part.subtask_ready(subtask, chain.PartGateway(watched, name))
         await self.main.subtask_ready(subtask, gateway)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
@@ -99,8 +117,38 @@ class WatchedGateway:
     async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         with self._judge.waiting_for_room(self._gateway.attempt):
             confirmation = await self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
-        self._judge.sent_by_part(self._gateway.attempt, part_text(event), confirmation)
+        self._judge.sent_by_part(self._gateway.attempt, part_text(event), urgent, confirmation)
         return confirmation
+
+
+class WatchedGateways:
+    """A part's live gateways, each of which notes what is sent. It has what the parts here use."""
+
+    def __init__(self, judge: Coordinator, gateways: LiveGateways) -> None:
+        self._judge = judge
+        self._gateways = gateways
+
+    def seen_by(self, decorate: Callable[[SubtaskGateway], SubtaskGateway], **_: Any) -> WatchedGateways:
+        def watched(gateway: SubtaskGateway) -> SubtaskGateway:
+            return decorate(cast("SubtaskGateway", WatchedGateway(self._judge, gateway)))
+
+        return WatchedGateways(self._judge, self._gateways.seen_by(watched))
+
+    async def send(self, subtask: int, event: Any, *, attempt: int, urgent: bool) -> None:
+        for gateway in self._gateways.gateways(subtask):
+            if gateway.attempt.attempt == attempt:
+                await gateway.send_event(event, urgent=urgent)
+
+
+class WatchedContext:
+    """The ``CoordinatorContext`` of the parts."""
+
+    def __init__(self, judge: Coordinator, context: CoordinatorContext) -> None:
+        self._context = context
+        self.gateways = WatchedGateways(judge, context.gateways)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 # --- a task ---------------------------------------------------------------------------------------------------------
@@ -109,14 +157,19 @@ class WatchedGateway:
 class TaskParts:
     """The task's halves, and the user's function that works on the queue."""
 
-    def __init__(self, process: Process, in_hand: int) -> None:
+    def __init__(self, process: Process, in_hand: int, team: str) -> None:
         self.process = process
         self.counters = CountersPart()
         self.queue = WorkQueuePart(in_hand)
+        self.group = TaskGroup(self, elastic=team == "elastic") if team else None
         self.in_hand = in_hand
-        self.done = False
+        self.worked = False  # through the queue
         self.in_snapshot = False
         self.outbox: deque[tuple[str, Any]] = deque()  # the task waits until these are sent
+
+    @property
+    def done(self) -> bool:
+        return self.worked and (self.group is None or self.group.done)
 
     @property
     def _by_name(self) -> dict[str, CountersPart | WorkQueuePart]:
@@ -131,7 +184,21 @@ class TaskParts:
             part.open(cast("SubtaskContext", PartContext(self, name)), state or None)
 
     def handle(self, event: PartEvent) -> None:
-        self._by_name[event.name].handle_event(event.event)
+        if event.name == TEAM:
+            assert self.group is not None
+            self.group.handle(event.event)
+        else:
+            self._by_name[event.name].handle_event(event.event)
+
+    def hear_answer(self, error: str, payload: bytes) -> None:
+        assert self.group is not None
+        self.group.hear_answer(error, payload)
+
+    def send(self, name: str, event: Any) -> None:
+        """Send an event, after those that wait for room."""
+        encode_event(event)
+        self.outbox.append((name, event))
+        self.flush()
 
     # --- what the function does ---
 
@@ -142,18 +209,18 @@ class TaskParts:
 
     def actions(self) -> list[Callable[[], None]]:
         """What it may do next. Between two of these, the task may take a snapshot, or die."""
-        queue = self.queue
-        if self.done:
-            return []
+        queue, in_group = self.queue, [] if self.group is None else self.group.actions()
+        if self.worked:
+            return in_group
         if queue._current is not None:
-            return [self.work]
+            return [*in_group, self.work]
         if queue._hand or queue._no_more:
-            return [self.take]
-        return [queue._report_if_due] if queue._asked < self.in_hand else []
+            return [*in_group, self.take]
+        return [*in_group, queue._report_if_due] if queue._asked < self.in_hand else in_group
 
     def take(self) -> None:
         """Take the next item."""
-        self.done = self.queue._next() is None
+        self.worked = self.queue._next() is None
 
     def work(self) -> None:
         """Work on the item. If a snapshot comes before that, it contains the item, and a restore works on it."""
@@ -203,12 +270,10 @@ class PartContext:
         return self._parts.process.world.now
 
     def send_event(self, event: Any) -> None:
-        encode_event(event)
         if self._parts.in_snapshot:
             self._parts.process.send_of_part(PartEvent(self._name, event), in_snapshot=True)
         else:
-            self._parts.outbox.append((self._name, event))
-            self._parts.flush()
+            self._parts.send(self._name, event)
 
     def send_event_nowait(self, event: Any) -> None:
         if self._parts.outbox:

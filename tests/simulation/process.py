@@ -19,6 +19,7 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
 from tests.simulation.application import OPERATOR, PART, Application, pack, part_text, unpack
 from tests.simulation.checkers import demand
+from tests.simulation.group import STEPS_MAX, model_of
 from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
@@ -62,9 +63,9 @@ class Process:
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
-        self.open_requests: dict[int, int] = {}  # the keys that they are about
+        self.open_requests: dict[int, int | None] = {}  # the keys that they are about; None for a part's
         in_hand = application.settings.in_hand
-        self.parts = TaskParts(self, in_hand) if in_hand else None
+        self.parts = TaskParts(self, in_hand, application.settings.team) if in_hand else None
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
         self.waits_for_room = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
@@ -284,7 +285,8 @@ class Process:
         if self.parts is not None:
             self.parts.open(self.work.part_states)
         self.awaits_start = self.world.random.random() < 0.9
-        self.record.handles_urgent = self.application.settings.urgent and self.world.random.random() < 0.8
+        handles_urgent = self.application.settings.urgent and self.world.random.random() < 0.8
+        self.record.handles_urgent = handles_urgent or bool(self.application.settings.team)
         self.step(s.OperatorOpened(self.awaits_start, self.record.handles_urgent))
 
     def send(self, *, in_snapshot: bool = False, in_urgent: bool = False) -> None:
@@ -324,10 +326,25 @@ class Process:
         self.work.submitted += 1
         self.record.up_sent.append(part_text(event))
 
+    def ask_of_part(self, request: PartEvent) -> None:
+        """Send a request of a part. ``GatewayFull``: there is no room."""
+        request_id = len(self.record.requests)
+        self.step(s.RequestSubmitted(request_id, encode_event(request)))
+        self.record.requests[request_id] = part_text(request)
+        self.open_requests[request_id] = None
+        self.record.part_asks = True
+        self.work.submitted += 1
+        self.record.up_sent.append(part_text(request))
+
     def hear_answer_to(self, effect: s.ResolveRequest) -> None:
+        key = self.open_requests.pop(effect.request_id)
+        if key is None:
+            assert self.parts is not None
+            self.record.resolve_once(effect.request_id)
+            self.parts.hear_answer(effect.error, effect.payload)
+            return
         answer = "" if effect.error else unpack(effect.payload)
         self.record.resolve(effect.request_id, effect.error, answer)
-        key = self.open_requests.pop(effect.request_id)
         if not effect.error:
             self.logs[key].answers.append(answer)
 
@@ -342,10 +359,6 @@ class Process:
         item = self.mailbox.popleft()
         self.world.tell(f"task {self.tid} handles {item}")
         match item:
-            case s.MailboxEvent(payload) if isinstance(event := decode_event(payload), PartEvent):
-                assert self.parts is not None
-                self.handled += 1
-                self.parts.handle(event)
             case s.MailboxStart():
                 self.awaits_start = False
                 self.record.begin(self.handled)
@@ -358,13 +371,18 @@ class Process:
 
     def take_event(self, payload: bytes) -> None:
         self.handled += 1
+        event = decode_event(payload)
+        if isinstance(event, PartEvent):
+            assert self.parts is not None
+            self.parts.handle(event)
+            return
         target, _, rest = unpack(payload).partition("|")
         demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
         if rest.startswith("~"):
             self.work.loose += 1
         else:
-            key, _, event = rest.partition(":")
-            self.logs[int(key)].received.append(event)
+            key, _, name = rest.partition(":")
+            self.logs[int(key)].received.append(name)
 
     def dawdles(self, item: s.MailboxItem) -> bool:
         """Whether a snapshot is delayed before it is taken, as happens sometimes."""
@@ -400,6 +418,14 @@ class Process:
     def may_finish(self) -> bool:
         assert self.machine is not None
         return not self.mailbox and not self.open_requests and self.machine.may_finish and self.is_done()
+
+    def check_model(self) -> None:
+        """Check what the task of a successful job has trained."""
+        assert self.parts is not None
+        group = self.parts.group
+        assert group is not None
+        wanted = model_of(min(self.work.target, STEPS_MAX))
+        demand(group.model == wanted, f"H105: the model of task {self.tid} is {group.model}, not {wanted}")
 
     def is_done(self) -> bool:
         return self.work.is_done() and (self.parts is None or self.parts.done)

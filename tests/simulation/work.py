@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protocol.chain import join_states, split_states
 from protocol.wire.messages import Registered
-from tests.simulation.application import COUNTS, ITEMS, Application, unpack
+from tests.simulation.application import PARTS, Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
 from tests.simulation.invariant import TAIL, Log, merge
 
@@ -39,7 +39,7 @@ class Work:
 
     def restore(self, message: Registered) -> None:
         name = f"task {self.task_attempt_id}"
-        split = [split_states(state.state, (COUNTS, ITEMS)) for state in message.states]
+        split = [split_states(state.state, PARTS) for state in message.states]
         states = [json.loads(own) for own, _ in split]
         self.part_states = [of_parts for _, of_parts in split]
         logs = merge(name, states)

@@ -43,6 +43,8 @@ TEMPORARY = re.compile(r"-[0-9a-f]{16}(?=\.tmp$)")
 """The part of a file's name that differs each time."""
 CHAINS = 0.25
 """How likely the operator of a world is a chain."""
+TEAMS = 0.5
+"""How likely a group is a part of it."""
 
 
 def draw_settings(random: Random) -> Settings:
@@ -78,7 +80,7 @@ def draw_settings(random: Random) -> Settings:
 class World:
     """See the module. ``run`` ends in a quiet world, or raises ``Violation``."""
 
-    def __init__(self, seed: int, eager: float | None = None, chains: float = CHAINS) -> None:
+    def __init__(self, seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS) -> None:
         self.seed = seed
         self.random = random = Random(seed)
         self.now = 0.0
@@ -98,6 +100,8 @@ class World:
         parts = Random(f"parts {seed}")  # so that the other worlds are what they were
         if parts.random() < chains:
             self.settings = settings = replace(settings, in_hand=parts.choice([1, 1, 2, 5]))
+            if parts.random() < teams:
+                self.settings = settings = replace(settings, team=parts.choice(["fixed", "elastic"]))
         self.to_send = random.choice([1, 3, 8, 20])
         self.growth = random.choice([0, 3, 8])  # from one good job to the next
         self.targets: dict[int, int] = {}  # by run
@@ -475,6 +479,9 @@ class World:
         if self.settings.in_hand:
             outputs = sorted(item for tid in engine.finished.values() for item in self.processes[tid].work.items)
             demand(outputs == all_items(), f"H100: the outputs of job {engine.job_id} are {outputs}")
+        if self.settings.team:
+            for tid in engine.finished.values():
+                self.processes[tid].check_model()
         for tid in engine.finished.values():
             for key, log in self.processes[tid].logs.items():
                 name = f"job {engine.job_id}, task {tid}, key {key}"
@@ -500,13 +507,15 @@ class World:
         return figures
 
 
-def run_world(seed: int, eager: float | None = None, chains: float = CHAINS) -> tuple[World, Exception | None]:
+def run_world(
+    seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS
+) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
-    the operator is a chain.
+    the operator is a chain. ``teams``: how likely a group is a part of it.
     """
-    world = World(seed, eager, chains)
+    world = World(seed, eager, chains, teams)
     try:
         world.run()
     except Exception as error:
