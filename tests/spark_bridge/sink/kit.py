@@ -65,6 +65,7 @@ fsspec.register_implementation("breaking", BreakingFileSystem, clobber=True)
 def new_url() -> str:
     """Empty the breaking filesystem and return the URL of a directory on it."""
     BreakingFileSystem.store.clear()
+    BreakingFileSystem.pseudo_dirs[:] = [""]
     return f"breaking://out{next(_roots)}"
 
 
