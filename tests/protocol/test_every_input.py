@@ -96,6 +96,7 @@ class Walk(ABC):
         self.seen: Counter[Hashable] = Counter()
         self.waiting: set[int] = set()  # connections whose registration is not answered
         self.machine = self.build()
+        self.form = freeze(self.machine, REMEMBERED)
         self.first = copy.deepcopy(self.machine)
 
     @abstractmethod
@@ -144,7 +145,7 @@ class Walk(ABC):
     def give(self, input: Any) -> tuple[list[Any], Exception | None]:
         """Give the machine one input, and check what holds for every input."""
         machine, row, cell = self.machine, self.row(), self.row_of(input)
-        due, before = machine.next_deadline(), freeze(machine, REMEMBERED)
+        due, before = machine.next_deadline(), self.form
         effects: list[Any] = []
         error: ProtocolError | None = None
         try:
@@ -153,7 +154,8 @@ class Walk(ABC):
             except (LocalProtocolError, RemoteProtocolError, AttemptOver) as refusal:
                 error = refusal
             machine.check_invariants()
-            changed = self.changed = freeze(machine, REMEMBERED) != before
+            self.form = freeze(machine, REMEMBERED)
+            changed = self.changed = self.form != before
             assert not (error and changed), f"refused by {error!r}, and not as before"
             deadline = machine.next_deadline()
             assert deadline is None or isfinite(deadline)
