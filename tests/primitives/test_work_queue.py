@@ -248,3 +248,21 @@ def test_a_queue_says_how_it_is_used_outside_a_task() -> None:
         next(iter(WorkQueue("numbers", [1])))
     with pytest.raises(ValueError, match="in_hand must be at least 1"):
         WorkQueue("numbers", [1], in_hand=0)
+
+
+@pytest.mark.parametrize("one", ["https://example.org", b"bytes", 5])
+async def test_a_single_item_is_not_taken_for_several(one: Any) -> None:
+    with pytest.raises(TypeError, match=r"work_queue\(\) takes several items, such as a list, not one"):
+        WorkQueue("pages", one)
+    queue = WorkQueue[str]("pages", ["root"])
+
+    def crawl(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        for _ in queue:
+            with pytest.raises(TypeError, match=r"add\(\) takes several items"):
+                queue.add(one)
+            yield "refused"
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        task = await world.launch_operator(0, crawl, [])
+        await until_done(world, [task])
+    assert task.outputs == ["refused"]

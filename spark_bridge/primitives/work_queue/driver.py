@@ -32,7 +32,7 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_report,
 )
-from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart
+from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart, several
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["WorkQueue"]
@@ -71,6 +71,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     Raises:
         ValueError: ``in_hand`` is too small, or the name is unsuitable.
         EventEncodeError: an event cannot carry one of the roots.
+        TypeError: ``roots`` is a text, or no collection.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         self._in_hand = in_hand
         self._roots = [
             (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_event(root))
-            for number, root in enumerate(roots)
+            for number, root in enumerate(several(roots, "work_queue()"))
         ]
         self._latest: _Enumerator | None = None
 

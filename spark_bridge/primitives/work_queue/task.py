@@ -27,7 +27,7 @@ from spark_bridge.subtask.chain import TaskPart, current_part
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["WorkQueueInTask", "WorkQueuePart"]
+__all__ = ["WorkQueueInTask", "WorkQueuePart", "several"]
 
 T = TypeVar("T")
 
@@ -161,6 +161,13 @@ class WorkQueuePart(TaskPart):
         self._context.send_event(report.as_event())
 
 
+def several(items: Iterable[T], call: str) -> Iterable[T]:
+    """Return ``items``. A single one is refused: the characters of a text would become items."""
+    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
+        raise TypeError(f"{call} takes several items, such as a list, not one {type(items).__name__}: [{items!r:.60}]")
+    return items
+
+
 def _items_of(state: bytes) -> list[Item]:
     return [cast("Item", tuple(item)) for item in decode_event(state)] if state else []
 
@@ -194,6 +201,7 @@ class WorkQueueInTask(Generic[T]):
         Raises:
             LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks, or outside the loop.
             EventEncodeError: an event cannot carry an item. Those before it are added.
+            TypeError: ``items`` is a text, or no collection.
         """
         part: WorkQueuePart = current_part("work queue", self._name)
-        part.add(items, key or self._key, priority)
+        part.add(several(items, "add()"), key or self._key, priority)
