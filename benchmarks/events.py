@@ -9,6 +9,9 @@
 event if many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: time for one event
 of many that a task sends in a row, each in a separate write, as far as the window allows.
 
+``event_confirm_awake`` and ``event_echo_awake``: the first two, beside a bare socket whose thread stays awake for as
+long as a task of Headgate does before it sleeps.
+
 ``event_confirm_tls`` and ``event_flood_up_tls`` compare the first and the last with themselves: encrypted connections
 with plain ones, of two tasks that run beside each other.
 """
@@ -25,7 +28,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.harness import Figure, Progress, Rounds, interleave_async, percentile
-from benchmarks.raw_frames import ECHO, EVENT, FLOOD, RawProtocol
+from benchmarks.raw_frames import ECHO, EVENT, FLOOD
 from benchmarks.spark_pair import MASTER, Pair, running_pair
 from benchmarks.spark_session import spark_session
 from benchmarks.task_side import ALONE
@@ -39,6 +42,7 @@ NAIVE_INTERVAL_S = 0.005
 PAUSE_S = (0.0005, 0.003)
 PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER, "cores": "driver and task on one each"}
 BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
+BARE_AWAKE = f"{BARE}, which polls for as long as Headgate's task does before it sleeps"
 
 
 def measured(measure: Callable[[SparkSession], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
@@ -56,20 +60,25 @@ async def one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> li
     return samples
 
 
-def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -> list[Figure]:
-    """One event at a time. ``kind``: what the other end does with it; ``answer``: the baseline's answer, in words."""
+def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress, *, awake: bool = False) -> list[Figure]:
+    """One event at a time. ``kind``: what the other end does with it; ``answer``: the baseline's answer, in words.
+
+    ``awake``: the baseline's thread does not sleep immediately.
+    """
     rounds, count = (2, 100) if quick else (10, 1000)
 
     async def measure(spark: SparkSession) -> list[Figure]:
         async with running_pair(spark) as pair:
             once = pair.echo if kind == ECHO else pair.confirm
+            raw = pair.other if awake else pair.raw
             samples, baseline = await interleave_async(
                 rounds,
-                lambda: one_at_a_time(count, lambda: pair.raw.send(kind, PAYLOAD)),
+                lambda: one_at_a_time(count, lambda: raw.send(kind, PAYLOAD)),
                 lambda: one_at_a_time(count, lambda: once(kind, PAYLOAD)),
                 progress,
             )
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": f"{answer}: {BARE}"}
+        bare = f"{answer}: {BARE_AWAKE if awake else BARE}"
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": bare}
         return [Figure(name, "µs", samples, baseline, params)]
 
     return measured(measure)
@@ -86,6 +95,16 @@ def event_echo(quick: bool, progress: Progress) -> list[Figure]:
     The baseline is a frame there and one of the same size back.
     """
     return _alone("event_echo", ECHO, "the frame sent back", quick, progress)
+
+
+def event_confirm_awake(quick: bool, progress: Progress) -> list[Figure]:
+    """As ``event_confirm``, compared with a thread that stays awake for as long as Headgate's task does."""
+    return _alone("event_confirm_awake", EVENT, "a small answer", quick, progress, awake=True)
+
+
+def event_echo_awake(quick: bool, progress: Progress) -> list[Figure]:
+    """As ``event_echo``, compared with a thread that stays awake for as long as Headgate's task does."""
+    return _alone("event_echo_awake", ECHO, "the frame sent back", quick, progress, awake=True)
 
 
 async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
@@ -127,8 +146,7 @@ def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
 
 
 async def _naive_reader(pair: Pair, count: int) -> dict[str, float]:
-    threaded: RawProtocol | None = pair.threaded
-    assert threaded is not None
+    threaded = pair.other
     await pair.echo(ALONE, NAIVE_INTERVAL_S)
     samples = await _now_and_then(count, lambda: threaded.send(EVENT, PAYLOAD))
     threaded.close()

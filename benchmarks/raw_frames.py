@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
+import time
 from contextlib import suppress
 from struct import Struct
 from typing import Any, cast
@@ -122,6 +124,17 @@ class RawSocket:
         with suppress(OSError):
             while data := self._socket.recv(READ_BYTES):
                 self._answer(data)
+
+    def serve_awake(self, spin_s: float) -> None:
+        """Like ``serve``, but after each read ask the socket again and again for ``spin_s`` seconds before sleeping."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        with suppress(OSError):
+            while data := self._socket.recv(READ_BYTES):
+                self._answer(data)
+                until = time.monotonic() + spin_s
+                while not poller.poll(0) and time.monotonic() < until:
+                    pass
 
     def poll(self) -> None:
         """Read what has come, without waiting."""

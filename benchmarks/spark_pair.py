@@ -50,21 +50,22 @@ class BenchCoordinator(OperatorCoordinator):
 class Pair:
     """Both ends, connected and ready.
 
-    ``raw`` is the baseline's connection. A busy task polls it between its records; ``threaded`` is then a second one,
-    which a thread of the task reads.
+    ``raw`` is the baseline's connection: a thread of the task sleeps in its read, or a busy task polls it between its
+    records. ``other`` is a second one: a thread reads it that stays awake for a while; if the task is busy, one that
+    sleeps.
     """
 
     def __init__(
         self,
         raw: RawProtocol,
-        threaded: RawProtocol | None,
+        other: RawProtocol,
         coordinator: BenchCoordinator,
         gateway: SubtaskGateway,
         sidecar: SidecarRuntime,
     ) -> None:
         self.raw = raw
         self.sidecar = sidecar
-        self.threaded = threaded
+        self.other = other
         self.gateway = gateway
         self._coordinator = coordinator
         self._numbers = itertools.count(1)
@@ -96,7 +97,7 @@ async def running_pair(
     ``config`` is the sidecar's; the bare connections are always plain.
     """
     coordinator = BenchCoordinator()
-    raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
+    raw_ends = [RawProtocol(), RawProtocol()]
     driver_core, task_core = two_cores() or (None, None)
     async with (
         asyncio.TaskGroup() as group,
@@ -110,7 +111,7 @@ async def running_pair(
                 await end.connected
             gateway = await coordinator.gateway
         with this_thread_on(driver_core):
-            yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway, sidecar)
+            yield Pair(raw_ends[0], raw_ends[1], coordinator, gateway, sidecar)
         await (await gateway.send_event(STOP))
         await job
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from benchmarks.cores import whole_process_on
@@ -26,7 +26,8 @@ RECORD_STEPS = 1_000
 class EchoOperator(SubtaskOperator):
     """Echoes each event whose first entry asks for it, and waits for the next one.
 
-    The baseline's socket has a separate thread, which blocks in its read.
+    The baseline's sockets have a thread each. One blocks in its read; the other stays awake for a while first, for as
+    long as the operator does.
     """
 
     def __init__(self, raw_ports: list[int], core: int | None) -> None:
@@ -36,14 +37,23 @@ class EchoOperator(SubtaskOperator):
         self._raw_ports = raw_ports
         self._core = core
         self._sockets: list[RawSocket] = []
-        self._reader: threading.Thread
+        self._readers: list[threading.Thread] = []
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
         whole_process_on(self._core)
         self._sockets = [RawSocket(port) for port in self._raw_ports]
-        self._reader = threading.Thread(target=self._sockets[-1].serve, name="raw-reader", daemon=True)
-        self._reader.start()
+        self._start_readers()
+
+    def _start_readers(self) -> None:
+        asleep, awake = self._sockets
+        self._read_with(asleep.serve)
+        self._read_with(awake.serve_awake, self.context.endpoint.spin_s)
+
+    def _read_with(self, serve: Callable[..., None], *args: float) -> None:
+        reader = threading.Thread(target=serve, args=args, name="raw-reader", daemon=True)
+        self._readers.append(reader)
+        reader.start()
 
     def process(self, records: Iterator[Any]) -> None:
         while not self.stopped:
@@ -67,7 +77,8 @@ class EchoOperator(SubtaskOperator):
     def close(self) -> None:
         for sock in self._sockets:
             sock.close()
-        self._reader.join()
+        for reader in self._readers:
+            reader.join()
 
 
 class BusyOperator(EchoOperator):
@@ -76,6 +87,9 @@ class BusyOperator(EchoOperator):
     A thread reads the second one, as in code that ignores the interpreter's lock. Each check of a socket lets that
     thread run, so it is measured while there are no checks.
     """
+
+    def _start_readers(self) -> None:
+        self._read_with(self._sockets[1].serve)
 
     def process(self, records: Iterator[Any]) -> None:
         polled = self._sockets[0]
@@ -91,7 +105,7 @@ class BusyOperator(EchoOperator):
     def _compute_alone(self, interval_s: float) -> None:
         before = sys.getswitchinterval()
         sys.setswitchinterval(interval_s)
-        while self._reader.is_alive():
+        while self._readers[0].is_alive():
             compute(RECORD_STEPS)
         sys.setswitchinterval(before)
 
