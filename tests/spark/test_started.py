@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,8 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
     for name, recorder in zip(("default", "another"), recorders, strict=True):
         handle = headgate.start(spark, config, name=name).coordinate("op", recorder, parallelism=1)
         assert collect(spark, handle, Copying) == [0]
+        while recorder.story[-1] != ("run_ended", True):  # which comes after the action has returned
+            time.sleep(0.02)
     monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
     started._stop_all()
     assert len(interrupted) == 1
