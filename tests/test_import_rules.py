@@ -109,6 +109,9 @@ LAYERS = (
         Layer(f"spark_bridge/primitives/{part}/driver.py", PARTS | {"actors"})
         for part in ("counters", "group", "permits", "shared_value", "work_queue")
     ),
+    # The optional extras `xgboost` and `torch`, each imported in one module, where it is needed.
+    Layer("spark_bridge/primitives/group/xgboost_group.py", PARTS | {"xgboost"}),
+    Layer("spark_bridge/primitives/group/torch_group.py", PARTS | {"torch"}),
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
     # The optional extra `tls`, imported only where it is needed.

@@ -174,3 +174,18 @@ def test_the_model_has_the_same_bits_though_a_worker_is_killed(run_example: RunE
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "30 steps, 2 generations; a worker was killed: True; the same model: True\n"
     assert ended.stderr == ""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("option", [(), ("--freeze",)])
+def test_the_model_of_xgboost_has_the_same_bits_though_a_worker_is_lost(
+    run_example: RunExample, option: tuple[str, ...]
+) -> None:
+    """H104 H105"""
+    ended = run_example("train_xgboost", *option)
+
+    assert ended.returncode == 0, ended.stderr
+    found = re.fullmatch(r"20 rounds, (\d+) generations; a worker was lost: True; the same model: True\n", ended.stdout)
+    assert found, ended.stdout
+    assert int(found[1]) >= 2

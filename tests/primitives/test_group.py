@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -496,3 +497,18 @@ async def test_the_driver_judges_whose_error_foreign_code_has_met(loses: bool) -
         assert isinstance(error.__cause__, ValueError)
     else:
         assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("package", ["xgboost"])
+async def test_a_package_that_is_missing_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"spark_bridge.primitives.group.{package}_group", None)
+    group = Group("train", 1)
+
+    def body(context: SubtaskContext, member: GroupMember) -> Any:
+        with pytest.raises(LocalProtocolError, match=rf"pip install 'headgate\[{package}\]'"):
+            getattr(member, package)()
+
+    async with running_operator(parallelism=1, uses=[group]) as world:
+        tasks = await launch_all(world, group, body)
+        await until_done(world, tasks)
+    assert results(tasks) == [None]

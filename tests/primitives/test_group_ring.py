@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +189,50 @@ def test_a_guard_that_is_left_leaves_no_thread_and_no_descriptor() -> None:
     guard.leave()
     assert set(os.listdir("/dev/fd")) == before
     assert not [thread for thread in threading.enumerate() if thread.name == "headgate-guard"]
+
+
+def test_a_thread_that_waits_in_accept_is_woken_if_its_library_survives_that() -> None:  # H104
+    with listen("127.0.0.1") as earlier:
+        guard = SocketGuard(frozenset(), wake_with=b"over")
+        with listen("127.0.0.1") as opened, ThreadPoolExecutor(1) as pool:
+            future = pool.submit(opened.accept)
+            guard.free()
+            with future.result(60.0)[0] as caller:
+                assert caller.recv(100) in (b"over", b"")  # the guard shuts this end down too, perhaps before
+            guard.leave()
+        earlier.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            earlier.accept()
+
+
+def stand_still(lock: Any) -> None:
+    guard = SocketGuard(frozenset(), may_end=lambda: True)
+    guard.free()
+    lock.acquire()
+
+
+def compute(lock: Any) -> None:
+    guard = SocketGuard(frozenset(), may_end=lambda: True)
+    guard.free()
+    while not lock.acquire(block=False):
+        pass
+    guard.leave()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a thread stands still")
+def test_a_process_that_no_shutdown_frees_is_ended_but_never_one_that_computes() -> None:  # H104
+    context = multiprocessing.get_context("spawn")
+    lock = context.Lock()
+    with lock:
+        computes = context.Process(target=compute, args=(lock,))
+        computes.start()
+        stands_still = context.Process(target=stand_still, args=(lock,))
+        stands_still.start()
+        stands_still.join(60)
+        assert stands_still.exitcode == -signal.SIGKILL
+    computes.join(60)
+    assert computes.exitcode == 0
 
 
 def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_no_member() -> None:  # H108

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -148,6 +148,49 @@ class GroupMember:
         self._check()
         return self._part.guard(self.generation)
 
+    def xgboost(self) -> AbstractContextManager[None]:
+        """Run XGBoost with all members as its workers: ``with member.xgboost():`` around ``xgboost.train(...)``.
+
+        All members enter it together. Inside, each is the XGBoost worker of its rank: a ``DMatrix`` has this member's
+        part of the data, and every member gets the same model. If a member is lost, the others leave the collective,
+        and the block raises ``PeerLost``, as ``guard`` does. At the end the members wait for each other. Use it from
+        one thread, and not inside ``guard()``.
+
+        If XGBoost does not return 3 s after its connections were shut down, and the thread uses no processor time, the
+        process is killed on Linux, and Spark retries the task.
+
+        Needs the package: ``pip install 'headgate[xgboost]'`` for the Python of Spark's workers. XGBoost's connections
+        are not encrypted, and nothing proves who connects: use it in a network that you trust. Raises as ``barrier``,
+        and ``LocalProtocolError`` with TLS, or without the package.
+        """
+        self._check()
+        self._part.check_foreign("xgboost()")
+        try:
+            from spark_bridge.primitives.group.xgboost_group import NO_BAD_NEWS, Tracker, Worker
+        except ImportError as error:
+            raise LocalProtocolError(
+                "xgboost() needs the package xgboost in the Python of Spark's workers: pip install 'headgate[xgboost]'"
+            ) from error
+
+        @contextmanager
+        def communicate() -> Iterator[None]:
+            part, arguments = self._part, None
+            if self.rank == 0:
+                tracker = Tracker(self.store_address[0], self.world_size)
+                part.keep(tracker.free)
+                arguments = tracker.arguments()
+            arguments = self.broadcast(arguments)
+            # The tracker listens already, so the guard does not disturb it: only its connections are shut down.
+            with part.freeing(wake_with=NO_BAD_NEWS, may_end=True) as guard:
+                with Worker(arguments, self.rank, part.timeout_s, guard) as worker, part.judging(self.generation):
+                    worker.begin()
+                    yield
+                    worker.end()
+                self.barrier()  # all have left, so nobody needs the tracker
+            part.free_kept()
+
+        return communicate()
+
     def save(self, step: int, blob: bytes | None = None) -> None:
         """Keep a checkpoint on the driver, from which the next generation goes on. Raises as ``barrier``.
 
@@ -218,11 +261,16 @@ class GroupPart(TaskPart):
         self._ring: Ring | None = None
         self._lock = threading.Lock()
         self._broken = Broken(0, "")  # the last generation of which this task was told
+        self._asks = False
+        self._to_free: list[Callable[[], None]] = []
         self.member: GroupMember | None = None
         self.context: SubtaskContext
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
+
+    def close(self) -> None:
+        self.free_kept()
 
     def handle_urgent(self, event: Any) -> None:
         self._hear(parse_broken(event))
@@ -257,13 +305,33 @@ class GroupPart(TaskPart):
 
     @contextmanager
     def guard(self, generation: int) -> Iterator[None]:
+        with self.freeing(), self.judging(generation):
+            yield
+
+    @contextmanager
+    def freeing(self, *, wake_with: bytes | None = None, may_end: bool = False) -> Iterator[SocketGuard]:
+        """Shut down the connections that are opened in the block as soon as the generation is broken.
+
+        ``may_end``: whether the process may be ended if that does not free its thread.
+        """
+        self.check_guarded()
         endpoint = self.context.endpoint
-        if self._guard is not None:
-            raise LocalProtocolError("this task is inside guard() already: leave that block first")
-        guard = SocketGuard(addresses_of(endpoint.host, endpoint.port) if endpoint.port else frozenset())
+        keep = addresses_of(endpoint.host, endpoint.port) if endpoint.port else frozenset()
+        allowed = self._is_in_foreign_code if may_end and endpoint.port else None
+        guard = SocketGuard(keep, wake_with=wake_with, may_end=allowed)
         with self._lock:
             self._guard = guard
             self._free()
+        try:
+            yield guard
+        finally:
+            with self._lock:
+                self._guard = None
+            guard.leave()
+
+    @contextmanager
+    def judging(self, generation: int) -> Iterator[None]:
+        """Raise ``PeerLost`` from an error that is the consequence of a loss."""
         try:
             yield
         except (PeerLost, AttemptOver):
@@ -271,10 +339,35 @@ class GroupPart(TaskPart):
         except Exception as error:
             self.judge(generation, error)
             raise
-        finally:
-            with self._lock:
-                self._guard = None
-            guard.leave()
+
+    def _is_in_foreign_code(self) -> bool:
+        return not self._asks  # otherwise it waits for the sidecar
+
+    def check_guarded(self) -> None:
+        if self._guard is not None:
+            raise LocalProtocolError("this task is inside guard() already: leave that block first")
+
+    def check_foreign(self, what: str) -> None:
+        """Raise if the members must not connect to each other with another library."""
+        self.check_guarded()
+        if self.context.endpoint.certificate_sha256:
+            raise LocalProtocolError(
+                f"{what} would send the data of this group over connections that are not encrypted, but the sidecar "
+                "uses TLS: use the group's own collectives, which go through the driver, or a sidecar without TLS in a "
+                "network that you trust"
+            )
+
+    def keep(self, free: Callable[[], None]) -> None:
+        """Call ``free`` when the next generation has begun, or the task ends.
+
+        What other members may still wait for must not go before they are out of this generation.
+        """
+        self._to_free.append(free)
+
+    def free_kept(self) -> None:
+        kept, self._to_free = self._to_free, []
+        for free in kept:
+            free()
 
     def judge(self, generation: int, error: Exception) -> None:
         """Raise ``PeerLost`` if the error is the consequence of a loss, as far as the driver knows within its time."""
@@ -297,6 +390,7 @@ class GroupPart(TaskPart):
             admitted = self.ask(Join(host, port))
             if not isinstance(admitted, Admitted):
                 self.lose(admitted)
+            self.free_kept()  # nobody is inside the generation before any more
             member = GroupMember(self, admitted, self._fetch(admitted))
             with self._lock:
                 self.member, self._ring = member, None
@@ -327,6 +421,7 @@ class GroupPart(TaskPart):
         return GroupCheckpoint(admitted.step, bytes(blob))
 
     def ask(self, request: Join | Call | Question) -> Admitted | Values | Broken | Yours:
+        self._asks = True
         try:
             return parse_answer(self.context.request(request.as_event(), self.timeout_s))
         except TimedOut as error:
@@ -335,6 +430,8 @@ class GroupPart(TaskPart):
                 f"the other members of the group {self._name!r} did not {what} within {self.timeout_s:g} s. All tasks "
                 f"of a group run at the same time: does Spark have a slot for each? ({error})"
             ) from error
+        finally:
+            self._asks = False
 
     def check(self, generation: int) -> None:
         """Raise ``PeerLost`` if this task was told that the generation is broken."""

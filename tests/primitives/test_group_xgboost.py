@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""XGBoost among the members of a group, in real processes (H104, H107)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from headgate import GroupMember
+from tests.primitives.group_processes import Members, said
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="it looks at processes through /proc"),
+    pytest.mark.timeout(120),
+]
+
+
+def added_up(member: GroupMember, rounds: int = 3) -> list[float]:
+    """The workers of XGBoost, in the order of their ranks."""
+    from xgboost import collective
+
+    result: list[float] = []
+    for _ in range(rounds):
+        own = np.zeros(member.world_size)
+        own[collective.get_rank()] = member.rank
+        result = list(map(float, collective.allreduce(own, collective.Op.SUM)))
+    return result
+
+
+def survive(member: GroupMember) -> list[float]:
+    with member.xgboost():
+        return added_up(member, 10**9 if member.generation == 2 else 3)
+
+
+def stop_before_it_connects(member: GroupMember) -> None:
+    member.broadcast()  # as the others do in `xgboost`, which now wait for this worker
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_in_the_middle(member: GroupMember) -> list[float]:
+    with member.xgboost():
+        added_up(member)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return added_up(member)
+
+
+def make_a_mistake(member: GroupMember) -> list[float]:
+    with member.xgboost():
+        added_up(member)
+        raise KeyError("of its own")
+
+
+@pytest.mark.long
+def test_workers_have_the_ranks_of_the_group_and_leave_the_collective_when_one_stands_still() -> None:
+    """H104: one stops while the others connect, the next in the middle. Nothing of XGBoost is left afterwards."""
+    members = Members([survive, survive, stop_in_the_middle, stop_before_it_connects])
+    members.run()
+    for subtask in range(2):
+        first, second, last = said(members.said[subtask])
+        assert first == "PeerLost from XGBoostError: subtask 3 (attempt 0) is lost: gone"
+        assert second == "PeerLost from XGBoostError: subtask 2 (attempt 0) is lost: gone"
+        assert last == [0.0, 1.0]
+    assert members.listening == {0: 0, 1: 0}
+    assert [members.exit_codes[subtask] for subtask in range(2)] == [0, 0]
+
+
+@pytest.mark.long
+def test_an_error_of_ones_own_passes_unchanged_and_is_not_blamed_on_others() -> None:
+    """H107"""
+    members = Members([survive_others, make_a_mistake], error_grace_s=0.1)
+    members.run()
+    assert said(members.said[1]) == ["KeyError: 'of its own'"]
+    lost, alone = said(members.said[0])
+    assert lost == "PeerLost from XGBoostError: subtask 1 (attempt 0) left with an error: KeyError: 'of its own'"
+    assert alone == [0.0]
+    assert members.listening == {0: 0, 1: 0}
+
+
+def survive_others(member: GroupMember) -> list[float]:
+    with member.xgboost():
+        return added_up(member, 10**9 if member.world_size > 1 else 1)
+
+
+def test_xgboost_is_refused_with_tls() -> None:
+    members = Members([survive], tls=True)
+    members.run()
+    (refused,) = said(members.said[0])
+    assert refused.startswith("LocalProtocolError: xgboost() would send the data of this group over connections that")
+    assert members.listening == {0: 0}
