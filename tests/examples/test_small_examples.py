@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,27 @@ def test_the_model_of_xgboost_has_the_same_bits_though_a_worker_is_lost(
     found = re.fullmatch(r"20 rounds, (\d+) generations; a worker was lost: True; the same model: True\n", ended.stdout)
     assert found, ended.stdout
     assert int(found[1]) >= 2
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+@pytest.mark.parametrize("option", [(), ("--freeze",)])
+def test_the_model_of_torch_has_the_same_bits_though_a_worker_is_lost(
+    run_example: RunExample, option: tuple[str, ...]
+) -> None:
+    """H104 H105"""
+    ended = run_example("train_torch", *option)
+
+    assert ended.returncode == 0, ended.stderr
+    found = re.fullmatch(r"20 steps, (\d+) generations; a worker was lost: True; the same model: True\n", ended.stdout)
+    assert found, ended.stdout
+    assert int(found[1]) >= 2
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_the_example_for_torch_says_how_to_get_it(run_example: RunExample) -> None:
+    ended = run_example("train_torch")
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "This example needs torch: pip install torch\n"

@@ -499,7 +499,7 @@ async def test_the_driver_judges_whose_error_foreign_code_has_met(loses: bool) -
         assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize("package", ["xgboost"])
+@pytest.mark.parametrize("package", ["torch", "xgboost"])
 async def test_a_package_that_is_missing_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, f"spark_bridge.primitives.group.{package}_group", None)
     group = Group("train", 1)

@@ -191,6 +191,45 @@ class GroupMember:
 
         return communicate()
 
+    def torch(self) -> AbstractContextManager[None]:
+        """Run ``torch.distributed`` with all members as its processes: ``with member.torch():`` around the training.
+
+        All members enter it together. Inside, the default process group has the members' ranks and the backend gloo:
+        use ``torch.distributed.all_reduce``, ``DistributedDataParallel`` and the like. If a member is lost, the others
+        leave the collective, and the block raises ``PeerLost``, as ``guard`` does. At the end the members wait for each
+        other, and the process group is destroyed. Use it from one thread, and not inside ``guard()``.
+
+        If torch does not return 3 s after its connections were shut down, and the thread uses no processor time, the
+        process is killed on Linux, and Spark retries the task.
+
+        Needs the package: ``pip install 'headgate[torch]'`` for the Python of Spark's workers. Gloo's connections are
+        not encrypted, and nothing proves who connects: use it in a network that you trust. It uses the address to which
+        the host's name resolves, or that of the interface named in ``GLOO_SOCKET_IFNAME``. Raises as ``barrier``, and
+        ``LocalProtocolError`` with TLS, or without the package.
+        """
+        self._check()
+        self._part.check_foreign("torch()")
+        try:
+            from spark_bridge.primitives.group.torch_group import ProcessGroup, Store
+        except ImportError as error:
+            raise LocalProtocolError(
+                "torch() needs the package torch in the Python of Spark's workers: pip install 'headgate[torch]'"
+            ) from error
+
+        @contextmanager
+        def communicate() -> Iterator[None]:
+            part, (host, _) = self._part, self.store_address
+            store = Store(host, self.world_size, part.timeout_s) if self.rank == 0 else None
+            port = self.broadcast(None if store is None else store.port)
+            with part.freeing(may_end=True):
+                with ProcessGroup(self.rank, self.world_size, part.timeout_s) as group, part.judging(self.generation):
+                    group.begin(host, port)
+                    yield
+                    self.barrier()  # nobody waits for data of this member any more
+                    group.end()
+
+        return communicate()
+
     def save(self, step: int, blob: bytes | None = None) -> None:
         """Keep a checkpoint on the driver, from which the next generation goes on. Raises as ``barrier``.
 
