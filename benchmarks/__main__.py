@@ -56,6 +56,7 @@ FIGURES = {
     "shared_value": "parts",
     "group_call": "group",
     "peer_lost": "group",
+    "next_step": "group",
     "job_overhead": "job_overhead",
 }
 """The module of each figure, in which the function of the figure's name measures it. In the order of a full run."""

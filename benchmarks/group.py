@@ -5,8 +5,10 @@
 ``group_call``: one call in rank 0, in milliseconds: a barrier, an all-reduce of 1 KiB and of 16 MiB. The baseline is
 ``allGather`` of 1 KiB in a barrier stage of Spark.
 
-``peer_lost``: from the moment at which a member kills its process to ``PeerLost`` in each of the others, which wait in
-a barrier, in milliseconds. The baseline is a barrier stage: from the same moment until its action has failed.
+``peer_lost``: from the moment at which a member kills or stops its process to ``PeerLost`` in each of the others, which
+wait in a barrier, in milliseconds. ``next_step``: from the same moment until each of the others has made the first call
+of the next generation, with the retry of the lost member, or without it in an elastic group. The baseline of both is a
+barrier stage whose member is killed: until its action has failed. One whose member stands still hangs without end.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -107,53 +109,85 @@ def _tasks(spark: SparkSession) -> Any:
 
 
 def peer_lost(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds from the death of a member to ``PeerLost`` in the others, compared with a barrier stage."""
-    rounds = 1 if quick else 8
-    names = (f"group-{number}" for number in count())
+    """Milliseconds from the loss of a member to ``PeerLost`` in the others, compared with a barrier stage."""
+    cases = {"killed": (signal.SIGKILL, False, 6), "stopped": (signal.SIGSTOP, False, 4)}
+    return _figures("peer_lost", cases, 0, quick, progress)
 
-    def die(marker: Path) -> None:
-        marker.write_text(str(time.time()))
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    def subject() -> list[float]:
-        marker = Path(folder) / next(names)
-        with Sidecar(spark) as sidecar:
-            group = sidecar.group("members", MEMBERS)
-            job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group])
+def next_step(quick: bool, progress: Progress) -> list[Figure]:
+    """Milliseconds from the loss of a member to the next call of the others, compared with a barrier stage."""
+    cases = {"killed, with its retry": (signal.SIGKILL, False, 6), "killed, elastic": (signal.SIGKILL, True, 6)}
+    return _figures("next_step", cases, 1, quick, progress)
 
-            def work(records: Iterator[int]) -> Iterator[float]:
-                try:
-                    with group as member:
-                        member.barrier()
-                        if member.rank == 1 and not marker.exists():
-                            time.sleep(0.2)  # the others wait
-                            die(marker)
-                        member.barrier()
-                except PeerLost:
-                    yield (time.time() - float(marker.read_text())) * 1e3
-                    with group as member:
-                        member.barrier()
-                        member.barrier()
 
-            return list(_tasks(spark).mapPartitions(job.subtask(work)).collect())
-
-    def stage() -> list[float]:
-        marker = Path(folder) / next(names)
-
-        def work(records: Iterator[int]) -> Iterator[int]:
-            context = BarrierTaskContext.get()
-            if context.partitionId() == 1:
-                time.sleep(0.2)
-                die(marker)
-            context.barrier()
-            yield 0
-
-        try:
-            _tasks(spark).barrier().mapPartitions(work).collect()
-        except (PySparkException, Py4JError):
-            return [(time.time() - float(marker.read_text())) * 1e3]
-        raise RuntimeError("a barrier stage has survived the death of a task")
-
+def _figures(
+    name: str, cases: Mapping[str, tuple[int, bool, int]], place: int, quick: bool, progress: Progress
+) -> list[Figure]:
+    figures = []
     with tempfile.TemporaryDirectory() as folder, spark_session(f"local[{MEMBERS},4]") as spark:
-        samples, baseline = interleave(rounds, stage, subject, progress)
-    return [Figure("peer_lost", "ms", samples, baseline, {"members": MEMBERS, "baseline": "a barrier stage fails"})]
+        markers = (Path(folder) / f"group-{number}" for number in count())
+        for case, (number, elastic, rounds) in cases.items():
+            samples, baseline = interleave(
+                1 if quick else rounds,
+                lambda: _stage_fails(spark, next(markers)),
+                lambda number=number, elastic=elastic: _lose(spark, next(markers), number, elastic)[place],  # type: ignore[misc]
+                progress,
+            )
+            params = {"case": {"member": case}, "members": MEMBERS, "baseline": "a barrier stage fails"}
+            figures.append(Figure(name, "ms", samples, baseline, params))
+    return figures
+
+
+def _since(marker: Path) -> float:
+    return (time.time() - float(marker.read_text())) * 1e3
+
+
+def _suffer(marker: Path, number: int) -> None:
+    time.sleep(0.2)  # the others wait
+    marker.write_text(str(time.time()))
+    os.kill(os.getpid(), number)
+
+
+def _lose(spark: SparkSession, marker: Path, number: int, elastic: bool) -> tuple[list[float], list[float]]:
+    """Lose a member, and return when each of the others has raised ``PeerLost``, and has made the next call."""
+    heartbeats: Any = {"heartbeat_interval_s": 0.25, "heartbeat_timeout_s": 1.0} if number == signal.SIGSTOP else {}
+    with Sidecar(spark) as sidecar:
+        group = sidecar.group("members", MEMBERS, min_size=MEMBERS - elastic, start_wait_s=60.0)
+        job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group], **heartbeats)
+
+        def work(records: Iterator[int]) -> Iterator[tuple[float, float]]:
+            if elastic and marker.exists():
+                return  # the retry, without which the others have gone on
+            try:
+                with group as member:
+                    member.barrier()
+                    if member.rank == 1 and not marker.exists():
+                        _suffer(marker, number)
+                    member.barrier()
+            except PeerLost:
+                lost_ms = _since(marker)
+                with group as member:
+                    member.barrier()
+                    next_ms = _since(marker)
+                    member.barrier()
+                yield lost_ms, next_ms
+
+        found = list(_tasks(spark).mapPartitions(job.subtask(work)).collect())
+        return [lost_ms for lost_ms, _ in found], [next_ms for _, next_ms in found]
+
+
+def _stage_fails(spark: SparkSession, marker: Path) -> list[float]:
+    """Kill a task of a barrier stage, and return when its action has failed."""
+
+    def work(records: Iterator[int]) -> Iterator[int]:
+        context = BarrierTaskContext.get()
+        if context.partitionId() == 1:
+            _suffer(marker, signal.SIGKILL)
+        context.barrier()
+        yield 0
+
+    try:
+        _tasks(spark).barrier().mapPartitions(work).collect()
+    except (PySparkException, Py4JError):
+        return [_since(marker)]
+    raise RuntimeError("a barrier stage has survived the death of a task")
