@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from headgate import GroupMember
+from headgate import GroupMember, PeerLost
 from tests.primitives.group_processes import Members, said
 
 pytestmark = [
@@ -71,12 +71,12 @@ def test_workers_have_the_ranks_of_the_group_and_leave_the_collective_when_one_s
 
 @pytest.mark.long
 def test_an_error_of_ones_own_passes_unchanged_and_is_not_blamed_on_others() -> None:
-    """H107"""
-    members = Members([survive_others, make_a_mistake], error_grace_s=0.1)
+    """H107: it is in the process of the tracker, which the others need until they have left."""
+    members = Members([make_a_mistake, survive_others], error_grace_s=0.1)
     members.run()
-    assert said(members.said[1]) == ["KeyError: 'of its own'"]
-    lost, alone = said(members.said[0])
-    assert lost == "PeerLost from XGBoostError: subtask 1 (attempt 0) left with an error: KeyError: 'of its own'"
+    assert said(members.said[0]) == ["KeyError: 'of its own'"]
+    lost, alone = said(members.said[1])
+    assert lost == "PeerLost from XGBoostError: subtask 0 (attempt 0) left with an error: KeyError: 'of its own'"
     assert alone == [0.0]
     assert members.listening == {0: 0, 1: 0}
 
@@ -84,6 +84,23 @@ def test_an_error_of_ones_own_passes_unchanged_and_is_not_blamed_on_others() -> 
 def survive_others(member: GroupMember) -> list[float]:
     with member.xgboost():
         return added_up(member, 10**9 if member.world_size > 1 else 1)
+
+
+def give_up(member: GroupMember) -> str:
+    try:
+        with member.xgboost():
+            added_up(member, 10**9)
+    except PeerLost:
+        return "gave up"
+    return "not lost"
+
+
+@pytest.mark.long
+def test_a_task_that_ends_after_a_loss_leaves_no_tracker_behind() -> None:
+    members = Members([give_up, stop_in_the_middle])
+    members.run()
+    assert said(members.said[0]) == ["gave up"]
+    assert members.listening == {0: 0}
 
 
 def test_xgboost_is_refused_with_tls() -> None:
