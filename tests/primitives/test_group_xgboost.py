@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -101,6 +103,20 @@ def test_a_task_that_ends_after_a_loss_leaves_no_tracker_behind() -> None:
     members.run()
     assert said(members.said[0]) == ["gave up"]
     assert members.listening == {0: 0}
+
+
+def test_a_stranger_that_says_nothing_does_not_hold_the_tracker() -> None:
+    from spark_bridge.primitives.group.xgboost_group import Tracker
+
+    tracker = Tracker("127.0.0.1", 2)
+    address = "127.0.0.1", tracker.arguments()["dmlc_tracker_port"]
+    before = len(os.listdir("/dev/fd"))
+    with socket.create_connection(address), socket.create_connection(address):
+        while len(os.listdir("/dev/fd")) < before + 3:
+            time.sleep(0.01)  # until it has accepted one
+        tracker.free()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
 
 
 def test_xgboost_is_refused_with_tls() -> None:

@@ -46,6 +46,9 @@ class SocketGuard:
         wake_with: each listening socket gets a connection with these bytes, which is closed immediately. None: they
             are left alone.
         may_end: whether the process may be ended now if the thread stands still. None: never.
+
+    Attributes:
+        only_port: shut down only the connections that came to this port. None: all.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class SocketGuard:
         wake_with: bytes | None = None,
         may_end: Callable[[], bool] | None = None,
     ) -> None:
+        self.only_port: int | None = None
         self._keep = keep
         self._wake_with = wake_with
         self._may_end = may_end
@@ -114,6 +118,8 @@ class SocketGuard:
 
     def _shut_down(self, one: socket.socket) -> None:
         if self._wake(one):
+            return
+        if self.only_port not in (None, one.getsockname()[1]):
             return
         host, port = one.getpeername()[:2]  # raises for one that listens
         if (host.removeprefix("::ffff:"), port) not in self._keep:

@@ -15,15 +15,13 @@ import time
 import warnings
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xgboost.collective import CommunicatorContext, get_rank
 from xgboost.tracker import RabitTracker
 
 from protocol.errors import LocalProtocolError
-
-if TYPE_CHECKING:
-    from spark_bridge.primitives.group.guard import SocketGuard
+from spark_bridge.primitives.group.guard import SocketGuard
 
 __all__ = ["NO_BAD_NEWS", "Tracker", "Worker"]
 
@@ -41,16 +39,21 @@ class Tracker:
         # Ranks follow the workers' names, which are those of the group's ranks: so the model has the same bits each
         # time.
         self._tracker = RabitTracker(n_workers=world_size, host_ip=host or "127.0.0.1", sortby="task")
+        self._guard = SocketGuard(frozenset())
         self._tracker.start()
         time.sleep(_TRACKER_STARTS_S)
 
     def arguments(self) -> dict[str, Any]:
         """What its workers need to know."""
-        return dict(self._tracker.worker_args())
+        found = dict(self._tracker.worker_args())
+        self._guard.only_port = int(found["dmlc_tracker_port"])
+        return found
 
     def free(self) -> None:
+        self._guard.free()  # it would wait for one that has connected and says nothing
         with suppress(Exception):  # it says that it has waited for workers in vain
             self._tracker.free()
+        self._guard.leave()
 
 
 class Worker:
