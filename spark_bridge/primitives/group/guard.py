@@ -126,7 +126,7 @@ class SocketGuard:
             one.shutdown(socket.SHUT_RDWR)
 
     def _wake(self, one: socket.socket) -> bool:
-        """Returns whether it listens, and may be woken."""
+        """Connect to it if it listens and may be woken, and return whether that is so."""
         if self._wake_with is None or not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
         host, port = one.getsockname()[:2]
