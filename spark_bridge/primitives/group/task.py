@@ -210,7 +210,9 @@ class GroupMember:
         self._check()
         self._part.check_foreign("torch()")
         try:
-            from spark_bridge.primitives.group.torch_group import ProcessGroup, Store
+            from spark_bridge.primitives.group.torch_group import ProcessGroup, Store, check_installed
+
+            check_installed()
         except ImportError as error:
             raise LocalProtocolError(
                 "torch() needs the package torch in the Python of Spark's workers: pip install 'headgate[torch]'"

@@ -14,11 +14,14 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
-
 from spark_bridge.primitives.group.ring import listen
 
-__all__ = ["ProcessGroup", "Store"]
+__all__ = ["ProcessGroup", "Store", "check_installed"]
+
+
+def check_installed() -> None:
+    """Raises ``ImportError`` if torch is not installed. This module can be imported without it."""
+    import torch.distributed  # noqa: F401
 
 
 class Store:
@@ -31,6 +34,8 @@ class Store:
 
 
 def _connect(host: str, port: int, world_size: int, timeout_s: float, listener: socket.socket | None = None) -> Any:
+    import torch.distributed as dist
+
     return dist.TCPStore(
         host or "127.0.0.1",
         port,
@@ -56,6 +61,8 @@ class ProcessGroup:
 
     def begin(self, host: str, port: int) -> None:
         """Connect to all members. ``host`` and ``port``: the store's."""
+        import torch.distributed as dist
+
         # The connection of the store's server to itself is older than the guard, which would not shut it down.
         dist.init_process_group(
             "gloo",
@@ -67,6 +74,8 @@ class ProcessGroup:
         self._begun = True
 
     def end(self) -> None:
+        import torch.distributed as dist
+
         self._begun = False
         dist.destroy_process_group()
 
