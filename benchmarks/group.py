@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a group of four real Spark tasks costs, and how soon its members hear of a loss.
+"""What a group of real Spark tasks costs, and how soon its members hear of a loss.
 
-``group_call``: one call in rank 0, in milliseconds: a barrier, an all-reduce of 1 KiB and of 16 MiB. The baseline is
-``allGather`` of 1 KiB in a barrier stage of Spark.
+``group_call``: one call in rank 0, in milliseconds: a barrier of 4 and of 64, an all-reduce of 1 KiB and of 16 MiB
+among four. The baseline is ``allGather`` of 1 KiB in a barrier stage of Spark of as many tasks.
 
 ``peer_lost``: from the moment at which a member kills or stops its process to ``PeerLost`` in each of the others, which
 wait in a barrier, in milliseconds. ``next_step``: from the same moment until each of the others has made the first call
@@ -18,6 +18,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,15 @@ from pyspark import BarrierTaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import Figure, Progress, interleave
+from benchmarks.harness import Figure, Progress, interleave, percentile
 from benchmarks.spark_session import spark_session
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.primitives.group.task import GroupMember
 from spark_bridge.subtask.errors import PeerLost
 
 MEMBERS = 4
+CROWD = 64
+"""So many members, in as many processes, take part in one barrier."""
 CASES = {"barrier": 0, "all_reduce of 1 KiB": 1 << 10, "all_reduce of 16 MiB": 16 << 20}
 
 
@@ -48,64 +52,90 @@ def _times_ms(call: Callable[[], object], times: int) -> list[float]:
 
 
 def _call(member: GroupMember, size_bytes: int) -> Callable[[], object]:
+    """The call, which has been made once."""
     array = np.zeros(size_bytes // 8)
-    return (lambda: member.all_reduce(array)) if size_bytes else member.barrier
+    call: Callable[[], object] = (lambda: member.all_reduce(array)) if size_bytes else member.barrier
+    call()
+    return call
+
+
+def _call_gloo(size_bytes: int) -> Callable[[], object]:
+    """The same with torch, in the default process group."""
+    torch: Any = import_module("torch")
+    array = torch.zeros(size_bytes // 8, dtype=torch.float64)
+    torch.distributed.all_reduce(array)
+    return lambda: torch.distributed.all_reduce(array)
 
 
 def group_call(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds for one collective of four tasks, compared with Spark's ``allGather``."""
-    rounds, times = (1, 2) if quick else (4, 200)
+    """Milliseconds for one collective of real tasks, compared with Spark's ``allGather``.
+
+    ``details`` has the time of gloo's ``all_reduce`` for the same array and the same tasks, where torch is installed.
+    """
+    crowd = {"barrier": 0}
+    return [
+        *_calls_of(MEMBERS, CASES, (1, 2) if quick else (4, 200), progress),
+        *_calls_of(2 * MEMBERS if quick else CROWD, crowd, (1, 2) if quick else (3, 50), progress),
+    ]
+
+
+def _calls_of(members: int, cases: Mapping[str, int], effort: tuple[int, int], progress: Progress) -> list[Figure]:
+    rounds, times = effort
     names = (f"group-{number}" for number in count())
+    in_gloo = find_spec("torch") is not None
 
-    def calls(sidecar: Sidecar) -> list[list[float]]:
-        group = sidecar.group("members", MEMBERS)
-        job = sidecar.coordinate(next(names), parallelism=MEMBERS, uses=[group])
+    def of_size(size_bytes: int) -> int:
+        return times if size_bytes < 1 << 20 else max(2, times // 20)
 
-        def work(records: Iterator[int]) -> Iterator[list[list[float]]]:
+    def calls(sidecar: Sidecar) -> tuple[list[list[float]], list[list[float]]]:
+        group = sidecar.group("members", members)
+        job = sidecar.coordinate(next(names), parallelism=members, uses=[group])
+
+        def work(records: Iterator[int]) -> Iterator[tuple[list[list[float]], list[list[float]]]]:
             with group as member:
-                taken = []
-                for size_bytes in CASES.values():
-                    call = _call(member, size_bytes)
-                    call()
-                    taken.append(_times_ms(call, times if size_bytes < 1 << 20 else max(2, times // 20)))
+                own = [_times_ms(_call(member, size), of_size(size)) for size in cases.values()]
+                gloo: list[list[float]] = []
+                if in_gloo:
+                    with member.torch():
+                        gloo = [_times_ms(_call_gloo(size), of_size(size)) for size in cases.values() if size]
                 if member.rank == 0:
-                    yield taken
+                    yield own, gloo
 
-        (taken,) = _tasks(spark).mapPartitions(job.subtask(work)).collect()
-        return list(taken)
+        (taken,) = _tasks(spark, members).mapPartitions(job.subtask(work)).collect()
+        return taken[0], taken[1]
 
     def gathers(records: Iterator[int]) -> Iterator[float]:
         context = BarrierTaskContext.get()
-        taken = _times_ms(lambda: context.allGather("x" * 1024), 2 if quick else 3)
+        taken = _times_ms(lambda: context.allGather("x" * 1024), 2)
         if context.partitionId() == 0:
             yield from taken
 
-    found: list[list[list[float]]] = []
+    found: list[tuple[list[list[float]], list[list[float]]]] = []
 
     def subject() -> list[float]:
         with Sidecar(spark) as sidecar:
             found.append(calls(sidecar))
-        return found[-1][0]
+        return found[-1][0][0]
 
-    with spark_session(f"local[{MEMBERS}]") as spark:
+    with spark_session(f"local[{members}]") as spark:
         _, baseline = interleave(
-            rounds, lambda: _tasks(spark).barrier().mapPartitions(gathers).collect(), subject, progress
+            rounds, lambda: _tasks(spark, members).barrier().mapPartitions(gathers).collect(), subject, progress
         )
-    of_rounds = found[1:]  # without the warm-up
-    return [
-        Figure(
-            "group_call",
-            "ms",
-            [of_round[place] for of_round in of_rounds],
-            baseline,
-            {"case": {"call": case}, "members": MEMBERS, "baseline": "allGather of 1 KiB in a barrier stage"},
-        )
-        for place, case in enumerate(CASES)
-    ]
+    figures, reductions = [], iter(range(len(cases)))
+    for place, (case, size) in enumerate(cases.items()):
+        own = [of_round[place] for of_round, _ in found[1:]]  # without the warm-up
+        params = {"case": {"call": case, "members": members}, "baseline": "allGather of 1 KiB in a barrier stage"}
+        details = {}
+        if size and in_gloo:
+            reduction = next(reductions)
+            gloo = [took_ms for _, of_round in found[1:] for took_ms in of_round[reduction]]
+            details = {"gloo_p50_ms": percentile(gloo, 0.5), "gloo_p99_ms": percentile(gloo, 0.99)}
+        figures.append(Figure("group_call", "ms", own, baseline, params, details))
+    return figures
 
 
-def _tasks(spark: SparkSession) -> Any:
-    return spark.sparkContext.parallelize(range(MEMBERS), MEMBERS)
+def _tasks(spark: SparkSession, members: int = MEMBERS) -> Any:
+    return spark.sparkContext.parallelize(range(members), members)
 
 
 def peer_lost(quick: bool, progress: Progress) -> list[Figure]:
