@@ -130,6 +130,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 failures=self._failures,
                 watch=self._ports.watch,
                 report_s=self._config.method_report_s,
+                limits=self._config.wire_limits,
                 look_at_run=lambda: self._ports.look_at_run(self._run_id),
             ),
             name="coordinator",

@@ -73,7 +73,7 @@ from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import WireLimits, encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
@@ -102,6 +102,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         look_at_run: Callable[[], Awaitable[StageLook]],
         watch: CallWatch,
         report_s: float,
+        limits: WireLimits,
     ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
@@ -120,6 +121,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._failures = failures
         self._watch = watch
         self._report_s = report_s
+        self._limits = limits
         self._resets = 0  # handled here; ``FailureLatch.resets`` are decided
         self._live: dict[int, ActorRef[GatewayMessage]] = {}
         self._failure: BaseException | None = None  # the first one since the reset
@@ -134,8 +136,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.parallelism,
             lambda handler: context.self_ref.tell(CallHandler(handler, "when_all_ready")),
             lambda: self._watch.inside,
+            self._limits,
         )
-        self._replies = OpenReplies(self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context))
+        self._replies = OpenReplies(
+            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
+        )
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
@@ -371,7 +376,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._replies.take(answer, WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id))
                 deferred = answer
             else:
-                payload = encode_event(answer)
+                payload = encode_event(answer, self._limits)
         except Exception as failure:  # it fails only the request, as in R97; the coordinator answers for its own state
             error, payload = describe_failure(failure)
             self._peer_log.warning("request failed", **attempt_keys(attempt), error=error, exc_info=failure)

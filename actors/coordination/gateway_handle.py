@@ -16,7 +16,7 @@ from actors.coordination.messages import GatewayMessage, SendEvent
 from actors.coordination.unawaited import AwaitCheck, check_thread
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import WireLimits, encode_event
 
 
 class SendBudget:
@@ -97,7 +97,7 @@ class SendBudget:
 class GatewayHandle:
     """The ``SubtaskGateway`` that coordinators get. Its promises are documented there."""
 
-    __slots__ = ("_attempt", "_budget", "_clock", "_ref", "_thread")
+    __slots__ = ("_attempt", "_budget", "_clock", "_limits", "_ref", "_thread")
 
     def __init__(
         self,
@@ -105,11 +105,13 @@ class GatewayHandle:
         ref: ActorRef[GatewayMessage],
         budget: SendBudget,
         clock: Callable[[], float],
+        limits: WireLimits,
     ) -> None:
         self._attempt = attempt
         self._ref = ref
         self._budget = budget
         self._clock = clock
+        self._limits = limits
         self._thread = threading.get_ident()
 
     def __repr__(self) -> str:
@@ -135,14 +137,14 @@ class GatewayHandle:
 
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
-        payload = encode_event(event)
+        payload = encode_event(event, self._limits)
         if not self._budget.try_take(len(payload)):
             await self._budget.take(len(payload))
         return self._hand_over(payload, loss_tolerant, urgent)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         check_thread(self._thread, self._attempt)
-        payload = encode_event(event)
+        payload = encode_event(event, self._limits)
         if not self._budget.try_take(len(payload)):
             raise GatewayFull(
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "

@@ -18,7 +18,7 @@ from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import SubtaskGateway
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import WireLimits, encode_event
 
 T = TypeVar("T")
 
@@ -43,9 +43,14 @@ class GatewayTable:
     """
 
     def __init__(
-        self, parallelism: int, call_soon: Callable[[Handler], None], inside_method: Callable[[], bool]
+        self,
+        parallelism: int,
+        call_soon: Callable[[Handler], None],
+        inside_method: Callable[[], bool],
+        limits: WireLimits,
     ) -> None:
         self.parallelism = parallelism
+        self.limits = limits
         self.call_soon = call_soon
         self.inside_method = inside_method
         self.thread = threading.get_ident()
@@ -271,7 +276,7 @@ class LiveGateways:
 
     def _encode(self, event: Any) -> bytes:
         self._check_thread()
-        return encode_event(self._wrap(event))
+        return encode_event(self._wrap(event), self._table.limits)
 
     def _all(self) -> list[SendingGateway]:
         if self._is_over():

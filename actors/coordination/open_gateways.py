@@ -92,7 +92,7 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        handle = GatewayHandle(attempt, ref, budget, context.clock.now)
+        handle = GatewayHandle(attempt, ref, budget, context.clock.now, self._config.wire_limits)
         self._open[attempt.task_attempt_id] = _Gateway(ref, budget, handle, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1

@@ -19,6 +19,7 @@ from protocol.errors import HeadgateError
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import RestoreMode
 
 UNBOUNDED = MailboxConfig(capacity=None)
@@ -51,7 +52,7 @@ class OperatorConfig:
     barriers do not travel among the events. It is called on the event loop, once for each barrier, and must not block;
     an exception aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks. A method of the
     coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
-    has doubled.
+    has doubled. ``wire_limits`` are the limits of what leaves.
     """
 
     operator_id: str
@@ -64,6 +65,7 @@ class OperatorConfig:
     inject_barrier: BarrierInjector | None = None
     allow_fewer: bool = False
     method_report_s: float = METHOD_REPORT_S
+    wire_limits: WireLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

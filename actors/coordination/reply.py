@@ -25,7 +25,7 @@ from actors.exits import as_exception, describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import WireLimits, encode_event
 
 
 class Recipient(Protocol):
@@ -167,7 +167,7 @@ class WaitingTask:
 
     def answer(self, value: Any) -> None:
         try:
-            payload = encode_event(value)
+            payload = encode_event(value, self._open.limits)
         except Exception as error:
             self.fail(error)
             if is_fatal(error):
@@ -236,8 +236,14 @@ class OpenReplies:
     """
 
     def __init__(
-        self, operator_id: str, log: Any, statistics: OperatorStatistics, soon: Callable[[Callable[[], None]], None]
+        self,
+        operator_id: str,
+        log: Any,
+        statistics: OperatorStatistics,
+        soon: Callable[[Callable[[], None]], None],
+        limits: WireLimits,
     ) -> None:
+        self.limits = limits
         self._operator_id = operator_id
         self._log = log
         self._statistics = statistics

@@ -30,7 +30,7 @@ carries all that still waits, in order (H31), or when n is over: complete, abort
 operator is not told (H49). Restored events are the first in the queue, and keep the name of the subtask that first sent
 them (H52). Restored events that exceed the window wait, and are in the next snapshot if it comes first. Every event has
 a position, counted over the whole restored history. A snapshot says how many have left, and the coordinator's part of
-the checkpoint must cover exactly these (H32). A snapshot that does not fit into a frame is declined.
+the checkpoint must cover exactly these (H32). A snapshot that does not fit into a message is declined.
 
 *Requests* are treated the same (H33). A held request is in the snapshot as a request. After a restore it arrives as
 one, and gets no answer, because the caller that waited for it died with the attempt (H73). An operator that waits for

@@ -294,8 +294,8 @@ class SubtaskOutbound:
             return ""
         return (
             f"the snapshot is too large: {state_bytes} bytes of state and {count} held events of {held_bytes} bytes, "
-            f"where {limits.snapshot_bytes_max} bytes and {limits.held_events_max} events fit into a frame: keep less "
-            "state in the operator, or send less at a time"
+            f"where {limits.snapshot_bytes_max} bytes and {limits.held_events_max} events fit into a message: "
+            "keep less state in the operator, or send less at a time"
         )
 
     def check_final_state(self, state: bytes) -> None:
@@ -303,7 +303,7 @@ class SubtaskOutbound:
         if len(state) > self._limits.snapshot_bytes_max:
             raise LocalProtocolError(
                 f"the final state is too large: {len(state)} bytes, where {self._limits.snapshot_bytes_max} fit into a "
-                "frame: keep less state in the operator"
+                "message: keep less state in the operator"
             )
 
     def decline(self, checkpoint_id: int, reason: str, effects: Effects) -> None:

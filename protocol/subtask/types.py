@@ -7,7 +7,7 @@ from __future__ import annotations
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
-from protocol.wire.framing import DEFAULT_LIMITS
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import DownMessage, UpMessage
 
 __all__ = [
@@ -42,7 +42,13 @@ __all__ = [
     "TimePassed",
     "UrgentBegan",
     "UrgentHandled",
+    "snapshot_bytes_max",
 ]
+
+
+def snapshot_bytes_max(limits: WireLimits) -> int:
+    """The size limit of a snapshot; the rest of its message is for the message's own fields."""
+    return limits.message_bytes_max - 64 * 1024
 
 
 @value
@@ -53,15 +59,15 @@ class SubtaskLimits:
     The window covers events and requests that are held or unconfirmed, and also limits the number of unanswered
     requests. An event larger than ``window_bytes`` passes when it is alone, so that nothing waits forever.
 
-    A snapshot leaves in one frame, with at most ``snapshot_bytes_max`` bytes of state and held events together, and at
-    most ``held_events_max`` held events (H62). A larger one is declined. So a closed valve holds at most half of these
-    bytes, however large the window is. The other half is reserved for the state, which may also use what is left.
+    A snapshot leaves in one message, with at most ``snapshot_bytes_max`` bytes of state and held events together, and
+    at most ``held_events_max`` held events (H62). A larger one is declined. So a closed valve holds at most half of
+    these bytes, however large the window is, or one event. The rest is for the state.
     """
 
     window_events: int
     window_bytes: int
     reconnect_timeout_s: float
-    snapshot_bytes_max: int = DEFAULT_LIMITS.frame_bytes_max - 64 * 1024  # the rest is for the message's own fields
+    snapshot_bytes_max: int = snapshot_bytes_max(DEFAULT_LIMITS)
     held_events_max: int = DEFAULT_LIMITS.held_events_max
     heartbeat_interval_s: float = 0.0
 
@@ -180,7 +186,7 @@ class OperatorFinished:
 
     To succeed it must have handled everything in its mailbox and each urgent event (what arrives later is never
     confirmed, and fails at the sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and
-    the state must fit into a frame. Otherwise this is refused, and the operator has to end with a failure.
+    the state must fit into a message. Otherwise this is refused, and the operator has to end with a failure.
     """
 
     failure: str

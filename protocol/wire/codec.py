@@ -98,7 +98,7 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
 
     A text for people that exceeds its limit is truncated, so that a long traceback never blocks the message that
     reports it. Raises ``LocalProtocolError``, naming the field, for anything else that the peer would refuse: a value
-    of the wrong type or out of range, or a frame over ``limits.frame_bytes_max`` (a state that is too large).
+    of the wrong type or out of range, or a frame over ``limits.message_bytes_max`` (a state that is too large).
     """
     try:
         if isinstance(message, EventMessage):
@@ -138,9 +138,9 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
         body = _pack(values)
     except (ValueError, OverflowError) as error:
         raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
-    if len(body) > limits.frame_bytes_max:
+    if len(body) > limits.message_bytes_max:
         raise LocalProtocolError(
-            f"{type(message).__name__} takes {len(body)} bytes, and a frame at most {limits.frame_bytes_max}: "
+            f"{type(message).__name__} takes {len(body)} bytes, and a message at most {limits.message_bytes_max}: "
             "keep less state in the operator"
         )
     return frame(body)

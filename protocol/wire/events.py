@@ -36,7 +36,7 @@ from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
 from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, PartEvent, mark
-from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, WireLimits
+from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, CODEC_LIMITS, WireLimits
 
 __all__ = [
     "EVENT_STEP_BYTES",
@@ -82,7 +82,7 @@ _packers: list[Any] = []
 """Packers to use again, because making one takes longer than packing a small event. One thread takes one at a time."""
 
 
-def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
+def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     """Encode one user event (H21). Later changes of ``value`` have no effect on the bytes.
 
     An event is None, a bool, an int of 64 bits, a float, a str, bytes, a date or a time of ``datetime``, a Decimal, a
@@ -149,7 +149,7 @@ def _lower(value: Any) -> Any:
         return [_REGISTERED, registration.name, *registration.values(value)]
     if kind is int:
         raise OverflowError("Integer value out of range")
-    leaf = _leaves().encode_leaf(value, DEFAULT_LIMITS.frame_bytes_max)
+    leaf = _leaves().encode_leaf(value, CODEC_LIMITS.event_bytes_max)
     if leaf is None:
         raise TypeError(f"can not serialize {kind.__name__!r} object")
     return msgpack.ExtType(*leaf)
@@ -348,9 +348,10 @@ def _remedy(value: Any) -> str:
 
 
 def _too_many_bytes(size: int, limits: WireLimits) -> EventEncodeError:
+    raised = "raise event_bytes_max of SidecarConfig, " if limits.is_a_setting else ""
     return EventEncodeError(
         f"the event takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
-        "send it in parts, or send a reference to it"
+        f"{raised}send it in parts, or send a reference to it"
     )
 
 
@@ -401,7 +402,7 @@ def _part_head(name: object, limits: WireLimits) -> bytes:
 # --- receiving ----------------------------------------------------------------------------------------------------
 
 
-def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
+def decode_event(data: bytes, limits: WireLimits = CODEC_LIMITS) -> Any:
     """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit.
 
     The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
@@ -461,7 +462,7 @@ EventSteps = Generator[None, None, Any]
 
 
 def decode_event_in_steps(
-    data: bytes, limits: WireLimits = DEFAULT_LIMITS, step_bytes: int = EVENT_STEP_BYTES
+    data: bytes, limits: WireLimits = CODEC_LIMITS, step_bytes: int = EVENT_STEP_BYTES
 ) -> EventSteps:
     """Decode like ``decode_event``, but yield after each step of bounded cost, and return the event at the end.
 

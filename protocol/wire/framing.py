@@ -23,7 +23,7 @@ claimed entries, take 4 MiB."""
 class WireLimits:
     """The limits of the wire (H62). Both ends of a connection must use the same.
 
-    ``frame_bytes_max`` limits a frame's body, and with it a snapshot's state. An event has at most
+    ``message_bytes_max`` limits a message, and with it a snapshot's state and held events. An event has at most
     ``event_bytes_max`` bytes and ``event_nesting_max`` levels of nested containers (an empty list counts as one). All
     its lists and maps together are at most ``event_containers_max`` and have at most ``event_items_max`` entries; a
     key and its value are one. A map has at most ``event_map_entries_max`` entries, because a peer can choose keys with
@@ -38,8 +38,8 @@ class WireLimits:
     that.
     """
 
-    frame_bytes_max: int = 64 * 2**20
-    event_bytes_max: int = 4 * 2**20
+    message_bytes_max: int = 128 * 2**20
+    event_bytes_max: int = 64 * 2**20
     event_nesting_max: int = 64
     event_containers_max: int = 2**17
     event_items_max: int = 2**18
@@ -55,20 +55,47 @@ class WireLimits:
         for limit in fields(self):
             if limit.init and getattr(self, limit.name) < 1:
                 raise ValueError(f"{limit.name} must be at least 1, is {getattr(self, limit.name)}")
-        if self.frame_bytes_max > 2**32 - 1:
-            raise ValueError(f"frame_bytes_max must fit 32 bits, is {self.frame_bytes_max}")
+        if self.message_bytes_max > 2**32 - 1:
+            raise ValueError(f"message_bytes_max must fit 32 bits, is {self.message_bytes_max}")
         if self.event_nesting_max > 512:
             raise ValueError(f"event_nesting_max must be at most 512, is {self.event_nesting_max}")
-        if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.frame_bytes_max:
-            raise ValueError("frame_bytes_max leaves no room for an event of event_bytes_max and its headers")
+        if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.message_bytes_max:
+            raise ValueError("message_bytes_max leaves no room for an event of event_bytes_max and its headers")
         counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
         object.__setattr__(self, "event_bytes_uncounted", min(self.event_bytes_max, *counts))
         unchecked = min(counts[:2]) // 2 - 1
         object.__setattr__(self, "event_entries_unchecked", unchecked)
         object.__setattr__(self, "event_entries_few", min(16, unchecked, self.event_map_entries_max))
 
+    @classmethod
+    def for_events(cls, event_bytes_max: int) -> WireLimits:
+        """The limits with events of this size. A snapshot can always carry one and 64 MiB of state.
+
+        Raises ``ValueError`` unless the size is from 1 MiB to 1 GiB.
+        """
+        if type(event_bytes_max) is not int or not EVENT_BYTES_LEAST <= event_bytes_max <= EVENT_BYTES_MOST:
+            raise ValueError(
+                f"event_bytes_max must be an int from {EVENT_BYTES_LEAST} (1 MiB) to {EVENT_BYTES_MOST} (1 GiB), "
+                f"not {event_bytes_max!r}"
+            )
+        return cls(message_bytes_max=event_bytes_max + BESIDE_AN_EVENT_BYTES, event_bytes_max=event_bytes_max)
+
+    @property
+    def is_a_setting(self) -> bool:
+        """Whether ``event_bytes_max`` can be raised by the one who runs the sidecar."""
+        return EVENT_BYTES_LEAST <= self.event_bytes_max < EVENT_BYTES_MOST and self == WireLimits.for_events(
+            self.event_bytes_max
+        )
+
+
+EVENT_BYTES_LEAST = 2**20
+EVENT_BYTES_MOST = 2**30
+BESIDE_AN_EVENT_BYTES = 64 * 2**20
 
 DEFAULT_LIMITS = WireLimits()
+
+CODEC_LIMITS = WireLimits.for_events(EVENT_BYTES_MOST)
+"""The limits of what is encoded or decoded by itself: the sender's own settings limit what leaves."""
 
 
 class FrameDecoder:
@@ -78,13 +105,15 @@ class FrameDecoder:
     is used for the body. After an error the decoder stays broken, because the frame boundaries are lost.
     """
 
-    __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed")
+    __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed", "is_another")
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_LIMITS.frame_bytes_max) -> None:
+    def __init__(self, max_frame_bytes: int = DEFAULT_LIMITS.message_bytes_max) -> None:
         self._frame_bytes_max = max_frame_bytes
         self._buffer = bytearray()
         self._needed = 4  # with fewer bytes in the buffer there is nothing to do
         self._failure: RemoteProtocolError | None = None
+        self.is_another = False
+        """Whether the incomplete frame began in the last ``feed``, after another one."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -100,6 +129,7 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
+        self.is_another = False
         source: bytes | memoryview = data
         buffered: memoryview | None = None
         if self._buffer:
@@ -125,6 +155,7 @@ class FrameDecoder:
             buffered.release()
             del self._buffer[:position]
         self._needed = needed
+        self.is_another = bool(bodies)
         return bodies
 
     def _fail(self, length: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from actors.coordination.operator_config import METHOD_REPORT_S, check_method_report
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from spark_bridge.bridge.relay import RelayKind
 from spark_bridge.certificates import TlsCertificate
 from spark_bridge.observability.status_server import check_status_access
@@ -61,6 +62,10 @@ class SidecarConfig:
     ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
     until the coordinator's ``subtask_ready`` has returned.
 
+    **Sizes.** An event, a request or an answer has at most ``event_bytes_max`` bytes when it is encoded, from 1 MiB to
+    1 GiB, by default 64 MiB. Tasks are told this limit. One of more than 256 KiB travels in parts, between which what
+    other operators and tasks say goes on. It takes its size in memory at each end, and again while it is decoded.
+
     **Looking at it.** With ``status_port``, the sidecar shows its status over HTTP to people and machines, on
     ``status_host`` and this port (0 chooses a free one). On a loopback address, everybody on this machine may look; any
     other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
@@ -98,6 +103,7 @@ class SidecarConfig:
     connect_timeout_s: float = 10.0
     register_timeout_s: float = 60.0
     ready_timeout_s: float = 120.0
+    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max
     start_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
     method_report_s: float = METHOD_REPORT_S
@@ -121,6 +127,7 @@ class SidecarConfig:
         check_method_report(self.method_report_s)
         if not 0 < self.stalled_report_s < inf:
             raise ValueError(f"stalled_report_s must be a positive number of seconds, not {self.stalled_report_s!r}")
+        WireLimits.for_events(self.event_bytes_max)
         check_status_access(self.status_host, self.status_port, self.status_token)
         if not isinstance(self.tls, bool | TlsCertificate):
             raise TypeError(f"tls must be True, False or a TlsCertificate, not {self.tls!r}")

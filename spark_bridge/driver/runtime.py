@@ -31,6 +31,7 @@ from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
@@ -100,6 +101,7 @@ class SidecarRuntime(PartFactories):
         self._operators: Operators
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
+        self._wire_limits = WireLimits.for_events(config.event_bytes_max)
         self._stack = AsyncExitStack()
         self._system: ActorSystem
         self._server: AuthenticatedServer
@@ -130,7 +132,7 @@ class SidecarRuntime(PartFactories):
             self._server = AuthenticatedServer(
                 self._router,
                 lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
-                task_dialect(),
+                task_dialect(self._wire_limits),
                 ServerConfig(
                     bind_host=bind_host,
                     port=config.port,
@@ -138,6 +140,7 @@ class SidecarRuntime(PartFactories):
                     advertised_port=config.advertised_port,
                     tls=self._encryption.context,
                     authenticate_timeout_s=config.authenticate_timeout_s,
+                    incomplete_bytes_max=max(256 * 2**20, 2 * self._wire_limits.message_bytes_max),
                 ),
             )
             stack.push_async_callback(self._server.close)
@@ -353,6 +356,7 @@ class SidecarRuntime(PartFactories):
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
             method_report_s=self._config.method_report_s,
+            wire_limits=self._wire_limits,
         )
         parts = composed(operator_id, built_anew_or_kept(coordinator), uses)
         if replace and operator_id in self._handles:
@@ -370,6 +374,7 @@ class SidecarRuntime(PartFactories):
             connect_timeout_s=self._config.connect_timeout_s,
             register_timeout_s=self._config.register_timeout_s,
             ready_timeout_s=self._config.ready_timeout_s,
+            event_bytes_max=self._config.event_bytes_max,
         )
         statistics = operator.statistics.snapshot
         handle = OperatorHandle(endpoint, statistics, lambda: operator.failure, operator.shipped, parts.task_parts)

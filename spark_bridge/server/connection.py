@@ -22,7 +22,7 @@ import secrets
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, cast
@@ -30,7 +30,8 @@ from typing import Any, Protocol, cast
 from actors.logs import get_logger
 from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
-from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder
+from protocol.wire.fragments import FragmentDecoder, Outbox
+from protocol.wire.framing import FrameDecoder, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
 from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
@@ -49,11 +50,15 @@ class Dialect:
     ``decode`` turns the body of a frame into a message, and raises ``RemoteProtocolError`` for one that a client must
     not send. ``encode`` turns a message into a frame, and raises ``LocalProtocolError``. A body that arrives has at
     most ``frame_bytes_max`` bytes.
+
+    With ``fragments``, large messages travel in fragments within these limits instead (``protocol.wire.fragments``),
+    and ``decode`` is also given messages that have been put together.
     """
 
-    decode: Callable[[bytes], Any]
+    decode: Callable[[Any], Any]
     encode: Callable[[Any], bytes]
-    frame_bytes_max: int = DEFAULT_LIMITS.frame_bytes_max
+    frame_bytes_max: int = 64 * 2**20
+    fragments: WireLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +182,18 @@ class Connection(asyncio.Protocol):
         self._peer_log = peer_log
         self._tls = None if config.tls is None else TlsStream(config.tls)
         self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
-        self._decoder = FrameDecoder(dialect.frame_bytes_max)
+        self._decoder: FragmentDecoder | FrameDecoder
+        self._outbox: Outbox | None = None
+        if dialect.fragments is None:
+            self._decoder = FrameDecoder(dialect.frame_bytes_max)
+        else:
+            self._decoder, self._outbox = FragmentDecoder(dialect.fragments), Outbox(dialect.fragments)
+        self._pump_due = self._peer_ended = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []
-        self._backlog: deque[bytes] = deque()  # the bodies of frames that wait for their share of a turn
+        self._backlog: deque[Any] = deque()  # what the decoder returned that waits for its share of a turn
         self._handler_knows = False
         self._reason = ""
 
@@ -196,7 +207,8 @@ class Connection(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         """The number of bytes that wait for the peer to read."""
-        return sum(map(len, self._outgoing)) + self._transport.get_write_buffer_size()
+        waiting = 0 if self._outbox is None else self._outbox.waiting_bytes
+        return sum(map(len, self._outgoing)) + waiting + self._transport.get_write_buffer_size()
 
     def identified(self) -> None:
         """The handler knows what the peer is for: no deadline any more. Idempotent; no effect after close."""
@@ -210,12 +222,26 @@ class Connection(asyncio.Protocol):
         With ``at_once``, it leaves before this returns, together with the queue. Use that for the last message of a
         batch, which would gain nothing by waiting for the end of the turn.
 
+        A large message leaves in fragments, as fast as the peer reads, one in a turn. Whatever is sent after it waits,
+        unless its order does not matter (``protocol.wire.fragments.PASSING``).
+
         After ``close``, or if the peer is gone, the message is dropped: what was not confirmed is sent again on the
         next connection (H24). May drop a peer that does not read. Raises ``LocalProtocolError`` for a message that
         cannot be encoded.
         """
-        if self.state in _TALKING:
+        if self.state not in _TALKING:
+            return
+        outbox = self._outbox
+        if outbox is None:
             self.send_frames(self._dialect.encode(message), at_once=at_once)
+            return
+        frames = outbox.put(message)
+        if frames:
+            self.send_frames(frames, at_once=at_once)
+        elif not self.is_write_paused:
+            self._pump_soon()
+        elif outbox.kept_bytes:
+            self._check_unsent()
 
     def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
         """Like ``send``, for one or more encoded frames."""
@@ -241,12 +267,14 @@ class Connection(asyncio.Protocol):
             self._reason = self._reason or reason
             self._flush()
             self._enter(ConnectionState.CLOSING)
-            self._say_last_words()
+            self._set_deadline(self._config.close_timeout_s)
+            if not self._is_sending_large:
+                self._say_last_words()
 
     def abort(self, reason: str = "closed here") -> None:
         """Drop the connection and its queue immediately. Idempotent."""
         self._reason = self._reason or reason
-        self._outgoing.clear()
+        self._forget_unsent()
         if self.state is not ConnectionState.CLOSED:
             self._enter(ConnectionState.CLOSING)
             self._transport.abort()
@@ -305,18 +333,23 @@ class Connection(asyncio.Protocol):
         self._heard = True
         self._guarded(self._take_data, data)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
+        """Return whether something large has yet to leave, for a peer that only sends nothing more."""
         self._reason = self._reason or "the peer closed the connection"
+        self._peer_ended = True
         if self.state is not ConnectionState.CLOSING:
             self._flush()
             self._enter(ConnectionState.CLOSING)
             self._set_deadline(self._config.close_timeout_s)
+        return self._is_sending_large
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
+        if self._is_sending_large:
+            self._pump_soon()
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = self._reason or (f"the connection broke: {error}" if error else "the peer closed the connection")
@@ -324,7 +357,7 @@ class Connection(asyncio.Protocol):
             self._turns.forget(self)
             self._guarded(self._take_backlog, len(self._backlog))
         self._cancel_deadline()
-        self._outgoing.clear()
+        self._forget_unsent()
         self._enter(ConnectionState.CLOSED)
         if self._handler_knows:
             try:
@@ -379,7 +412,7 @@ class Connection(asyncio.Protocol):
         bodies = self._decoder.feed(data)
         before, self._incomplete_bytes = self._incomplete_bytes, self._decoder.buffered_bytes
         if before or self._incomplete_bytes:
-            self._incomplete.changed(self, self._incomplete_bytes, another=bool(bodies))
+            self._incomplete.changed(self, self._incomplete_bytes, another=self._decoder.is_another)
         if self._backlog:
             self._backlog.extend(bodies)
         elif len(bodies) > LIGHT:
@@ -393,7 +426,7 @@ class Connection(asyncio.Protocol):
         backlog = self._backlog
         self._hand_over([backlog.popleft() for _ in range(min(count, len(backlog)))])
 
-    def _hand_over(self, bodies: list[bytes]) -> None:
+    def _hand_over(self, bodies: Sequence[Any]) -> None:
         decode = self._dialect.decode
         self._handler.messages_received(self, [decode(body) for body in bodies])
 
@@ -407,6 +440,7 @@ class Connection(asyncio.Protocol):
             self._reason = self._reason or why
             self._write(self._handshake.last_words)
             self._enter(ConnectionState.REFUSED)
+            self._set_deadline(self._config.close_timeout_s)
             self._say_last_words()
         else:
             self.abort(why)
@@ -417,7 +451,6 @@ class Connection(asyncio.Protocol):
         Closing a socket with unread bytes would reset it, and the peer could lose the last message, which may be the
         one that says why.
         """
-        self._set_deadline(self._config.close_timeout_s)
         try:
             self._transport.write_eof()
         except OSError:  # the peer has reset it already
@@ -426,14 +459,52 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if not self._outgoing:
             return
-        waiting = self._transport.get_write_buffer_size()
-        if waiting > self._config.write_buffer_bytes_max:
-            self.drop(f"the peer does not read: {waiting} bytes are waiting")
+        if not self._check_unsent():
             return
         frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
         self._outgoing.clear()
         if not self._transport.is_closing():
             self._write(frames)
+
+    def _check_unsent(self) -> bool:
+        """Whether what waits for the peer is within its limit; otherwise drop the peer. Large messages do not count."""
+        waiting = self._transport.get_write_buffer_size()
+        if self._outbox is not None:
+            waiting += self._outbox.kept_bytes
+        if waiting <= self._config.write_buffer_bytes_max:
+            return True
+        self.drop(f"the peer does not read: {waiting} bytes are waiting")
+        return False
+
+    @property
+    def _is_sending_large(self) -> bool:
+        return self._outbox is not None and self._outbox.busy
+
+    def _pump_soon(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Write one fragment, unless the peer has yet to read the last ones. So each connection has one in a turn."""
+        self._pump_due = False
+        if not self._is_sending_large or self.is_write_paused or self._transport.is_closing():
+            return
+        assert self._outbox is not None
+        self._flush()  # what was sent before the large message
+        self._write(self._outbox.next())
+        if self._outbox.busy:
+            if not self.is_write_paused:
+                self._pump_soon()
+        elif self._peer_ended:
+            self._transport.close()
+        elif self.state is ConnectionState.CLOSING:
+            self._say_last_words()
+
+    def _forget_unsent(self) -> None:
+        self._outgoing.clear()
+        if self._outbox is not None:
+            self._outbox.clear()
 
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:

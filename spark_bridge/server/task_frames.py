@@ -9,7 +9,7 @@ from typing import get_args
 
 from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
-from protocol.wire.messages import UpMessage
+from protocol.wire.messages import Message, UpMessage
 from spark_bridge.server.connection import Dialect
 
 __all__ = ["task_dialect"]
@@ -19,11 +19,11 @@ _UPWARD = frozenset(get_args(UpMessage))
 
 def task_dialect(limits: WireLimits = DEFAULT_LIMITS) -> Dialect:
     """Messages of a task (``UpMessage``) in, messages to it (``Downward``) out, within these limits."""
-    return Dialect(partial(_decode, limits=limits), partial(encode_message, limits=limits), limits.frame_bytes_max)
+    return Dialect(partial(_decode, limits=limits), partial(encode_message, limits=limits), fragments=limits)
 
 
-def _decode(body: bytes, limits: WireLimits) -> object:
-    message = decode_message(body, limits)
+def _decode(body: bytes | Message, limits: WireLimits) -> object:
+    message = decode_message(body, limits) if isinstance(body, bytes) else body
     if type(message) not in _UPWARD:
         raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
     return message

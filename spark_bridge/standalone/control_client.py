@@ -17,12 +17,13 @@ from typing import Any
 
 from actors.coordination import CheckpointFailed
 from protocol.errors import HandshakeFailed, RemoteProtocolError
-from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.framing import FrameDecoder, frame
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.addresses import written
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
+from spark_bridge.standalone.control_limits import CONTROL_LIMITS
 from spark_bridge.storage import StorageFenced
 from spark_bridge.subtask.tls import check_certificate, client_context
 
@@ -82,8 +83,8 @@ def ask(
     try:
         with connection:
             connection.settimeout(timeout_s)
-            connection.sendall(frame(encode_event([method, argument])))
-            answer = decode_event(_read_frame(connection))
+            connection.sendall(frame(encode_event([method, argument], CONTROL_LIMITS)))
+            answer = decode_event(_read_frame(connection), CONTROL_LIMITS)
     except (OSError, RemoteProtocolError) as error:
         raise SidecarUnreachable(
             f"the sidecar at {address} went away before it answered {method!r} ({error}): the request may have been "
@@ -181,7 +182,7 @@ def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSoc
 
 
 def _read_frame(connection: socket.socket) -> bytes:
-    decoder = FrameDecoder(DEFAULT_LIMITS.frame_bytes_max)
+    decoder = FrameDecoder(CONTROL_LIMITS.message_bytes_max)
     while data := connection.recv(65_536):
         for body in decoder.feed(data):
             return body

@@ -13,10 +13,11 @@ from anyio.abc import TaskGroup, TaskStatus
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
 from protocol.errors import HeadgateError, RemoteProtocolError
-from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event, fit_text
+from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
 from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
+from spark_bridge.standalone.control_limits import CONTROL_LIMITS
 
 __all__ = ["CONNECTIONS_MAX", "Answer", "serve_control"]
 
@@ -36,13 +37,13 @@ class _Question(NamedTuple):
 
 
 def _decode(body: bytes) -> _Question:
-    match decode_event(body):
+    match decode_event(body, CONTROL_LIMITS):
         case [str(method), argument]:
             return _Question(method, argument)
     raise RemoteProtocolError("invalid request")
 
 
-_CONTROL = Dialect(_decode, frame, DEFAULT_LIMITS.event_bytes_max)
+_CONTROL = Dialect(_decode, frame, CONTROL_LIMITS.event_bytes_max)
 
 
 async def serve_control(
@@ -90,12 +91,12 @@ class _Requests:
 
     async def _serve(self, connection: Connection, question: _Question) -> None:
         try:
-            reply = encode_event([True, await self._answer(connection.authenticated_as, *question)])
+            reply = encode_event([True, await self._answer(connection.authenticated_as, *question)], CONTROL_LIMITS)
         except Exception as error:
             if not isinstance(error, HeadgateError):
                 text = f"{type(error).__name__}: {_text_of(error)}"[:ERROR_CHARS_LOGGED_MAX]
                 log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=text)
-            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _text_of(error)])
+            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _text_of(error)], CONTROL_LIMITS)
         connection.send(reply)
         connection.close(reason="answered")
 
@@ -106,4 +107,4 @@ def _text_of(error: Exception) -> str:
         text = str(error)
     except Exception as another:
         text = f"(its text cannot be shown: {type(another).__name__})"
-    return fit_text(text, DEFAULT_LIMITS.text_chars_max)
+    return fit_text(text, CONTROL_LIMITS.text_chars_max)

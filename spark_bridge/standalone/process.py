@@ -303,4 +303,5 @@ def describe(handle: OperatorHandle) -> dict[str, Any]:
         "connect_timeout_s": endpoint.connect_timeout_s,
         "register_timeout_s": endpoint.register_timeout_s,
         "ready_timeout_s": endpoint.ready_timeout_s,
+        "event_bytes_max": endpoint.event_bytes_max,
     }

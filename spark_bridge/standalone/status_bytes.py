@@ -13,15 +13,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from protocol.wire.codec import DEFAULT_LIMITS
 from spark_bridge.observability.status import AttemptStatus, SidecarStatus
+from spark_bridge.standalone.control_limits import CONTROL_LIMITS
 
 __all__ = ["ATTEMPTS_MAX", "cut", "pack_status", "unpack_status"]
 
 ATTEMPTS_MAX = 20_000
 """More attempts than this, of all operators together, are not sent."""
 PLAIN_BYTES_MAX = 64 * 2**20
-PACKED_BYTES_MAX = DEFAULT_LIMITS.event_bytes_max - 1024
+PACKED_BYTES_MAX = CONTROL_LIMITS.event_bytes_max - 1024
 
 
 def pack_status(status: SidecarStatus, bytes_max: int = PACKED_BYTES_MAX) -> bytes:

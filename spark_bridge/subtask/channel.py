@@ -52,8 +52,8 @@ from protocol.subtask.types import (
     SubtaskLimits,
     UrgentBegan,
     UrgentHandled,
+    snapshot_bytes_max,
 )
-from protocol.wire.codec import encode_message
 from protocol.wire.messages import (
     Confirm,
     CoordinatorAwaited,
@@ -123,7 +123,7 @@ class SubtaskChannel:
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._urgent = UrgentThread(lock, f"headgate-urgent-{self.key[0]}", self._report_urgent)
-        self._wire = CurrentConnection()
+        self._wire = CurrentConnection(endpoint.wire_limits)
         self._own_reads = OwnReads(endpoint.spin_s)
         self._machine: SubtaskMachine
         self._token = b""
@@ -604,6 +604,7 @@ class SubtaskChannel:
             window_bytes=registered.window_bytes,
             reconnect_timeout_s=registered.reconnect_timeout_s,
             heartbeat_interval_s=registered.heartbeat_interval_s,
+            snapshot_bytes_max=snapshot_bytes_max(self.endpoint.wire_limits),
         )
         self._machine = SubtaskMachine(
             self.key[0], self._identity.subtask, limits, registered.held, registered.events_sent
@@ -704,7 +705,7 @@ class SubtaskChannel:
         if isinstance(effect.message, Finished):
             self._finished_seq = effect.message.seq
         try:
-            return encode_message(effect.message)
+            return self._wire.encode(effect.message)
         except ProtocolError as error:
             # The machine already has it in its stream and would try again forever: this attempt cannot go on.
             self._end(str(error))

@@ -16,8 +16,8 @@ import time
 from typing import cast, get_args
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError
-from protocol.wire.codec import decode_message
-from protocol.wire.framing import FrameDecoder
+from protocol.wire.fragments import FragmentDecoder, encode_whole
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Downward, Message
@@ -42,13 +42,20 @@ class Connection:
     A ``waker`` can end a step that waits, with ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
     """
 
-    __slots__ = ("_decoder", "_tls", "_waker", "sock")
+    __slots__ = ("_decoder", "_tls", "_waker", "limits", "sock")
 
-    def __init__(self, sock: socket.socket, waker: Waker | None, tls: TlsStream | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        waker: Waker | None,
+        tls: TlsStream | None = None,
+        limits: WireLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.sock = sock
         self._waker = waker
         self._tls = tls
-        self._decoder = FrameDecoder()
+        self.limits = limits
+        self._decoder = FragmentDecoder(limits)
 
     @classmethod
     def open(cls, endpoint: TaskEndpoint, deadline: float, waker: Waker | None = None) -> Connection:
@@ -62,7 +69,7 @@ class Connection:
         """
         pin = endpoint.certificate_sha256
         tls = TlsStream(client_context(), pin=pin) if pin else None
-        connection = cls(_connect(endpoint.host, endpoint.port, deadline, waker), waker, tls)
+        connection = cls(_connect(endpoint.host, endpoint.port, deadline, waker), waker, tls, endpoint.wire_limits)
         try:
             if tls is not None:
                 connection._encrypt(tls, deadline)
@@ -72,9 +79,9 @@ class Connection:
             raise
         return connection
 
-    def exchange(self, frame: bytes, deadline: float) -> list[Downward]:
-        """Send ``frame``, wait for at least one message, and return all that arrived with it."""
-        self._send_all(frame, deadline)
+    def exchange(self, message: Message, deadline: float) -> list[Downward]:
+        """Send ``message``, wait for at least one, and return all that arrived with it."""
+        self._send_all(encode_whole(message, self.limits), deadline)
         while True:
             messages = self.decode(self._receive(deadline, "an answer"))
             if messages:
@@ -84,7 +91,7 @@ class Connection:
         """Return the messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
         if self._tls is not None:
             data, _ = self._tls.receive(data)  # after the handshake, TLS has nothing to send for what it receives
-        return [_downward(decode_message(body)) for body in self._decoder.feed(data)]
+        return [_downward(message) for message in self._decoder.messages(data)]
 
     def encode(self, frames: bytes) -> bytes:
         """The bytes to send for these frames."""

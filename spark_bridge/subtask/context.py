@@ -70,6 +70,7 @@ class SubtaskContext(Generic[Sent]):
         self._awaits_start = False
         self.counters: Counters | None = None
         self._endpoint = endpoint
+        self._limits = endpoint.wire_limits
         channel.at_barrier = self._at_barrier
         self.operator_id = endpoint.operator_id
         self.parallelism = endpoint.parallelism
@@ -116,13 +117,15 @@ class SubtaskContext(Generic[Sent]):
             AttemptOver: the attempt is over.
         """
         if self._runs_inside("open"):
-            self._send_inside_open(encode_event(event))
+            self._send_inside_open(encode_event(event, self._limits))
         else:
-            self._channel.submit_event(encode_event(event), in_snapshot=self._runs_inside("snapshot_state"))
+            self._channel.submit_event(
+                encode_event(event, self._limits), in_snapshot=self._runs_inside("snapshot_state")
+            )
 
     def send_event_nowait(self, event: Sent) -> None:
         """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
-        payload = encode_event(event)
+        payload = encode_event(event, self._limits)
         if self._runs_inside("snapshot_state"):
             self._channel.submit_event(payload, in_snapshot=True)
         else:
@@ -171,7 +174,7 @@ class SubtaskContext(Generic[Sent]):
             )
         self._refuse_to_wait_inside_urgent("request")
         self._refuse_to_wait_inside_open("request", "Ask in process()")
-        return decode_event(self._channel.ask(encode_event(payload), timeout_s))
+        return decode_event(self._channel.ask(encode_event(payload, self._limits), timeout_s))
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
         """Report that the barrier of ``checkpoint_id`` came with the data, if barriers travel separately from events.

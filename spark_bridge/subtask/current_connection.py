@@ -7,7 +7,9 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from protocol.wire.messages import Downward
+from protocol.wire.fragments import Outbox, encode_frames
+from protocol.wire.framing import WireLimits
+from protocol.wire.messages import Downward, UpMessage
 from spark_bridge.subtask.connection import READ_BYTES, Connection
 
 __all__ = ["CurrentConnection"]
@@ -22,16 +24,18 @@ class CurrentConnection:
     the connection breaks are discarded: the machine has the messages, and sends them again (H24).
     """
 
-    __slots__ = ("_outgoing", "connection")
+    __slots__ = ("_limits", "_outbox", "_outgoing", "connection")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: WireLimits) -> None:
         self.connection: Connection | None = None
+        self._limits = limits
         self._outgoing = bytearray()
+        self._outbox = Outbox(limits)
 
     @property
     def has_outgoing(self) -> bool:
         """Whether bytes are waiting for the socket to take them."""
-        return bool(self._outgoing)
+        return bool(self._outgoing) or self._outbox.busy
 
     def attach(self, connection: Connection) -> None:
         """Replace the connection, closing the previous one."""
@@ -44,6 +48,7 @@ class CurrentConnection:
             self.connection.close()
             self.connection = None
         self._outgoing.clear()
+        self._outbox.clear()
 
     def break_off(self) -> None:
         """Shut the connection down, so that the I/O thread notices and drops it."""
@@ -51,14 +56,34 @@ class CurrentConnection:
             with suppress(OSError):
                 self.connection.sock.shutdown(socket.SHUT_RDWR)
 
+    def encode(self, message: UpMessage) -> bytes:
+        """Return what ``send`` has to be given for the message: nothing if it leaves later, by itself.
+
+        Raises ``LocalProtocolError`` for a message that cannot be encoded.
+        """
+        if self.connection is None:
+            encode_frames(message, self._limits)
+            return b""
+        return self._outbox.put(message)
+
     def send(self, data: bytes) -> bool:
-        """Write what the socket takes now and keep the rest. False if the I/O thread has to finish it."""
+        """Write what the socket takes now and keep the rest. False if the I/O thread has to finish it.
+
+        Of a large message, this writes the beginning.
+        """
         if self.connection is None:
             return True
-        data = self.connection.encode(data)
+        if not data and not self._outgoing:
+            data = self._outbox.next()
+        return self._write(data, self.connection) and not self._outbox.busy
+
+    def _write(self, data: bytes, connection: Connection) -> bool:
+        if not data:
+            return not self._outgoing
+        data = connection.encode(data)
         if not self._outgoing:
             try:
-                sent = self.connection.sock.send(data)
+                sent = connection.sock.send(data)
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
@@ -71,7 +96,11 @@ class CurrentConnection:
 
     def flush(self) -> None:
         """Write what was kept, as far as the socket takes it. Raises ``OSError`` if the connection is broken."""
-        if self._outgoing and self.connection is not None:
+        if self.connection is None:
+            return
+        if not self._outgoing and self._outbox.busy:
+            self._outgoing += self.connection.encode(self._outbox.next())
+        if self._outgoing:
             with suppress(BlockingIOError, InterruptedError):
                 sent = self.connection.sock.send(memoryview(self._outgoing)[:WRITE_BYTES])
                 del self._outgoing[:sent]

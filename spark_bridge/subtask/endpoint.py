@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 
@@ -37,8 +38,14 @@ class TaskEndpoint:
     kill_wait_s: float = 1.0  # how long a task whose attempt is over waits for Spark's kill before it raises
     mailbox_events_max: int = 100_000  # at either bound the task stops reading its socket
     mailbox_bytes_max: int = 256 * 1024 * 1024
+    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max  # ``SidecarConfig.event_bytes_max``
     spin_s: float = 0.0002  # how long a wait polls first, if the previous one was shorter; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone
+
+    @property
+    def wire_limits(self) -> WireLimits:
+        """The limits of the wire, which both ends have."""
+        return WireLimits.for_events(self.event_bytes_max)
 
 
 @dataclass(frozen=True, slots=True)

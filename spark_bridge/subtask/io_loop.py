@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
-from protocol.wire.codec import encode_message
 from protocol.wire.messages import AttemptEnded, Refused, Resumed
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.waker import Interrupted
@@ -120,7 +119,7 @@ class _Loop:
         connection = Connection.open(channel.endpoint, deadline, channel.waker)
         attached = False
         try:
-            answer, *rest = connection.exchange(encode_message(channel.resume_message()), deadline)
+            answer, *rest = connection.exchange(channel.resume_message(), deadline)
             match answer:
                 case Resumed(received_seq=received_seq):
                     channel.attach_connection(connection, received_seq, rest)

@@ -11,7 +11,6 @@ import socket
 import time
 
 from protocol.errors import AttemptOver, RemoteProtocolError
-from protocol.wire.codec import encode_message
 from protocol.wire.messages import AttemptEnded, Downward, Refused, Register, Registered
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -92,7 +91,7 @@ def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIde
     )
     who = f"task {identity.task_attempt_id} (subtask {identity.subtask} of {endpoint.operator_id!r})"
     try:
-        return connection.exchange(encode_message(message), time.monotonic() + endpoint.register_timeout_s)
+        return connection.exchange(message, time.monotonic() + endpoint.register_timeout_s)
     except ConnectionBroken as error:
         if error.errno == errno.ETIMEDOUT:
             raise RegistrationFailed(

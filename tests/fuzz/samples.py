@@ -28,7 +28,7 @@ from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode,
 from spark_bridge.bridge.relay.records import TASK_STATES
 
 LIMITS = WireLimits(
-    frame_bytes_max=64 * 1024,
+    message_bytes_max=64 * 1024,
     event_bytes_max=8 * 1024,
     event_nesting_max=16,
     event_containers_max=1500,

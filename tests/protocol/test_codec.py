@@ -38,7 +38,7 @@ from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES
 from tests.fuzz.target import within_memory
 
 SMALL = WireLimits(
-    frame_bytes_max=4096,
+    message_bytes_max=4096,
     event_bytes_max=1000,
     event_nesting_max=4,
     event_items_max=10,

@@ -84,11 +84,11 @@ def test_a_large_frame_in_many_portions_is_not_looked_at_again_and_again() -> No
     "limits",
     [
         {"event_bytes_max": 0},
-        {"frame_bytes_max": 2**32},
+        {"message_bytes_max": 2**32},
         {"event_nesting_max": 513},
         {"event_containers_max": 0},
         {"event_map_entries_max": 0},
-        {"frame_bytes_max": 2**20, "event_bytes_max": 2**20},
+        {"message_bytes_max": 2**20, "event_bytes_max": 2**20},
     ],
 )
 def test_limits_that_cannot_hold_are_refused(limits: dict[str, int]) -> None:

@@ -139,9 +139,12 @@ def test_state_and_held_events_have_to_fit_together() -> None:  # H62
 def test_what_just_fits_passes_the_codec() -> None:
     # H62: the limit includes the overhead of held events beyond their payloads
     wire = WireLimits(
-        frame_bytes_max=70_000, event_bytes_max=100, text_chars_max=100, held_events_max=DEFAULT_LIMITS.held_events_max
+        message_bytes_max=70_000,
+        event_bytes_max=100,
+        text_chars_max=100,
+        held_events_max=DEFAULT_LIMITS.held_events_max,
     )
-    limits = s.SubtaskLimits(10_000, 2**30, 30, snapshot_bytes_max=wire.frame_bytes_max - 1000)
+    limits = s.SubtaskLimits(10_000, 2**30, 30, snapshot_bytes_max=wire.message_bytes_max - 1000)
     subtask = a_subtask_at_its_barrier(limits)
     count = (limits.snapshot_bytes_max // 2) // (1 + HELD_OVERHEAD_BYTES)
     send_all(subtask, count)
@@ -150,7 +153,7 @@ def test_what_just_fits_passes_the_codec() -> None:
     room = limits.snapshot_bytes_max - count * (1 + HELD_OVERHEAD_BYTES)
     answer = take(subtask, bytes(room))
     assert isinstance(answer, m.CheckpointAcknowledged)
-    assert len(encode_message(answer, wire)) <= wire.frame_bytes_max
+    assert len(encode_message(answer, wire)) <= wire.message_bytes_max
 
 
 def send_all(subtask: SubtaskMachine, count: int) -> None:
@@ -193,7 +196,7 @@ def test_a_final_state_that_fits_no_frame_is_refused_and_the_attempt_may_end_bad
     subtask = a_restored_subtask(limits=TIGHT)
     with (
         unchanged(subtask),
-        pytest.raises(LocalProtocolError, match="201 bytes, where 200 fit into a frame: keep less state") as refused,
+        pytest.raises(LocalProtocolError, match="201 bytes, where 200 fit into a message: keep less state") as refused,
     ):
         subtask.handle(s.OperatorFinished("", bytes(201)), 1.0)
     reason = str(refused.value)

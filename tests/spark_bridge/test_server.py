@@ -18,10 +18,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from protocol.errors import HandshakeFailed, LocalProtocolError, VersionMismatch
-from protocol.wire.codec import FrameDecoder, WireLimits, decode_message, encode_message
+from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, encode_message
+from protocol.wire.fragments import FragmentDecoder, encode_whole
 from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake
 from protocol.wire.keys import Key, KeyRing, Purpose
-from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
+from protocol.wire.messages import (
+    AttemptEnded,
+    CheckpointCompleted,
+    Confirm,
+    EventMessage,
+    Message,
+    Opened,
+    Resumed,
+    UpMessage,
+)
 from spark_bridge.server.connection import FRAMES_TOGETHER
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig, ServerStartError
 from spark_bridge.server.task_frames import task_dialect
@@ -74,7 +84,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.decoder = FrameDecoder()
+        self.decoder = FragmentDecoder(DEFAULT_LIMITS)
         self.received: list[Message] = []
 
     async def authenticate(self, key: Key = KEY, version: int = PROTOCOL_VERSION, portion: int = 999) -> None:
@@ -97,7 +107,7 @@ class Peer:
             return await self.reader.read(65536)
 
     async def send(self, *messages: Message) -> None:
-        self.writer.write(b"".join(map(encode_message, messages)))
+        self.writer.write(b"".join(encode_whole(message, DEFAULT_LIMITS) for message in messages))
         await self.writer.drain()
 
     async def receive(self) -> Message:
@@ -117,7 +127,7 @@ class Peer:
         return data
 
     def _take(self, data: bytes) -> None:
-        self.received += [decode_message(body) for body in self.decoder.feed(data)]
+        self.received += self.decoder.messages(data)
 
     async def close(self) -> None:
         self.writer.close()
@@ -191,7 +201,7 @@ async def written_by(
     written: list[list[Message]] = []
 
     def write(data: bytes) -> None:
-        written.append([decode_message(body) for body in FrameDecoder().feed(data)])
+        written.append(FragmentDecoder(DEFAULT_LIMITS).messages(data))
 
     monkeypatch.setattr(connection._transport, "write", write)
     send()
@@ -308,10 +318,10 @@ async def test_close_lets_everything_that_was_sent_leave_first(running: RunningS
     payload = bytes(1_000_000)
     for seq in range(1, 6):
         connection.send(EventMessage(7, seq, payload))
-    connection.send(AttemptEnded(7, "enough"))
+    connection.send(CheckpointCompleted(7, 6, 1))
     connection.close()
     connection.send(Confirm(7, 99))  # after close: dropped
-    assert [await peer.receive() for _ in range(6)][5] == AttemptEnded(7, "enough")
+    assert [await peer.receive() for _ in range(6)][5] == CheckpointCompleted(7, 6, 1)
     assert await peer.until_closed() == b""
 
 
@@ -488,7 +498,7 @@ async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> Non
         for number in range(300):
             stranger = await running.a_stranger()
             if number % 2:
-                stranger.writer.write(b"HDGT\x00\x05half of a hello")
+                stranger.writer.write(b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big") + b"half of a hello")
         assert await running.is_well()
         statistics = running.server.statistics
         assert statistics.unauthenticated <= 50
@@ -550,11 +560,13 @@ async def test_one_connection_too_many_is_refused() -> None:  # H62
     [
         (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes"),
         (b"\x00\x00\x00\x00", "an empty frame"),
-        (b"\x00\x00\x00\x01\xc1", "not msgpack"),
+        (b"\x00\x00\x00\x01\xc2", "not msgpack"),
+        (b"\x00\x00\x00\x02\xc1x", "a part of a large message that has not begun"),
+        (b"\x00\x00\x00\x05\xc0\xff\xff\xff\xff", "a large message of 4294967295 bytes"),
         (b"\x00\x00\x00\x03\x92\x63\x01", "no message with tag 99"),
         (encode_message(Resumed(7, 1)), "tasks do not send Resumed"),
     ],
-    ids=["huge", "empty", "no-msgpack", "unknown-tag", "downward"],
+    ids=["huge", "empty", "no-msgpack", "part", "claim", "unknown-tag", "downward"],
 )
 async def test_a_bad_frame_closes_that_connection_with_one_line(running: RunningServer, data: bytes, why: str) -> None:
     # H62
@@ -592,11 +604,11 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H
         connection = running.handler.connections[0]
         with capture_logs() as lines:
             for seq in range(1, 100):
-                connection.send(EventMessage(7, seq, bytes(1_000_000)))
+                connection.send(EventMessage(7, seq, bytes(200_000)))
                 await asyncio.sleep(0)
                 if not connection.is_identified:
                     break
-                assert connection.unsent_bytes <= 6_100_000
+                assert connection.unsent_bytes <= 5_300_000
         assert connection.is_write_paused
         await running.handler.until(lambda: bool(running.handler.reasons))
         assert "does not read" in running.handler.reasons[0]
@@ -606,7 +618,7 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H
 async def test_writing_continues_when_the_peer_reads_again(running: RunningServer) -> None:
     peer = await running.a_task()
     connection = running.handler.connections[0]
-    events = [EventMessage(7, seq, bytes(1_000_000)) for seq in range(1, 21)]
+    events = [EventMessage(7, seq, bytes(200_000)) for seq in range(1, 101)]
     for event in events:
         connection.send(event)
     await asyncio.sleep(0)
@@ -617,7 +629,7 @@ async def test_writing_continues_when_the_peer_reads_again(running: RunningServe
 
 
 async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> None:
-    limits = WireLimits(frame_bytes_max=2**20, event_bytes_max=1000)
+    limits = WireLimits(message_bytes_max=2**20, event_bytes_max=1000)
     async with a_running_server(dialect=task_dialect(limits)) as running:
         peer = await running.a_task()
         with pytest.raises(LocalProtocolError):

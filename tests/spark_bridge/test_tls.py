@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError
-from protocol.wire.codec import encode_message
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import Confirm, EventMessage
 from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
@@ -102,7 +101,7 @@ def exchange(endpoint: TaskEndpoint, until: float, sizes: tuple[int, ...]) -> li
     with opened(endpoint, until) as connection:
         back: list[int] = []
         for seq, size in enumerate(sizes, 1):
-            answers = connection.exchange(encode_message(EventMessage(7, seq, os.urandom(size))), until)
+            answers = connection.exchange(EventMessage(7, seq, os.urandom(size)), until)
             back += [len(answer.payload) for answer in answers if isinstance(answer, EventMessage)]
         return back
 
@@ -122,7 +121,7 @@ async def test_frames_of_every_size_go_both_ways(made: Encryption) -> None:  # H
 async def test_nothing_can_be_read_on_the_way(made: Encryption) -> None:  # H77
     async with a_server(made) as (server, _), a_line_to(server.address) as line:
         secret = b"what nobody else may read" * 10
-        event = encode_message(EventMessage(7, 1, secret))
+        event = EventMessage(7, 1, secret)
         endpoint = an_endpoint(line.address, made.certificate_sha256)
 
         def talk() -> Any:
@@ -146,7 +145,7 @@ async def test_bytes_that_are_changed_on_the_way_end_the_connection(made: Encryp
         def talk() -> None:
             with opened(endpoint, until) as connection:
                 line.spoil_next_up = True
-                connection.exchange(encode_message(Confirm(7, 1)), until)
+                connection.exchange(Confirm(7, 1), until)
 
         with capture_logs() as log, pytest.raises(OSError, match="closed the connection"):
             await asyncio.to_thread(talk)

@@ -27,7 +27,7 @@ LARGE_BYTES = 64 * 1024
 """A larger value is offered first, and comes in chunks to a process that does not have it."""
 CHUNK_BYTES = 256 * 1024
 _LIMITS = WireLimits(
-    frame_bytes_max=VALUE_BYTES_MAX + 2**20,
+    message_bytes_max=VALUE_BYTES_MAX + 2**20,
     event_bytes_max=VALUE_BYTES_MAX,
     event_containers_max=64 * DEFAULT_LIMITS.event_containers_max,
     event_items_max=64 * DEFAULT_LIMITS.event_items_max,

@@ -12,7 +12,7 @@ import pytest
 
 from actors.coordination import CoordinatorChain, CoordinatorContext, LiveGateways, OperatorCoordinator, RecreateOnReset
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull, LocalProtocolError
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import WireLimits, encode_event
 from protocol.wire.extension_types import PartEvent
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
 
@@ -82,9 +82,9 @@ async def test_a_subtask_with_copies_has_several_gateways() -> None:  # H88, H13
 async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch: pytest.MonkeyPatch) -> None:  # H88
     encoded: list[Any] = []
 
-    def counting(event: Any) -> bytes:
+    def counting(event: Any, limits: WireLimits) -> bytes:
         encoded.append(event)
-        return encode_event(event)
+        return encode_event(event, limits)
 
     monkeypatch.setattr("actors.coordination.live_gateways.encode_event", counting)
     coordinator = RecordingCoordinator()

@@ -237,7 +237,7 @@ async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None
 
 
 async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so() -> None:  # H48, H52
-    large = tuple(SubtaskSnapshot((SubtaskState(subtask, bytes(33 * 2**20)),)) for subtask in range(2))
+    large = tuple(SubtaskSnapshot((SubtaskState(subtask, bytes(65 * 2**20)),)) for subtask in range(2))
     async with running_operator(parallelism=1, restored=checkpoint(*large)) as world:
         task = world.accept(0)
         await world.settle()

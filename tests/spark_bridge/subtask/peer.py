@@ -17,8 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from protocol.wire.codec import decode_message, encode_event, encode_message
-from protocol.wire.framing import FrameDecoder
+from protocol.wire.codec import DEFAULT_LIMITS, encode_event
+from protocol.wire.fragments import FragmentDecoder, encode_whole
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import (
@@ -57,17 +57,17 @@ class PeerConnection:
 
     def __init__(self, sock: socket.socket, trailing: bytes) -> None:
         self.sock = sock
-        self._decoder = FrameDecoder()
-        self._messages = [decode_message(body) for body in self._decoder.feed(trailing)]
+        self._decoder = FragmentDecoder(DEFAULT_LIMITS)
+        self._messages = self._decoder.messages(trailing)
 
     def send(self, *messages: Message) -> None:
-        self.sock.sendall(b"".join(encode_message(message) for message in messages))
+        self.sock.sendall(b"".join(encode_whole(message, DEFAULT_LIMITS) for message in messages))
 
     def receive(self) -> Message:
         while not self._messages:
             data = self.sock.recv(65536)
             assert data, "the task closed its connection"
-            self._messages += [decode_message(body) for body in self._decoder.feed(data)]
+            self._messages += self._decoder.messages(data)
         return self._messages.pop(0)
 
     def expect(self, kind: type[MessageT]) -> MessageT:
@@ -100,7 +100,7 @@ class PeerConnection:
                 return
             if not data:
                 return
-            self._messages += [decode_message(body) for body in self._decoder.feed(data)]
+            self._messages += self._decoder.messages(data)
 
     def event(self, seq: int, value: Any) -> EventMessage:
         return EventMessage(TASK_ID, seq, encode_event(value))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import WireLimits, decode_event, encode_event
 from protocol.wire.messages import (
     AnswerMessage,
     AttemptEnded,
@@ -32,7 +32,8 @@ from spark_bridge.subtask import TimedOut
 from tests.spark_bridge.subtask.operators import EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, barrier
 
-FRAME_BYTES = 64 * 2**20
+SMALL_EVENTS = 2**20
+MESSAGE_BYTES = WireLimits.for_events(SMALL_EVENTS).message_bytes_max
 End = SavepointTaken | CheckpointCompleted | CheckpointAborted
 
 
@@ -270,25 +271,25 @@ def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(peer: Peer, end
     assert ("snapshot", 6) not in operator.calls
 
 
-def test_a_snapshot_that_fits_no_frame_is_declined_and_the_task_goes_on(peer: Peer) -> None:  # H45, H62
+def test_a_snapshot_that_fits_no_message_is_declined_and_the_task_goes_on(peer: Peer) -> None:  # H45, H62
     class Huge(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
-            return bytes(FRAME_BYTES) if checkpoint_id == 6 else b""
+            return bytes(MESSAGE_BYTES) if checkpoint_id == 6 else b""
 
-    task, connection = peer.run(Huge)
+    task, connection = peer.run(Huge, event_bytes_max=SMALL_EVENTS)
     connection.close_for(1, 6)
     connection.send(barrier(2, 6, 0))
-    assert f"{FRAME_BYTES} bytes of state" in connection.next_item(CheckpointDeclined).reason
+    assert f"{MESSAGE_BYTES} bytes of state" in connection.next_item(CheckpointDeclined).reason
     connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "go on"), connection.event(5, "end"))
     assert peer.finish(task) == ["go on"]
 
 
-def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides(peer: Peer) -> None:  # H47, H62
+def test_a_final_state_that_fits_no_message_ends_the_attempt_badly_on_both_sides(peer: Peer) -> None:  # H47, H62
     class Huge(Recorder):
         def final_state(self) -> bytes:
-            return bytes(FRAME_BYTES)
+            return bytes(MESSAGE_BYTES)
 
-    task, connection = peer.run(Huge)
+    task, connection = peer.run(Huge, event_bytes_max=SMALL_EVENTS)
     finished = connection.finish()
     assert "the final state is too large" in finished.failure
     assert finished.state == b""

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Large messages in fragments, so that small ones pass between them (H60, H62, H112 to H115).
+
+A message of more than ``FRAGMENT_BYTES`` does not leave in one frame. It leaves as a *start* and as many *parts* as it
+takes, each of them a frame:
+
+    start   0xC0, u32 size of all parts together, envelope
+    part    0xC1, ``FRAGMENT_BYTES`` bytes of it; the last part has the rest
+
+The envelope is the message itself with an empty payload, so that the payload, which is all that is large, is neither
+copied into a message nor out of it. Any other message (a snapshot, a restored state) has an empty envelope, and its
+parts are the body of its frame. No message begins with either mark, because each is a msgpack array.
+
+One direction of a connection has at most one such message under way. What waits behind it keeps its order; only
+messages without a place in the order of the items, the ``PASSING`` ones, leave between the parts.
+
+Both ends are sans-IO, and each object serves one connection and one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import fields
+from io import BytesIO
+from operator import attrgetter
+from struct import Struct
+from typing import Any, NoReturn, cast
+
+from protocol.errors import RemoteProtocolError
+from protocol.wire.codec import decode_message, encode_message
+from protocol.wire.framing import FrameDecoder, WireLimits
+from protocol.wire.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    Confirm,
+    CoordinatorAwaited,
+    EventMessage,
+    Heartbeat,
+    Message,
+    RequestMessage,
+    RestoredEventMessage,
+    RestoredRequestMessage,
+    UrgentEventMessage,
+)
+
+__all__ = [
+    "FRAGMENT_BYTES",
+    "PASSING",
+    "FragmentDecoder",
+    "LargeMessage",
+    "Outbox",
+    "encode_frames",
+    "encode_whole",
+]
+
+FRAGMENT_BYTES = 256 * 1024
+"""A message with a larger body leaves in parts of this size."""
+
+PASSING: frozenset[type[Message]] = frozenset({Confirm, Heartbeat, CoordinatorAwaited, AttemptEnded})
+"""What may leave before a large message that was sent earlier: it says nothing about the items of its direction."""
+
+_START, _PART = 0xC0, 0xC1
+_MARKS = frozenset({_START, _PART})
+_START_HEAD = Struct(">BI")
+_START_FRAME = Struct(">IBI")
+_PART_FRAME = Struct(">IB")
+
+_WithPayload = (
+    EventMessage | UrgentEventMessage | RequestMessage | AnswerMessage | RestoredEventMessage | RestoredRequestMessage
+)
+_ENVELOPES: dict[type[Message], Any] = {
+    kind: attrgetter(*(field.name for field in fields(kind)[:-1]))
+    for kind in (
+        EventMessage,
+        UrgentEventMessage,
+        RequestMessage,
+        AnswerMessage,
+        RestoredEventMessage,
+        RestoredRequestMessage,
+    )
+}
+"""The messages whose last field is a payload, and what returns their other fields."""
+
+
+# --- sending ------------------------------------------------------------------------------------------------------
+
+
+class LargeMessage:
+    """A message on its way in fragments. It refers to the payload, and copies one part of it at a time."""
+
+    __slots__ = ("_data", "_envelope", "_position", "_started")
+
+    def __init__(self, envelope: bytes, data: bytes | memoryview) -> None:
+        self._envelope = envelope
+        self._data = memoryview(data)
+        self._position = 0
+        self._started = False
+
+    @property
+    def bytes_left(self) -> int:
+        """How many bytes of the parts have not been taken."""
+        return len(self._data) - self._position
+
+    def next(self) -> bytes:
+        """Return the next frames: a part, with the start before the first one. Not to be called after the last."""
+        part = self._data[self._position : self._position + FRAGMENT_BYTES]
+        self._position += len(part)
+        head = _PART_FRAME.pack(1 + len(part), _PART)
+        if self._started:
+            return b"".join((head, part))
+        self._started = True
+        start = _START_FRAME.pack(_START_HEAD.size + len(self._envelope), _START, len(self._data))
+        return b"".join((start, self._envelope, head, part))
+
+
+def encode_frames(message: Message, limits: WireLimits) -> bytes | LargeMessage:
+    """Encode a message as one frame, or prepare it for fragments. Raises as ``encode_message`` does."""
+    kind = type(message)
+    if kind in _ENVELOPES:
+        payload = cast(_WithPayload, message).payload
+        if type(payload) is bytes and FRAGMENT_BYTES < len(payload) <= limits.event_bytes_max:
+            return LargeMessage(encode_message(_with_payload(message, b""), limits)[4:], payload)
+    data = encode_message(message, limits)
+    return data if len(data) <= 4 + FRAGMENT_BYTES else LargeMessage(b"", memoryview(data)[4:])
+
+
+def encode_whole(message: Message, limits: WireLimits) -> bytes:
+    """Encode a message as all its frames. Raises as ``encode_message`` does."""
+    encoded = encode_frames(message, limits)
+    if isinstance(encoded, bytes):
+        return encoded
+    frames = []
+    while encoded.bytes_left:
+        frames.append(encoded.next())
+    return b"".join(frames)
+
+
+def _with_payload(message: Message, payload: bytes) -> Message:
+    kind: Any = type(message)
+    return cast(Message, kind(*_ENVELOPES[kind](message), payload))
+
+
+class Outbox:
+    """What one end of a connection sends, in the order of the wire.
+
+    ``busy``: a large message is under way, so the caller writes what ``next`` returns, as fast as the peer reads.
+    ``kept_bytes``: the size of the small messages that wait behind it. A large one takes no memory beside its payload.
+    """
+
+    __slots__ = ("_limits", "_waiting", "busy", "kept_bytes")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._waiting: deque[bytes | LargeMessage] = deque()
+        self.busy = False
+        self.kept_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of what has not left."""
+        return sum(len(one) if isinstance(one, bytes) else one.bytes_left for one in self._waiting)
+
+    def put(self, message: Message) -> bytes:
+        """Take a message. Return its frame if it may leave now, and nothing if it is large or waits for a large one.
+
+        Raises ``LocalProtocolError``, as ``encode_message`` does, and changes nothing.
+        """
+        encoded = encode_frames(message, self._limits)
+        if isinstance(encoded, bytes):
+            if not self.busy or type(message) in PASSING:
+                return encoded
+            self.kept_bytes += len(encoded)
+        self._waiting.append(encoded)
+        self.busy = True
+        return b""
+
+    def next(self) -> bytes:
+        """Return the next frames of what waits, about ``FRAGMENT_BYTES`` at most; nothing unless ``busy``."""
+        waiting = self._waiting
+        frames: list[bytes] = []
+        size = 0
+        while waiting and size < FRAGMENT_BYTES:
+            first = waiting[0]
+            if isinstance(first, bytes):
+                frames.append(first)
+                size += len(first)
+                self.kept_bytes -= len(first)
+            elif frames:
+                break
+            else:
+                frames.append(first.next())
+                size = FRAGMENT_BYTES
+                if first.bytes_left:
+                    break
+            waiting.popleft()
+        self.busy = bool(waiting)
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def clear(self) -> None:
+        """Forget everything: the connection is gone."""
+        self._waiting.clear()
+        self.busy = False
+        self.kept_bytes = 0
+
+
+# --- receiving ----------------------------------------------------------------------------------------------------
+
+
+class FragmentDecoder:
+    """Splits the byte stream of one connection into messages, and puts together those that come in fragments.
+
+    It keeps at most one incomplete message and one incomplete frame. What a start claims is checked before any memory
+    is used for its parts. After an error the decoder stays broken, like ``FrameDecoder``.
+    """
+
+    __slots__ = ("_envelope", "_failure", "_frames", "_gathered", "_limits", "_missing", "_parts", "is_another")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._frames = FrameDecoder(min(limits.message_bytes_max, FRAGMENT_BYTES + 1))
+        self._envelope: Message | None = None
+        self._parts: BytesIO | None = None
+        self._gathered = 0
+        self._missing = 0
+        self._failure: RemoteProtocolError | None = None
+        self.is_another = False
+        """Whether what is incomplete now began in the last ``feed``."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes of what is incomplete have arrived."""
+        return self._gathered + self._frames.buffered_bytes
+
+    def feed(self, data: bytes) -> Sequence[bytes | Message]:
+        """Take bytes in the order in which they arrived; return the messages that are now complete, in order.
+
+        One that came in a single frame, or without an envelope, is returned as its body; ``decode_message`` decodes it.
+        Raises ``RemoteProtocolError`` for a bad frame and for fragments that no sender makes, and on every later call.
+        """
+        if self._failure is not None:
+            raise self._failure
+        bodies = self._frames.feed(data)
+        self.is_another = bool(bodies) and self._parts is None
+        for body in bodies:
+            if body[0] in _MARKS:
+                return self._take(bodies)
+        return bodies
+
+    def messages(self, data: bytes) -> list[Message]:
+        """Like ``feed``, with every message decoded."""
+        limits = self._limits
+        return [decode_message(one, limits) if isinstance(one, bytes) else one for one in self.feed(data)]
+
+    def _take(self, bodies: list[bytes]) -> list[bytes | Message]:
+        complete: list[bytes | Message] = []
+        try:
+            for body in bodies:
+                if body[0] == _PART:
+                    self._take_part(body, complete)
+                elif body[0] == _START:
+                    self._begin(body)
+                else:
+                    complete.append(body)
+        except RemoteProtocolError as error:
+            self._failure = error
+            self._forget()
+            raise
+        return complete
+
+    def _begin(self, body: bytes) -> None:
+        if self._parts is not None:
+            self._refuse("a large message began before the one before it was complete")
+        if len(body) < _START_HEAD.size:
+            self._refuse("a large message began without its size")
+        _, size = _START_HEAD.unpack_from(body)
+        envelope = body[_START_HEAD.size :]
+        most = self._limits.event_bytes_max if envelope else self._limits.message_bytes_max
+        if not FRAGMENT_BYTES < size <= most:
+            self._refuse(f"a large message of {size} bytes, where {FRAGMENT_BYTES + 1} to {most} are allowed")
+        self._envelope = self._open(envelope) if envelope else None
+        self._parts, self._gathered, self._missing = BytesIO(), 0, size
+        self.is_another = True
+
+    def _open(self, envelope: bytes) -> Message:
+        message = decode_message(envelope, self._limits)
+        if type(message) not in _ENVELOPES or cast(_WithPayload, message).payload:
+            self._refuse(f"{type(message).__name__} as the envelope of a payload")
+        return message
+
+    def _take_part(self, body: bytes, complete: list[bytes | Message]) -> None:
+        if self._parts is None:
+            self._refuse("a part of a large message that has not begun")
+        size = len(body) - 1
+        if size != min(FRAGMENT_BYTES, self._missing):
+            self._refuse(f"a part of {size} bytes, where {min(FRAGMENT_BYTES, self._missing)} had to come")
+        self._parts.write(memoryview(body)[1:])
+        self._gathered += size
+        self._missing -= size
+        if not self._missing:
+            data = self._parts.getvalue()  # which is not a copy
+            complete.append(data if self._envelope is None else _with_payload(self._envelope, data))
+            self._forget()
+            self.is_another = True
+
+    def _forget(self) -> None:
+        self._envelope = self._parts = None
+        self._gathered = self._missing = 0
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise RemoteProtocolError(f"{why}: the peer does not speak this protocol, or has other limits")
