@@ -19,6 +19,10 @@ class AttemptConnection(Protocol):
         """Whether bytes came from the peer since the last call, or were not read because others come first."""
         ...
 
+    def progressed(self) -> bool:
+        """Whether a part of a large message has left since the last call, after the peer has read earlier ones."""
+        ...
+
     def send(self, message: Downward, *, at_once: bool = False) -> None:
         """Queue a message. After close it is dropped; unconfirmed items are sent again on the next connection.
 

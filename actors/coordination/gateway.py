@@ -73,6 +73,7 @@ from protocol.gateway.types import (
     ReportOpened,
     ReportResponsive,
     ReportSuspected,
+    SendProgressed,
     SendToAttempt,
 )
 from protocol.machine import TimePassed
@@ -236,6 +237,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._deadline.fired()
         if self._machine.wants_heartbeats and self._connection is not None and self._connection.heard():
             self._carry_out(self._machine.handle(PeerHeard(), now), now)
+        if self._connection is not None and self._connection.progressed():
+            self._carry_out(self._machine.handle(SendProgressed(), now), now)
         self._carry_out(self._machine.handle(message, now), now)
 
     def _on_attempt_over(self, message: AttemptIsOver, now: float) -> None:

@@ -73,6 +73,9 @@ class MemoryConnection:
         came, self.came = self.came, False
         return came
 
+    def progressed(self) -> bool:
+        return False
+
     def send(self, message: Downward, *, at_once: bool = False) -> None:
         if not self.closed:
             encode_message(message)  # as a real connection does: raises if the message is too large

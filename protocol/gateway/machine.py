@@ -99,6 +99,7 @@ from protocol.gateway.types import (
     ReadyAnnounced,
     ReportResponsive,
     ReportSuspected,
+    SendProgressed,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
@@ -125,6 +126,7 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
     ConnectionLost: (_I, _A, _I),
     MessageReceived: (Reaction.REFUSE, _A, Reaction.REFUSE),
     PeerHeard: (_I, _A, _I),
+    SendProgressed: (_I, _A, _I),
     EventSubmitted: (_A, _A, Reaction.FAIL),
     AnswerSubmitted: (_A, _A, _I),
     ReadyAnnounced: (_A, _A, _I),
@@ -367,6 +369,9 @@ class GatewayMachine:
     def _hear_life(self, input: PeerHeard, now: float, effects: Effects) -> None:
         self._heard = True
 
+    def _progress(self, input: SendProgressed, now: float, effects: Effects) -> None:
+        self._outbound.progress(now)
+
     def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
         self._end(input.reason, effects)
 
@@ -476,6 +481,7 @@ _ACTS: dict[type, _Handler] = {
     EventSubmitted: GatewayMachine._submit_event,
     AnswerSubmitted: GatewayMachine._submit_answer,
     PeerHeard: GatewayMachine._hear_life,
+    SendProgressed: GatewayMachine._progress,
     ReadyAnnounced: GatewayMachine._announce_ready,
     ItemTaken: GatewayMachine._take,
     CloseRequested: GatewayMachine._request_close,

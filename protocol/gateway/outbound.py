@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from math import inf
 
 from protocol.errors import AttemptOver, ConfirmationTimeout, LocalProtocolError
 from protocol.gateway.types import (
@@ -117,6 +118,7 @@ class GatewayOutbound:
         "_limits",
         "_order",
         "_paused_s",
+        "_progressed",
         "_settled",
         "_start_held",
         "_submitted",
@@ -150,6 +152,7 @@ class GatewayOutbound:
         self.attached = False
         self.stopped_at: float | None = None
         self._paused_s = 0.0
+        self._progressed = -inf  # when a part of a large message last left; also a reading of the connected clock
         self._checkpoints: dict[int, _Checkpoint] = {}  # not over
         self.closed: list[int] = []  # the ids that close the valve, ascending
         self._latest: int | None = None
@@ -177,15 +180,20 @@ class GatewayOutbound:
 
     def confirm_deadline(self) -> float | None:
         """When the oldest unconfirmed event is late, if the connection lasts. None if nothing is awaited."""
-        if not self._awaited:
+        return self._deadline_of(self._awaited)
+
+    def progress(self, now: float) -> None:
+        """A part of a large message has left: what waits for it or behind it gets the whole time again."""
+        self._progressed = now - self._paused_s
+
+    def _deadline_of(self, waiting: deque[tuple[int, float]]) -> float | None:
+        if not waiting:
             return None
-        return self._awaited[0][1] + self._limits.confirm_timeout_s + self._paused_s
+        return max(waiting[0][1], self._progressed) + self._limits.confirm_timeout_s + self._paused_s
 
     def tolerant_deadline(self) -> float | None:
         """When the wait for the oldest unconfirmed loss-tolerant event ends. None if there is none."""
-        if not self._tolerated:
-            return None
-        return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s
+        return self._deadline_of(self._tolerated)
 
     def expire_tolerant(self, now: float, effects: Effects) -> None:
         """End the wait for each late loss-tolerant event. The events themselves stay in the stream (H72)."""

@@ -50,6 +50,7 @@ __all__ = [
     "ReportOpened",
     "ReportResponsive",
     "ReportSuspected",
+    "SendProgressed",
     "SendToAttempt",
     "TimePassed",
 ]
@@ -158,6 +159,14 @@ class PeerHeard:
 
 
 @value
+class SendProgressed:
+    """A part of a large message has left since this was said last, because the peer has read those before it.
+
+    The shell looks before each ``TimePassed``. What is late is counted from here (H114).
+    """
+
+
+@value
 class ReadyAnnounced:
     """The coordinator's ``subtask_ready`` has returned: the subtask's events may be delivered, and its operator may
     begin with its records (H66). The shell gives this after everything that was sent inside ``subtask_ready``."""
@@ -223,6 +232,7 @@ GatewayInput = (
     | AnswerSubmitted
     | MessageReceived
     | PeerHeard
+    | SendProgressed
     | ReadyAnnounced
     | ItemTaken
     | CloseRequested

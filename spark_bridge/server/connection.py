@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             self._decoder = FrameDecoder(dialect.frame_bytes_max)
         else:
             self._decoder, self._outbox = FragmentDecoder(dialect.fragments), Outbox(dialect.fragments)
-        self._pump_due = self._peer_ended = False
+        self._pump_due = self._peer_ended = self._progressed = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
@@ -295,6 +295,11 @@ class Connection(asyncio.Protocol):
         """Whether bytes came from the peer since the last call, or were not read because others come first."""
         heard, self._heard = self._heard or not self.is_read, False
         return heard
+
+    def progressed(self) -> bool:
+        """Whether a part of a large message has left since the last call, after the peer has read earlier ones."""
+        progressed, self._progressed = self._progressed, False
+        return progressed
 
     def take_share(self) -> bool:
         """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
@@ -493,6 +498,7 @@ class Connection(asyncio.Protocol):
         assert self._outbox is not None
         self._flush()  # what was sent before the large message
         self._write(self._outbox.next())
+        self._progressed = True
         if self._outbox.busy:
             if not self.is_write_paused:
                 self._pump_soon()

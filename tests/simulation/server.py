@@ -36,6 +36,9 @@ class ServerEnd:
         came, self.came = self.came or bool(self._connection.up), False
         return came
 
+    def progressed(self) -> bool:
+        return False
+
     def send(self, message: DownMessage, *, at_once: bool = False) -> None:
         self._connection.send_down(message)
 
