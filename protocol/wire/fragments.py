@@ -2,11 +2,11 @@
 
 """Large messages in fragments, so that small ones pass between them (H60, H62, H112 to H115).
 
-A message of more than ``FRAGMENT_BYTES`` does not leave in one frame. It leaves as a *start* and as many *parts* as it
-takes, each of them a frame:
+A message of more than ``WireLimits.fragment_bytes`` does not leave in one frame. It leaves as a *start* and as many
+*parts* as it takes, each of them a frame:
 
     start   0xC0, u32 size of all parts together, envelope
-    part    0xC1, ``FRAGMENT_BYTES`` bytes of it; the last part has the rest
+    part    0xC1, ``fragment_bytes`` bytes of it; the last part has the rest
 
 The envelope is the message itself with an empty payload, so that the payload, which is all that is large, is neither
 copied into a message nor out of it. Any other message (a snapshot, a restored state) has an empty envelope, and its
@@ -46,7 +46,6 @@ from protocol.wire.messages import (
 )
 
 __all__ = [
-    "FRAGMENT_BYTES",
     "PASSING",
     "FragmentDecoder",
     "LargeMessage",
@@ -54,9 +53,6 @@ __all__ = [
     "encode_frames",
     "encode_whole",
 ]
-
-FRAGMENT_BYTES = 256 * 1024
-"""A message with a larger body leaves in parts of this size."""
 
 PASSING: frozenset[type[Message]] = frozenset({Confirm, Heartbeat, CoordinatorAwaited, AttemptEnded})
 """What may leave before a large message that was sent earlier: it says nothing about the items of its direction."""
@@ -90,9 +86,10 @@ _ENVELOPES: dict[type[Message], Any] = {
 class LargeMessage:
     """A message on its way in fragments. It refers to the payload, and copies one part of it at a time."""
 
-    __slots__ = ("_data", "_envelope", "_position", "_started")
+    __slots__ = ("_data", "_envelope", "_part_bytes", "_position", "_started")
 
-    def __init__(self, envelope: bytes, data: bytes | memoryview) -> None:
+    def __init__(self, envelope: bytes, data: bytes | memoryview, part_bytes: int) -> None:
+        self._part_bytes = part_bytes
         self._envelope = envelope
         self._data = memoryview(data)
         self._position = 0
@@ -105,7 +102,7 @@ class LargeMessage:
 
     def next(self) -> bytes:
         """Return the next frames: a part, with the start before the first one. Not to be called after the last."""
-        part = self._data[self._position : self._position + FRAGMENT_BYTES]
+        part = self._data[self._position : self._position + self._part_bytes]
         self._position += len(part)
         head = _PART_FRAME.pack(1 + len(part), _PART)
         if self._started:
@@ -120,10 +117,12 @@ def encode_frames(message: Message, limits: WireLimits) -> bytes | LargeMessage:
     kind = type(message)
     if kind in _ENVELOPES:
         payload = cast(_WithPayload, message).payload
-        if type(payload) is bytes and FRAGMENT_BYTES < len(payload) <= limits.event_bytes_max:
-            return LargeMessage(encode_message(_with_payload(message, b""), limits)[4:], payload)
+        if type(payload) is bytes and limits.fragment_bytes < len(payload) <= limits.event_bytes_max:
+            return LargeMessage(encode_message(_with_payload(message, b""), limits)[4:], payload, limits.fragment_bytes)
     data = encode_message(message, limits)
-    return data if len(data) <= 4 + FRAGMENT_BYTES else LargeMessage(b"", memoryview(data)[4:])
+    if len(data) <= 4 + limits.fragment_bytes:
+        return data
+    return LargeMessage(b"", memoryview(data)[4:], limits.fragment_bytes)
 
 
 def encode_whole(message: Message, limits: WireLimits) -> bytes:
@@ -177,11 +176,11 @@ class Outbox:
         return b""
 
     def next(self) -> bytes:
-        """Return the next frames of what waits, about ``FRAGMENT_BYTES`` at most; nothing unless ``busy``."""
+        """Return the next frames of what waits, about ``fragment_bytes`` at most; nothing unless ``busy``."""
         waiting = self._waiting
         frames: list[bytes] = []
-        size = 0
-        while waiting and size < FRAGMENT_BYTES:
+        size, most = 0, self._limits.fragment_bytes
+        while waiting and size < most:
             first = waiting[0]
             if isinstance(first, bytes):
                 frames.append(first)
@@ -191,7 +190,7 @@ class Outbox:
                 break
             else:
                 frames.append(first.next())
-                size = FRAGMENT_BYTES
+                size = most
                 if first.bytes_left:
                     break
             waiting.popleft()
@@ -219,7 +218,7 @@ class FragmentDecoder:
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
-        self._frames = FrameDecoder(min(limits.message_bytes_max, FRAGMENT_BYTES + 1))
+        self._frames = FrameDecoder(min(limits.message_bytes_max, limits.fragment_bytes) + 1)
         self._envelope: Message | None = None
         self._parts: BytesIO | None = None
         self._gathered = 0
@@ -277,8 +276,9 @@ class FragmentDecoder:
         _, size = _START_HEAD.unpack_from(body)
         envelope = body[_START_HEAD.size :]
         most = self._limits.event_bytes_max if envelope else self._limits.message_bytes_max
-        if not FRAGMENT_BYTES < size <= most:
-            self._refuse(f"a large message of {size} bytes, where {FRAGMENT_BYTES + 1} to {most} are allowed")
+        least = self._limits.fragment_bytes + 1
+        if not least <= size <= most:
+            self._refuse(f"a large message of {size} bytes, where {least} to {most} are allowed")
         self._envelope = self._open(envelope) if envelope else None
         self._parts, self._gathered, self._missing = BytesIO(), 0, size
         self.is_another = True
@@ -293,8 +293,8 @@ class FragmentDecoder:
         if self._parts is None:
             self._refuse("a part of a large message that has not begun")
         size = len(body) - 1
-        if size != min(FRAGMENT_BYTES, self._missing):
-            self._refuse(f"a part of {size} bytes, where {min(FRAGMENT_BYTES, self._missing)} had to come")
+        if size != (expected := min(self._limits.fragment_bytes, self._missing)):
+            self._refuse(f"a part of {size} bytes, where {expected} had to come")
         self._parts.write(memoryview(body)[1:])
         self._gathered += size
         self._missing -= size

@@ -30,7 +30,8 @@ class WireLimits:
     which its cost grows with the square of their number. So the largest event costs a receiver a known amount of
     memory and time, and a sender learns that an event exceeds a limit before it leaves. A name (operator id) has at
     most ``name_chars_max`` characters, a text for people (reason, error) ``text_chars_max``; a longer text is truncated
-    when it is sent. A snapshot carries at most ``held_events_max`` held events.
+    when it is sent. A snapshot carries at most ``held_events_max`` held events. A message whose body is larger than
+    ``fragment_bytes`` travels in parts of this size (``protocol.wire.fragments``).
 
     Three follow from the others. Each container and each entry takes a byte, so an event of at most
     ``event_bytes_uncounted`` exceeds none of the counts. One with at most ``event_entries_unchecked`` entries exceeds
@@ -47,6 +48,7 @@ class WireLimits:
     name_chars_max: int = 256
     text_chars_max: int = 32_768
     held_events_max: int = 2**16
+    fragment_bytes: int = 256 * 1024
     event_bytes_uncounted: int = field(init=False, repr=False, compare=False)
     event_entries_unchecked: int = field(init=False, repr=False, compare=False)
     event_entries_few: int = field(init=False, repr=False, compare=False)
@@ -61,6 +63,8 @@ class WireLimits:
             raise ValueError(f"event_nesting_max must be at most 512, is {self.event_nesting_max}")
         if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.message_bytes_max:
             raise ValueError("message_bytes_max leaves no room for an event of event_bytes_max and its headers")
+        if 5 + 64 + 4 * self.text_chars_max > self.fragment_bytes:
+            raise ValueError("fragment_bytes leaves no room for a text and the headers of its message")
         counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
         object.__setattr__(self, "event_bytes_uncounted", min(self.event_bytes_max, *counts))
         unchecked = min(counts[:2]) // 2 - 1

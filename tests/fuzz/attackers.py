@@ -32,6 +32,7 @@ from tests.fuzz import mutations, samples
 from tests.fuzz.line import CHALLENGE_BYTES, HELLO_BYTES, Line
 
 _HEAD = b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
+_LARGE_START = b"\x00\x00\x00\x05\xc0\x00\x10\x00\x00"
 TRIES_MAX = 20
 DRIP_S = 0.05
 """A slow sender's pause between two bytes."""
@@ -303,6 +304,10 @@ async def bad_frame(intruder: Intruder) -> None:
         encode_message(Resumed(7, 1)),
         len(bush := b"\x9a\x1e\x01\x01\x01" + b"\xdc\x00\xff" * 500 + bytes(255)).to_bytes(4, "big") + bush,
         b"\x00\x00\x10\x00" + b"\x91" * 4096,
+        b"\x00\x00\x00\x05\xc0\xff\xff\xff\xff",  # the start of a large message, then others that do not fit
+        _LARGE_START + b"\x00\x00\x00\x01\xc1",
+        _LARGE_START + honest + b"\x00\x00\x00\x03\xc1ab",
+        _LARGE_START + _LARGE_START,
     )
     await line.send(random.choice(frames))
     await line.until_closed()

@@ -33,6 +33,7 @@ from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
 from tests.fuzz.line import Line
 
 FLOOD = encode_event("flood")
+LARGE = encode_event(bytes(300_000))  # travels in two parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class _Speech:
         checkpoint_id = random.randrange(1, 30)
         payload = random.choice((FLOOD, b"\xc0", b"", b"\xc1", samples.blob(random, 2000)))
         choices: tuple[Callable[[], Message], ...] = (
-            lambda: EventMessage(task, seq, payload),
+            lambda: EventMessage(task, seq, LARGE if random.random() < 0.1 else payload),
             lambda: EventMessage(task, seq, encode_event(samples.event(random))),
             lambda: RequestMessage(task, seq, random.randrange(50), payload),
             lambda: RestoredEventMessage(task, seq, random.randrange(20), payload),

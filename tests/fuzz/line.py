@@ -11,8 +11,8 @@ import ssl
 import struct
 from contextlib import suppress
 
-from protocol.wire.codec import decode_message, encode_message
-from protocol.wire.framing import FrameDecoder
+from protocol.wire.fragments import FragmentDecoder, encode_whole
+from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder, frame
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Message
@@ -33,6 +33,7 @@ class Line:
         self._writer = writer
         self._tls = tls
         self._decoder = FrameDecoder()
+        self._fragments = FragmentDecoder(DEFAULT_LIMITS)
         self._early: list[bytes] = []
         self._half_closed = False
         self.authenticated = False
@@ -112,11 +113,14 @@ class Line:
         return b""
 
     async def say(self, *messages: Message) -> None:
-        await self.send(b"".join(map(encode_message, messages)))
+        await self.send(b"".join(encode_whole(message, DEFAULT_LIMITS) for message in messages))
 
     async def messages(self) -> list[Message]:
         """Return at least one message; none at the end."""
-        return [decode_message(body) for body in await self.frames()]
+        messages: list[Message] = []
+        while not messages and (bodies := await self.frames()):
+            messages = self._fragments.messages(b"".join(map(frame, bodies)))
+        return messages
 
     async def frames(self) -> list[bytes]:
         """Return the bodies of at least one frame; none at the end."""

@@ -16,6 +16,8 @@ from typing import Any
 from protocol.errors import CheckpointCorrupt, EventEncodeError, RemoteProtocolError
 from protocol.wire.checkpoint_format import decode_checkpoint, encode_checkpoint
 from protocol.wire.codec import decode_event, decode_message, encode_event, encode_message
+from protocol.wire.fragments import PASSING, FragmentDecoder, Outbox
+from protocol.wire.messages import Message
 from spark_bridge.bridge.relay.records import RecordDecodeError, decode_record
 from tests.fuzz import mutations, samples
 from tests.fuzz.reseal import resealed
@@ -146,6 +148,51 @@ def _bush(width: int) -> bytes:
     return head + (head + (head + b"\x90" * width) * 3) * width
 
 
+# --- fragments ----------------------------------------------------------------------------------------------------
+
+
+def _fragments_case(random: Random) -> None:
+    """Large and small messages in fragments come whole, in any portions; damaged ones do, or are refused."""
+    outbox, sent, stream = Outbox(LIMITS), list[Message](), b""
+    for _ in range(random.randrange(1, 6)):
+        message = samples.message(random)
+        sent.append(decode_message(encode_message(message, LIMITS)[4:], LIMITS))  # a number may become a float
+        stream += outbox.put(message)
+        if random.random() < 0.5:
+            stream += outbox.next()
+    while outbox.busy:
+        stream += outbox.next()
+    with about_input(stream):
+        came = _fragments_of(random, stream)
+        for passing in (True, False):
+            assert [one for one in came if (type(one) in PASSING) is passing] == [
+                one for one in sent if (type(one) in PASSING) is passing
+            ]
+    for _ in range(10):
+        _accepts_fragments(mutations.mutated(random, stream), random)
+    _accepts_fragments(random.randbytes(random.choice((3, 20, 200))), random)
+
+
+def _fragments_of(random: Random, stream: bytes) -> list[Message]:
+    decoder, messages = FragmentDecoder(LIMITS), list[Message]()
+    while stream:
+        size = random.choice((1, 7, 1000, 5000))
+        messages += decoder.messages(stream[:size])
+        assert decoder.buffered_bytes <= LIMITS.message_bytes_max + 2 * LIMITS.fragment_bytes
+        stream = stream[size:]
+    return messages
+
+
+def _accepts_fragments(stream: bytes, random: Random | None = None) -> bool:
+    with about_input(stream):
+        try:
+            within_memory(lambda data: _fragments_of(random or Random(0), data), stream, 64)
+        except RemoteProtocolError as error:
+            check_error(error)
+            return False
+        return True
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
@@ -198,4 +245,7 @@ CHECKPOINT = Decoder(
 RELAY = Decoder(
     "relay", "records of the listener in the JVM", decode_record, RecordDecodeError, 64, samples.relay_record
 )
-TARGETS = tuple(decoder.target() for decoder in (MESSAGES, EVENTS, CHECKPOINT, RELAY))
+FRAGMENTS = Target(
+    "fragments", "large messages in parts: valid, in any portions, mutated", _fragments_case, _accepts_fragments
+)
+TARGETS = (*(decoder.target() for decoder in (MESSAGES, EVENTS, CHECKPOINT, RELAY)), FRAGMENTS)

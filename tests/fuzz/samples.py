@@ -37,6 +37,7 @@ LIMITS = WireLimits(
     name_chars_max=32,
     text_chars_max=256,
     held_events_max=64,
+    fragment_bytes=2048,
 )
 """Bounds small enough that a fuzzer often reaches them."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -20,15 +20,8 @@ from protocol.wire.framing import frame
 from tests.protocol.test_gateway import a_gateway
 
 PART = 100
-LIMITS = WireLimits(message_bytes_max=4096, event_bytes_max=2000, text_chars_max=20)
+LIMITS = WireLimits(message_bytes_max=4096, event_bytes_max=2000, text_chars_max=5, fragment_bytes=PART)
 
-
-@pytest.fixture(autouse=True)
-def _small_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments, "FRAGMENT_BYTES", PART)
-
-
-in_both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 _payloads = st.one_of(st.binary(max_size=60), st.integers(60, 2000).map(lambda size: (bytes(range(251)) * 8)[:size]))
 _messages = st.one_of(
@@ -62,7 +55,6 @@ EMPTY = m.EventMessage(7, 1, b"")
 # --- there and back -------------------------------------------------------------------------------------------
 
 
-@in_both
 @given(
     st.lists(_messages, max_size=8), st.lists(st.integers(1, 400), max_size=60), st.lists(st.booleans(), max_size=40)
 )
@@ -199,15 +191,16 @@ def test_a_decoder_that_has_failed_stays_broken_and_keeps_nothing() -> None:  # 
         decoder.feed(encode_message(m.Confirm(7, 1)))
 
 
-def test_a_claim_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:  # H62, H113
-    monkeypatch.undo()
+def test_a_claim_takes_no_memory() -> None:  # H62, H113
     decoder = FragmentDecoder(DEFAULT_LIMITS)
-    stream = start(DEFAULT_LIMITS.event_bytes_max, encode_message(EMPTY)[4:]) + part(bytes(fragments.FRAGMENT_BYTES))
+    stream = start(DEFAULT_LIMITS.event_bytes_max, encode_message(EMPTY)[4:]) + part(
+        bytes(DEFAULT_LIMITS.fragment_bytes)
+    )
     tracemalloc.start()
     decoder.feed(stream)
-    assert tracemalloc.get_traced_memory()[1] < 4 * fragments.FRAGMENT_BYTES
+    assert tracemalloc.get_traced_memory()[1] < 4 * DEFAULT_LIMITS.fragment_bytes
     tracemalloc.stop()
-    assert fragments.FRAGMENT_BYTES <= decoder.buffered_bytes <= fragments.FRAGMENT_BYTES + 1000
+    assert DEFAULT_LIMITS.fragment_bytes <= decoder.buffered_bytes <= DEFAULT_LIMITS.fragment_bytes + 1000
 
 
 def test_small_messages_do_not_hide_that_a_large_one_does_not_grow() -> None:  # H62, H113

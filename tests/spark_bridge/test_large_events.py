@@ -30,8 +30,7 @@ from protocol.attempts import LedgerConfig
 from protocol.errors import EventEncodeError
 from protocol.facts import JobStarted, StageSubmitted
 from protocol.gateway.types import GatewayLimits
-from protocol.wire.fragments import FRAGMENT_BYTES
-from protocol.wire.framing import WireLimits
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.keys import NO_IDENTITY, KeyRing, Purpose
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AddOperator
@@ -263,10 +262,10 @@ async def test_heartbeats_and_confirmations_pass_a_large_event() -> None:  # H94
             self.context = context
 
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            self.context.send_event(pattern(8 * FRAGMENT_BYTES, 1))
+            self.context.send_event(pattern(8 * DEFAULT_LIMITS.fragment_bytes, 1))
             slow.set()
             yield 1
 
     async with a_world(heartbeat_interval_s=0.1, heartbeat_timeout_s=5.0) as (world, _):
         assert await world.run(Sends()) == [1]
-        assert world.coordinator.events == [digest(pattern(8 * FRAGMENT_BYTES, 1))]
+        assert world.coordinator.events == [digest(pattern(8 * DEFAULT_LIMITS.fragment_bytes, 1))]
