@@ -37,6 +37,7 @@ from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
 from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, PartEvent, mark
 from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, CODEC_LIMITS, WireLimits
+from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, PLACEHOLDER, LeafReader, skim
 
 __all__ = [
     "EVENT_STEP_BYTES",
@@ -94,6 +95,8 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     A ``PartEvent`` encloses such an event with the name of its part.
     """
     kind = type(value)
+    if kind is bytes and len(cast(bytes, value)) >= LEAF_BYTES:
+        return _encode_large_bytes(cast(bytes, value), limits)
     if kind not in _SCALARS:
         level: Any = value if kind is list or kind is tuple else get_referents(value) if kind is dict else ()
         if 0 < len(level) <= limits.event_entries_few:
@@ -111,6 +114,8 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
         packer = _Packer(default=_lower, strict_types=True)
     try:
         data: bytes = packer.pack(value)
+    except _LargeArrayMet:
+        return _encode_large_arrays(value, limits)
     except Exception as error:  # also what the fields of a registered class raise
         raise _unsendable(value, error, limits) from error
     size = len(data)
@@ -149,10 +154,63 @@ def _lower(value: Any) -> Any:
         return [_REGISTERED, registration.name, *registration.values(value)]
     if kind is int:
         raise OverflowError("Integer value out of range")
+    if getattr(value, "nbytes", 0) >= LEAF_BYTES:
+        raise _LargeArrayMet
     leaf = _leaves().encode_leaf(value, CODEC_LIMITS.event_bytes_max)
     if leaf is None:
         raise TypeError(f"can not serialize {kind.__name__!r} object")
     return msgpack.ExtType(*leaf)
+
+
+class _LargeArrayMet(Exception):
+    """The event has an array that msgpack would copy several times."""
+
+
+def _encode_large_bytes(value: bytes, limits: WireLimits) -> bytes:
+    size = 5 + len(value)
+    if size > limits.event_bytes_max:
+        raise _too_many_bytes(size, limits)
+    return b"".join((b"\xc6", len(value).to_bytes(4, "big"), value))
+
+
+def _encode_large_arrays(value: object, limits: WireLimits) -> bytes:
+    """Encode an event with large arrays: msgpack packs a placeholder for each, and each is copied once."""
+    arrays: list[tuple[bytes, Any]] = []
+    size = 0
+
+    def lower(entry: Any) -> Any:
+        nonlocal size
+        if getattr(entry, "nbytes", 0) < LEAF_BYTES or registration_of(type(entry)) is not None:
+            return _lower(entry)
+        _leaves().is_large_array(entry, LEAF_BYTES, limits.event_bytes_max)  # raises if it alone is too large
+        size += entry.nbytes
+        if size > limits.event_bytes_max:
+            raise _too_many_bytes(size, limits)
+        parts = _leaves().encode_large_array(entry)
+        if parts is None:
+            raise TypeError(f"can not serialize {type(entry).__name__!r} object")
+        arrays.append(parts)
+        return msgpack.ExtType(PLACEHOLDER, (len(arrays) - 1).to_bytes(4, "big"))
+
+    try:
+        small = _Packer(default=lower, strict_types=True).pack(value)
+    except EventEncodeError:
+        raise
+    except Exception as error:
+        raise _unsendable(value, error, limits) from error
+    pieces: list[Any] = []
+    end = 0
+    view = memoryview(small)
+    for place in run_steps(skim(small, 0, limits, len(small) + 1, found=PLACEHOLDER)):
+        head, data = arrays[int.from_bytes(small[place.place : place.place + 4], "big")]
+        ext = b"\xc9" + (len(head) + len(data)).to_bytes(4, "big") + bytes((ExtensionType.NUMPY_ARRAY,))
+        pieces += (view[end : place.start], ext, head, data)
+        end = place.place + place.size
+    pieces.append(view[end:])
+    total = sum(map(len, pieces))
+    if total > limits.event_bytes_max:
+        raise _too_many_bytes(total, limits)
+    return b"".join(pieces)
 
 
 def _in_order(members: Collection[Any]) -> Iterable[Any]:
@@ -325,6 +383,8 @@ def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
     if type(value) in _PLAIN or type(value) is PartEvent or registration_of(type(value)) is not None:
         return False
     try:
+        if _leaves().is_large_array(value, LEAF_BYTES, limits.event_bytes_max):
+            return True
         return _leaves().encode_leaf(value, limits.event_bytes_max) is not None
     except Exception as error:
         raise EventEncodeError(f"{_path(place)} cannot be encoded: {error}") from error
@@ -477,8 +537,12 @@ def decode_event_in_steps(
     if size > limits.event_bytes_max:
         raise RemoteProtocolError(f"an event of {size} bytes exceeds the limit of {limits.event_bytes_max}")
     if data[:4] == _PART_HEAD:
-        name, rest = _part_name(data, limits)
-        return PartEvent(name, (yield from decode_event_in_steps(rest, limits, step_bytes)))
+        name, start = _part_name(data, limits)
+        if size >= LARGE_EVENT_BYTES:
+            return PartEvent(name, (yield from _unpack_large(data, start, limits, step_bytes)))
+        return PartEvent(name, (yield from decode_event_in_steps(data[start:], limits, step_bytes)))
+    if size >= LARGE_EVENT_BYTES:
+        return (yield from _unpack_large(data, 0, limits, step_bytes))
     try:
         _scan(data)
         yield
@@ -497,6 +561,23 @@ def run_steps(steps: EventSteps) -> Any:
             next(steps)
         except StopIteration as end:
             return end.value
+
+
+def _unpack_large(data: bytes, start: int, limits: WireLimits, step_bytes: int) -> EventSteps:
+    """Decode a large event from ``start`` on: its large leaves apart, the rest as any other."""
+    try:
+        leaves = yield from skim(data, start, limits, LEAF_BYTES)
+        if leaves:
+            reader = LeafReader()
+            yield from reader.read(data, start, leaves)
+            return (yield from _unpack_extended(reader.small, limits, step_bytes, reader))
+        rest = data[start:]
+        if _MARK_START not in rest:
+            with suppress(_ExtensionMet):
+                return (yield from _unpack_plain(rest, limits, step_bytes))
+        return (yield from _unpack_extended(rest, limits, step_bytes))
+    except _UNPACK_ERRORS as error:
+        raise _not_an_event(error) from None
 
 
 class _ExtensionMet(Exception):
@@ -543,10 +624,13 @@ def _check_nesting(event: Any, limits: WireLimits, kinds: frozenset[type] | None
         raise _nests_deeper(limits)
 
 
-def _unpack_extended(data: bytes, limits: WireLimits, step_bytes: int) -> EventSteps:
+def _unpack_extended(data: bytes, limits: WireLimits, step_bytes: int, leaves: LeafReader | None = None) -> EventSteps:
     for kind in _builders_for(data):
         builder = kind(limits, counted=True)
-        unpacker = _event_unpacker(len(data), limits, **builder.hooks())
+        hooks = builder.hooks()
+        if leaves is not None:
+            hooks["ext_hook"] = leaves.hook(builder.take_extension)
+        unpacker = _event_unpacker(len(data), limits, **hooks)
         with suppress(_OpaqueMet):
             event = yield from _feed(unpacker, data, step_bytes)
             yield from builder.check(event)
@@ -556,8 +640,8 @@ def _unpack_extended(data: bytes, limits: WireLimits, step_bytes: int) -> EventS
 def _decode_extended(data: bytes, limits: WireLimits) -> Any:
     """Decode an event of at most ``event_bytes_uncounted`` that has extension types."""
     if data[:4] == _PART_HEAD:
-        name, rest = _part_name(data, limits)
-        return PartEvent(name, decode_event(rest, limits))
+        name, start = _part_name(data, limits)
+        return PartEvent(name, decode_event(data[start:], limits))
     try:
         if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F and len(data) <= CLAIMS_UNCHECKED_BYTES:
             # A short tuple is often all there is: then what follows its mark is a list that plain msgpack can carry.
@@ -593,8 +677,8 @@ def _feed(unpacker: Any, data: bytes, step_bytes: int) -> EventSteps:
     return event
 
 
-def _part_name(data: bytes, limits: WireLimits) -> tuple[str, bytes]:
-    """Divide the event of a part into the part's name and the bytes of the event that it encloses."""
+def _part_name(data: bytes, limits: WireLimits) -> tuple[str, int]:
+    """Return the name in the event of a part, and where the event begins that it encloses."""
     head = data[4:7].ljust(3, b"\x00")
     if 0xA0 <= head[0] <= 0xBF:  # msgpack's string of up to 31 bytes
         start, size = 5, head[0] - 0xA0
@@ -615,7 +699,7 @@ def _part_name(data: bytes, limits: WireLimits) -> tuple[str, bytes]:
         )
     if data[end : end + 4] == _PART_HEAD:
         raise RemoteProtocolError("an event of a part inside the event of a part")
-    return name, data[end:]
+    return name, end
 
 
 def _scan(data: bytes) -> None:

@@ -21,7 +21,7 @@ from decimal import Decimal, InvalidOperation
 from math import prod
 from struct import Struct
 from struct import error as StructError
-from typing import Any
+from typing import Any, cast
 from uuid import UUID  # noqa: TID251 - a value, not a source of them
 
 from protocol.errors import RemoteProtocolError
@@ -153,27 +153,61 @@ def _encode_numpy(value: Any) -> tuple[ExtensionType, bytes] | None:
     is_array = type(value) is numpy.ndarray
     if not is_array and not isinstance(value, numpy.generic):
         return None
-    name = value.dtype.newbyteorder("<").str
+    name = _dtype_name(value)
+    if not is_array:
+        return ExtensionType.NUMPY_SCALAR, bytes((len(name),)) + name.encode("ascii") + value.astype(name).tobytes()
+    return ExtensionType.NUMPY_ARRAY, _array_head(value, name) + value.astype(name, copy=False).tobytes()
+
+
+def _dtype_name(value: Any) -> str:
+    name: str = value.dtype.newbyteorder("<").str
     if name not in _ITEM_BYTES:
         raise ValueError(
             f"NumPy values of dtype {value.dtype} cannot be sent: convert it to numbers, bools, datetime64 or "
             "timedelta64 with astype(), or to Python's values with tolist()"
         )
-    head = bytes((len(name),)) + name.encode("ascii")
-    if not is_array:
-        return ExtensionType.NUMPY_SCALAR, head + value.astype(name).tobytes()
+    return name
+
+
+def _array_head(value: Any, name: str) -> bytes:
     if value.ndim > ARRAY_DIMENSIONS_MAX:
         raise ValueError(f"an array of {value.ndim} dimensions, and at most {ARRAY_DIMENSIONS_MAX} can be sent")
     shape = b"".join(map(_DIMENSION.pack, value.shape))
-    return ExtensionType.NUMPY_ARRAY, b"".join(
-        (head, bytes((value.ndim,)), shape, value.astype(name, copy=False).tobytes())
-    )
+    return b"".join((bytes((len(name),)), name.encode("ascii"), bytes((value.ndim,)), shape))
+
+
+def is_large_array(value: Any, bytes_least: int, bytes_max: int) -> bool:
+    """Whether the value is an array of at least ``bytes_least`` bytes. Raises ``ValueError`` if it cannot be sent."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray or value.nbytes < bytes_least:
+        return False
+    _check_size(value.nbytes, bytes_max)
+    _array_head(value, _dtype_name(value))
+    return True
+
+
+def _check_size(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        raise ValueError(f"an array of {size} bytes exceeds the limit of {bytes_max}: send it in parts")
+
+
+def encode_large_array(value: Any) -> tuple[bytes, memoryview] | None:
+    """Return the head of an array's data, and its items without a copy if that can be; None if it is not an array.
+
+    Raises ``ValueError`` for an array that cannot be sent.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray:
+        return None
+    name = _dtype_name(value)
+    items = numpy.ascontiguousarray(value.astype(name, copy=False))
+    return _array_head(value, name), memoryview(items.reshape(-1).view("u1"))
 
 
 def _dtype_of(data: bytes) -> tuple[str, int]:
     """Read the name of the dtype, and return it with the place after it."""
     end = 1 + data[0] if data else 0
-    name = data[1:end].decode("ascii")
+    name = bytes(data[1:end]).decode("ascii")
     if name not in _ITEM_BYTES:
         raise ValueError(f"a NumPy value of dtype {name!r:.40}")
     return name, end
@@ -199,7 +233,9 @@ def _decode_numpy_array(data: bytes) -> Any:
     numpy = _numpy()
     if not count:
         return numpy.empty(shape, _native(name))
-    return numpy.frombuffer(data, name, count, begin).reshape(shape).astype(_native(name))
+    items = numpy.frombuffer(data, name, count, begin).reshape(shape)
+    # A bytearray is the event's own, so the array may keep it.
+    return items.astype(_native(name), copy=not items.flags.writeable or not items.flags.aligned)
 
 
 def _native(name: str) -> str:
@@ -245,18 +281,16 @@ def encode_leaf(value: Any, bytes_max: int) -> tuple[int, bytes] | None:
         return row[0], row[1](value)
     if type(value).__module__ != "numpy":
         return None
-    size = getattr(value, "nbytes", 0)
-    if size > bytes_max:  # before it is copied: a broadcast array takes no memory of its own
-        raise ValueError(f"an array of {size} bytes exceeds the limit of {bytes_max}: send it in parts")
+    _check_size(getattr(value, "nbytes", 0), bytes_max)  # before it is copied: a broadcast array takes no memory
     return _encode_numpy(value)
 
 
-def decode_leaf(code: int, data: bytes) -> Any:
+def decode_leaf(code: int, data: bytes | memoryview) -> Any:
     """Return the value. Raises ``ValueError`` for a code that has none, and for data that is not a value's."""
     decode = _DECODERS.get(code)
     if decode is None:
         raise ValueError(f"extension type {code}, which this release does not know")
     try:
-        return decode(data)
+        return decode(cast(bytes, data) if code == ExtensionType.NUMPY_ARRAY else bytes(data))
     except (StructError, OverflowError) as error:
         raise ValueError(f"data that is not a {ExtensionType(code).name.lower()}: {error}") from None

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgpack
 
-from protocol.wire.codec import EVENT_STEP_BYTES, decode_event, encode_event, encode_message
+from protocol.wire.codec import EVENT_STEP_BYTES, decode_event, encode_event
+from protocol.wire.fragments import encode_whole
 from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.messages import AttemptEnded, EventMessage
 from spark_bridge.server.server import ServerConfig
@@ -32,11 +33,11 @@ async def test_another_operators_events_are_handled_while_the_largest_event_is_d
     async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
         large = await tasks.start(VICTIM, 1)
         small = await tasks.start(HONEST, 2)
-        frame = encode_message(EventMessage(1, 2, payload))
-        await large.line.send(frame[:-1])
+        frames = encode_whole(EventMessage(1, 2, payload), DEFAULT_LIMITS)
+        await large.line.send(frames[:-1])
         (receiving,) = [c for c in half.router._open.values() if c.peer == large.line.name]
-        await until(lambda: receiving._decoder.buffered_bytes == len(frame) - 1)
-        await large.line.send(frame[-1:])  # from here on, only the decoding remains
+        await until(lambda: receiving._decoder.buffered_bytes >= len(payload))  # all but a byte
+        await large.line.send(frames[-1:])  # from here on, only the decoding remains
         round_trips = 0
         while not half.victim.events:
             await small.line.say(EventMessage(2, 2 + round_trips, encode_event(round_trips)))
