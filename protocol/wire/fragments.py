@@ -280,7 +280,7 @@ class FragmentDecoder:
         if not least <= size <= most:
             self._refuse(f"a large message of {size} bytes, where {least} to {most} are allowed")
         self._envelope = self._open(envelope) if envelope else None
-        self._parts, self._gathered, self._missing = BytesIO(), 0, size
+        self._parts, self._gathered, self._missing = BytesIO(), 4 + len(body), size
         self.is_another = True
 
     def _open(self, envelope: bytes) -> Message:
@@ -296,7 +296,7 @@ class FragmentDecoder:
         if size != (expected := min(self._limits.fragment_bytes, self._missing)):
             self._refuse(f"a part of {size} bytes, where {expected} had to come")
         self._parts.write(memoryview(body)[1:])
-        self._gathered += size
+        self._gathered += 4 + len(body)
         self._missing -= size
         if not self._missing:
             data = self._parts.getvalue()  # which is not a copy

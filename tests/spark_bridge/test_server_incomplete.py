@@ -13,14 +13,15 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from protocol.wire.codec import encode_message
+from protocol.wire.codec import DEFAULT_LIMITS, encode_message
+from protocol.wire.fragments import encode_whole
 from protocol.wire.messages import Confirm, EventMessage
 from spark_bridge.server.connection import Connection
 from spark_bridge.server.incomplete import PROGRESS_BYTES, IncompleteFrames
 from spark_bridge.server.turns import READ_BYTES_MAX
 from tests.spark_bridge.test_server import CONFIG, Peer, RunningServer, a_running_server
 
-FRAME = encode_message(EventMessage(7, 1, bytes(3 * PROGRESS_BYTES)))
+FRAME = encode_whole(EventMessage(7, 1, bytes(3 * PROGRESS_BYTES)), DEFAULT_LIMITS)
 LIMIT = 1_000_000
 NO_CHECKS = replace(CONFIG, frame_timeout_s=1e6)
 FEW_BYTES = replace(NO_CHECKS, incomplete_bytes_max=LIMIT)
@@ -52,7 +53,7 @@ async def test_states_that_exceed_the_limit_together_wait_at_their_sockets_and_a
         peers = [await running.a_task() for _ in range(count)]
         with capture_logs() as lines:
             for seq, peer in enumerate(peers, 1):
-                peer.writer.write(encode_message(EventMessage(7, seq, bytes(size))))
+                peer.writer.write(encode_whole(EventMessage(7, seq, bytes(size)), DEFAULT_LIMITS))
             async with asyncio.timeout(120):
                 while len(running.handler.messages) < count:
                     peak = max(peak, frames_of(running).total_bytes)
@@ -191,3 +192,55 @@ async def test_the_server_itself_checks() -> None:  # H62
         again = await running.a_task()
         await again.send(Confirm(7, 1))
         await running.handler.until(lambda: running.handler.messages == [Confirm(7, 1)])
+
+
+async def test_small_messages_between_the_parts_are_no_progress_of_a_large_one() -> None:  # H62, H113
+    async with a_running_server(NO_CHECKS) as running:
+        peer, connection = await a_task(running)
+        peer.writer.write(FRAME[: PROGRESS_BYTES + 1000])
+        await until(lambda: frames_of(running).total_bytes == PROGRESS_BYTES + 1000)
+        rest = PROGRESS_BYTES + 1000
+        parts = [start for start in range(len(FRAME)) if FRAME[start : start + 5] == b"\x00\x04\x00\x01\xc1"]
+        between = next(start for start in parts if start > rest)
+        peer.writer.write(FRAME[rest:between])
+        await until(lambda: frames_of(running).total_bytes == between)
+        frames_of(running)._check()
+        for number in range(1, 4):
+            await peer.send(Confirm(7, number))
+            await running.handler.until(lambda number=number: Confirm(7, number) in running.handler.messages)  # type: ignore[misc]
+        assert frames_of(running).total_bytes == between
+        frames_of(running)._check()
+        assert not is_open(connection)
+
+
+async def test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slowly() -> None:  # H112, H113
+    async with a_running_server(NO_CHECKS) as running:
+        peer, connection = await a_task(running)
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        payload = bytes(32 * 2**20)
+        connection.send(EventMessage(7, 1, payload))
+        await until(lambda: connection.is_write_paused)
+        assert connection.progressed()
+        assert not connection.progressed()
+        assert connection._transport.get_write_buffer_size() < 2**20
+        connection.send(EventMessage(7, 2, b"in its turn"))
+        connection.send(Confirm(7, 3))
+        peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert await peer.receive() == Confirm(7, 3)
+        assert connection.unsent_bytes > 2**20, "it came before the large message had left"
+        assert await peer.receive() == EventMessage(7, 1, payload)
+        assert await peer.receive() == EventMessage(7, 2, b"in its turn")
+        assert connection.progressed()
+        await until(lambda: connection.unsent_bytes == 0)
+
+
+async def test_a_connection_that_is_dropped_forgets_what_it_was_sending() -> None:  # H115
+    async with a_running_server(NO_CHECKS) as running:
+        peer, connection = await a_task(running)
+        connection.send(EventMessage(7, 1, bytes(32 * 2**20)))
+        await until(lambda: connection.is_write_paused)
+        connection.abort("the test")
+        assert connection._outbox is not None
+        assert connection._outbox.waiting_bytes == 0
+        await running.handler.until(lambda: running.handler.reasons == ["the test"])
+        await peer.until_closed()
