@@ -66,7 +66,7 @@ def events() -> Iterator[tuple[str, bytes]]:
     yield f"{maps:,} maps of one entry", list_of(maps, b"\x81\x01\xc0" * maps)
     yield f"{ENTRIES:,} short strings", list_of(ENTRIES, b"\xa2\xc3\xa9" * ENTRIES)
     yield f"{ENTRIES:,} floats", list_of(ENTRIES, b"\xcb\x3f\xf1\x22\x33\x44\x55\x66\x77" * ENTRIES)
-    yield "one bytes value of 4 MiB", msgpack.packb(bytes(BYTES - 5))
+    yield "one bytes value of 64 MiB", msgpack.packb(bytes(BYTES - 5))
     table_size = 8192
     keys = colliding_keys(table_size, min(MAP_ENTRIES, table_size * 2 // 3))
     count = ENTRIES // len(keys) - 1

@@ -500,8 +500,7 @@ class Connection(asyncio.Protocol):
         self._write(self._outbox.next())
         self._progressed = True
         if self._outbox.busy:
-            if not self.is_write_paused:
-                self._pump_soon()
+            self._pump_soon()
         elif self._peer_ended:
             self._transport.close()
         elif self.state is ConnectionState.CLOSING:

@@ -17,7 +17,7 @@ from spark_bridge.certificates import encryption
 from tests.actors.coordination import test_failures_behind_a_run
 from tests.fuzz import pure, test_large_events
 from tests.mutants.mutant import Mutant, catalogue
-from tests.protocol import test_codec, test_event_classes, test_event_values, test_handshake
+from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake
 from tests.spark_bridge import test_actions, test_router, test_server_incomplete, test_server_shares, test_tls
 
 CATALOGUE = catalogue(r"""
@@ -106,6 +106,31 @@ no-deadline-of-a-frame [X11; H62]
   @ spark_bridge.server.incomplete:IncompleteFrames._check
   - frame.size - before < PROGRESS_BYTES
   + False
+small-ones-are-progress [new; H113]
+  A peer that sends heartbeats between the parts need never send the rest of a large message.
+  @ protocol.wire.fragments:FragmentDecoder.feed
+  - bool(bodies) and self._parts is None
+  + bool(bodies)
+any-claim [new; H62 H113]
+  A large message may claim any size.
+  @ protocol.wire.fragments:FragmentDecoder._begin
+  - if not least <= size <= most:
+  + if False:
+everything-passes [new; H22 H112]
+  What is sent after a large event leaves before it.
+  @ protocol.wire.fragments:Outbox.put
+  - if not self.busy or type(message) in PASSING:
+  + if True:
+no-patience-with-a-slow-reader [new; H114]
+  A task that reads a large event slowly is killed, although it reads all the time.
+  @ protocol.gateway.outbound:GatewayOutbound.progress
+  - self._progressed = now - self._paused_s
+  + pass
+all-parts-at-once [new; H113]
+  A large message goes to the socket's buffer as a whole, however slowly the peer reads.
+  @ spark_bridge.server.connection:Connection._pump
+  - if not self._is_sending_large or self.is_write_paused or self._transport.is_closing():
+  + if not self._is_sending_large or self._transport.is_closing():
 another's-failure [E2: a counter of the whole sidecar; H65]
   A failed run of any operator counts for every action that is being called.
   @ spark_bridge.bridge.runs:RunningJobs.failed
@@ -165,6 +190,18 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     ],
     "no-deadline-of-a-frame": [
         test_server_incomplete.test_a_frame_that_makes_no_progress_between_two_checks_is_dropped
+    ],
+    "small-ones-are-progress": [
+        test_server_incomplete.test_small_messages_between_the_parts_are_no_progress_of_a_large_one,
+        test_fragments.test_small_messages_do_not_hide_that_a_large_one_does_not_grow,
+    ],
+    "any-claim": [
+        partial(test_fragments.test_fragments_that_no_sender_makes_are_refused, test_fragments.start(4097), "4097")
+    ],
+    "everything-passes": [test_fragments.test_only_what_has_no_place_among_the_items_passes_a_large_message],
+    "no-patience-with-a-slow-reader": [test_fragments.test_what_is_late_is_counted_from_the_last_part_that_left],
+    "all-parts-at-once": [
+        test_server_incomplete.test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slowly
     ],
     "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],
     "silent-commit": [
