@@ -95,8 +95,6 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     A ``PartEvent`` encloses such an event with the name of its part.
     """
     kind = type(value)
-    if kind is bytes and len(cast(bytes, value)) >= LEAF_BYTES:
-        return _encode_large_bytes(cast(bytes, value), limits)
     if kind not in _SCALARS:
         level: Any = value if kind is list or kind is tuple else get_referents(value) if kind is dict else ()
         if 0 < len(level) <= limits.event_entries_few:
@@ -108,6 +106,8 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
             return _encode_part_event(cast(PartEvent, value), limits)
         else:
             _check(value, kind, limits)
+    elif kind is bytes and len(cast(bytes, value)) >= LEAF_BYTES:
+        return _encode_large_bytes(cast(bytes, value), limits)
     try:
         packer = _packers.pop()
     except IndexError:

@@ -109,15 +109,13 @@ class FrameDecoder:
     is used for the body. After an error the decoder stays broken, because the frame boundaries are lost.
     """
 
-    __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed", "is_another")
+    __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed")
 
     def __init__(self, max_frame_bytes: int = DEFAULT_LIMITS.message_bytes_max) -> None:
         self._frame_bytes_max = max_frame_bytes
         self._buffer = bytearray()
         self._needed = 4  # with fewer bytes in the buffer there is nothing to do
         self._failure: RemoteProtocolError | None = None
-        self.is_another = False
-        """Whether the incomplete frame began in the last ``feed``, after another one."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -133,7 +131,6 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
-        self.is_another = False
         source: bytes | memoryview = data
         buffered: memoryview | None = None
         if self._buffer:
@@ -159,7 +156,6 @@ class FrameDecoder:
             buffered.release()
             del self._buffer[:position]
         self._needed = needed
-        self.is_another = bool(bodies)
         return bodies
 
     def _fail(self, length: int) -> None:

@@ -417,7 +417,8 @@ class Connection(asyncio.Protocol):
         bodies = self._decoder.feed(data)
         before, self._incomplete_bytes = self._incomplete_bytes, self._decoder.buffered_bytes
         if before or self._incomplete_bytes:
-            self._incomplete.changed(self, self._incomplete_bytes, another=self._decoder.is_another)
+            another = bool(bodies) if isinstance(self._decoder, FrameDecoder) else self._decoder.is_another
+            self._incomplete.changed(self, self._incomplete_bytes, another=another)
         if self._backlog:
             self._backlog.extend(bodies)
         elif len(bodies) > LIGHT:

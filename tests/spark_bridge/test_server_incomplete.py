@@ -220,6 +220,8 @@ async def test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slow
         payload = bytes(32 * 2**20)
         connection.send(EventMessage(7, 1, payload))
         await until(lambda: connection.is_write_paused)
+        for _ in range(50):
+            await asyncio.sleep(0)
         assert connection.progressed()
         assert not connection.progressed()
         assert connection._transport.get_write_buffer_size() < 2**20
