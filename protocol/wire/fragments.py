@@ -214,7 +214,17 @@ class FragmentDecoder:
     is used for its parts. After an error the decoder stays broken, like ``FrameDecoder``.
     """
 
-    __slots__ = ("_envelope", "_failure", "_frames", "_gathered", "_limits", "_missing", "_parts", "is_another")
+    __slots__ = (
+        "_envelope",
+        "_failure",
+        "_frames",
+        "_gathered",
+        "_limits",
+        "_missing",
+        "_part_left",
+        "_parts",
+        "is_another",
+    )
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
@@ -223,6 +233,7 @@ class FragmentDecoder:
         self._parts: BytesIO | None = None
         self._gathered = 0
         self._missing = 0
+        self._part_left = 0  # of the part that is coming
         self._failure: RemoteProtocolError | None = None
         self.is_another = False
         """Whether what is incomplete now began in the last ``feed``."""
@@ -240,8 +251,10 @@ class FragmentDecoder:
         """
         if self._failure is not None:
             raise self._failure
+        if self._parts is not None:
+            return self._feed_large(data)
         bodies = self._frames.feed(data)
-        self.is_another = bool(bodies) and self._parts is None
+        self.is_another = bool(bodies)
         for body in bodies:
             if body[0] in _MARKS:
                 return self._take(bodies)
@@ -252,21 +265,55 @@ class FragmentDecoder:
         limits = self._limits
         return [decode_message(one, limits) if isinstance(one, bytes) else one for one in self.feed(data)]
 
-    def _take(self, bodies: list[bytes]) -> list[bytes | Message]:
+    def _feed_large(self, data: bytes) -> list[bytes | Message]:
+        """Write what belongs to the present part to its place at once: it would otherwise be copied twice more."""
+        self.is_another = False
         complete: list[bytes | Message] = []
+        if self._part_left:
+            count = min(len(data), self._part_left)
+            self._part_left -= count
+            self._gathered += count
+            self._write(memoryview(data)[:count], complete)
+            if count == len(data):
+                return complete
+            data = data[count:]
+        bodies = self._frames.feed(data)
+        self.is_another |= bool(bodies) and self._parts is None
+        return self._take(bodies, complete)
+
+    def _take(self, bodies: list[bytes], complete: list[bytes | Message] | None = None) -> list[bytes | Message]:
+        complete = [] if complete is None else complete
         try:
             for body in bodies:
                 if body[0] == _PART:
-                    self._take_part(body, complete)
+                    self._begin_part(len(body) - 1)
+                    self._gathered += 4 + len(body)
+                    self._write(memoryview(body)[1:], complete)
                 elif body[0] == _START:
                     self._begin(body)
                 else:
                     complete.append(body)
+            if self._parts is not None:
+                self._take_incomplete()
         except RemoteProtocolError as error:
             self._failure = error
             self._forget()
             raise
         return complete
+
+    def _take_incomplete(self) -> None:
+        """If a part has begun to come, take what is there, so that the rest is written to its place."""
+        came = self._frames.take_incomplete(_PART_FRAME.size)
+        if not came:
+            return
+        length, mark = _PART_FRAME.unpack_from(came)
+        if mark != _PART:
+            self._frames.feed(came)  # a small message; it is incomplete still
+            return
+        self._begin_part(length - 1)
+        self._gathered += len(came)
+        self._part_left = length - len(came) + 4
+        self._write(memoryview(came)[_PART_FRAME.size :], [])
 
     def _begin(self, body: bytes) -> None:
         if self._parts is not None:
@@ -289,24 +336,25 @@ class FragmentDecoder:
             self._refuse(f"{type(message).__name__} as the envelope of a payload")
         return message
 
-    def _take_part(self, body: bytes, complete: list[bytes | Message]) -> None:
+    def _begin_part(self, size: int) -> None:
         if self._parts is None:
             self._refuse("a part of a large message that has not begun")
-        size = len(body) - 1
         if size != (expected := min(self._limits.fragment_bytes, self._missing)):
             self._refuse(f"a part of {size} bytes, where {expected} had to come")
-        self._parts.write(memoryview(body)[1:])
-        self._gathered += 4 + len(body)
-        self._missing -= size
+
+    def _write(self, data: memoryview, complete: list[bytes | Message]) -> None:
+        assert self._parts is not None
+        self._parts.write(data)
+        self._missing -= len(data)
         if not self._missing:
-            data = self._parts.getvalue()  # which is not a copy
-            complete.append(data if self._envelope is None else _with_payload(self._envelope, data))
+            whole = self._parts.getvalue()  # which is not a copy
+            complete.append(whole if self._envelope is None else _with_payload(self._envelope, whole))
             self._forget()
             self.is_another = True
 
     def _forget(self) -> None:
         self._envelope = self._parts = None
-        self._gathered = self._missing = 0
+        self._gathered = self._missing = self._part_left = 0
 
     def _refuse(self, why: str) -> NoReturn:
         raise RemoteProtocolError(f"{why}: the peer does not speak this protocol, or has other limits")

@@ -158,6 +158,13 @@ class FrameDecoder:
         self._needed = needed
         return bodies
 
+    def take_incomplete(self, bytes_min: int) -> bytes:
+        """Return the bytes of the incomplete frame and forget them, if there are so many; the caller gets the rest."""
+        if len(self._buffer) < bytes_min:
+            return b""
+        taken, self._buffer, self._needed = bytes(self._buffer), bytearray(), 4
+        return taken
+
     def _fail(self, length: int) -> None:
         self._buffer = bytearray()
         why = "an empty frame" if length == 0 else f"a frame of {length} bytes, over {self._frame_bytes_max}"

@@ -108,7 +108,7 @@ no-deadline-of-a-frame [X11; H62]
   + False
 small-ones-are-progress [new; H113]
   A peer that sends heartbeats between the parts need never send the rest of a large message.
-  @ protocol.wire.fragments:FragmentDecoder.feed
+  @ protocol.wire.fragments:FragmentDecoder._feed_large
   - bool(bodies) and self._parts is None
   + bool(bodies)
 any-claim [new; H62 H113]

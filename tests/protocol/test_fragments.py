@@ -89,6 +89,19 @@ def test_every_message_comes_once_and_in_order_whatever_the_portions(
     assert passing(received) == passing(messages)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 6, 99, 104, 105, 106, 10_000])
+def test_large_messages_one_after_another_come_whole_in_portions_of_any_size(size: int) -> None:  # H112
+    messages = [m.EventMessage(7, seq, bytes(seq for _ in range(150 + 50 * seq))) for seq in range(1, 7)]
+    small = encode_message(m.Confirm(7, 1), LIMITS)
+    stream = small.join(encode_whole(message, LIMITS) for message in messages) + small
+    decoder, received = FragmentDecoder(LIMITS), list[m.Message]()
+    for place in range(0, len(stream), size):
+        received += decoder.messages(stream[place : place + size])
+    assert [message for message in received if isinstance(message, m.EventMessage)] == messages
+    assert len(received) == 12
+    assert decoder.buffered_bytes == 0
+
+
 def test_only_what_has_no_place_among_the_items_passes_a_large_message() -> None:  # H112
     outbox = Outbox(LIMITS)
     large, small = m.EventMessage(7, 1, bytes(350)), m.EventMessage(7, 2, b"small")

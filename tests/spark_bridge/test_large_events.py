@@ -42,7 +42,8 @@ from spark_bridge.subtask import RequestFailed, SubtaskOperator, TaskEndpoint, T
 from tests.fuzz.driver_half import HONEST, STAGES, PlayedSpark
 
 PATIENCE_S = 60.0
-LARGE = 64 * 2**20 - 64
+LARGE = 4 * 2**20 - 64
+LARGEST = 64 * 2**20 - 64
 
 
 def pattern(size: int, seed: int) -> bytes:
@@ -187,6 +188,9 @@ async def a_world(
 class BothWays(SubtaskOperator):
     """A large event up, one down, a large request, a large answer, and small events around them."""
 
+    def __init__(self, size: int = LARGE) -> None:
+        self.size = size
+
     def open(self, context: Any, state: bytes | None) -> None:
         self.context = context
         self.events: list[Any] = []
@@ -197,24 +201,25 @@ class BothWays(SubtaskOperator):
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         context = self.context
         context.send_event("first")
-        context.send_event(pattern(LARGE, 1))
+        context.send_event(pattern(self.size, 1))
         context.send_event("last")
-        context.send_event(["send", LARGE, 2])
-        yield context.request(pattern(LARGE, 3), PATIENCE_S)
-        yield digest(context.request(["make", LARGE, 4], PATIENCE_S))
+        context.send_event(["send", self.size, 2])
+        yield context.request(pattern(self.size, 3), PATIENCE_S)
+        yield digest(context.request(["make", self.size, 4], PATIENCE_S))
         while len(self.events) < 3:
             context.wait_for_event(PATIENCE_S)
 
 
 def _check(operator: BothWays, world: World, outputs: list[Any]) -> None:
-    assert world.coordinator.events == ["first", digest(pattern(LARGE, 1)), "last"]
-    assert operator.events == [["before", 2], digest(pattern(LARGE, 2)), ["after", 2]]
-    assert outputs == [digest(pattern(LARGE, 3)), digest(pattern(LARGE, 4))]
+    assert world.coordinator.events == ["first", digest(pattern(operator.size, 1)), "last"]
+    assert operator.events == [["before", 2], digest(pattern(operator.size, 2)), ["after", 2]]
+    assert outputs == [digest(pattern(operator.size, 3)), digest(pattern(operator.size, 4))]
 
 
-async def test_large_events_requests_and_answers_come_whole_and_in_order() -> None:  # H22, H112
+@pytest.mark.parametrize("size", [LARGE, pytest.param(LARGEST, marks=pytest.mark.long)])
+async def test_large_events_requests_and_answers_come_whole_and_in_order(size: int) -> None:  # H22, H112
     async with a_world() as (world, line):
-        operator = BothWays()
+        operator = BothWays(size)
         _check(operator, world, await world.run(operator))
         assert line.connections == 1
 
