@@ -201,7 +201,7 @@ def _encode_large_arrays(value: object, limits: WireLimits) -> bytes:
     pieces: list[Any] = []
     end = 0
     view = memoryview(small)
-    for place in run_steps(skim(small, 0, limits, len(small) + 1, found=PLACEHOLDER)):
+    for place in run_steps(skim(small, 0, limits, len(small) + 1, found=PLACEHOLDER)).leaves:
         head, data = arrays[int.from_bytes(small[place.place : place.place + 4], "big")]
         ext = b"\xc9" + (len(head) + len(data)).to_bytes(4, "big") + bytes((ExtensionType.NUMPY_ARRAY,))
         pieces += (view[end : place.start], ext, head, data)
@@ -549,7 +549,7 @@ def decode_event_in_steps(
         if _MARK_START not in data:
             with suppress(_ExtensionMet):
                 return (yield from _unpack_plain(data, limits, step_bytes))
-        return (yield from _unpack_extended(data, limits, step_bytes))
+        return (yield from _unpack_extended(data, limits, step_bytes, _builders_for(data)))
     except _UNPACK_ERRORS as error:
         raise _not_an_event(error) from None
 
@@ -566,16 +566,18 @@ def run_steps(steps: EventSteps) -> Any:
 def _unpack_large(data: bytes, start: int, limits: WireLimits, step_bytes: int) -> EventSteps:
     """Decode a large event from ``start`` on: its large leaves apart, the rest as any other."""
     try:
-        leaves = yield from skim(data, start, limits, LEAF_BYTES)
+        leaves, codes = yield from skim(data, start, limits, LEAF_BYTES)
+        kinds: tuple[type[_Builder], ...] = (_Builder, _NestingBuilder)
+        if ExtensionType.REGISTERED in codes:
+            kinds = (_NestingBuilder,)
         if leaves:
             reader = LeafReader()
             yield from reader.read(data, start, leaves)
-            return (yield from _unpack_extended(reader.small, limits, step_bytes, reader))
+            return (yield from _unpack_extended(reader.small, limits, step_bytes, kinds, reader))
         rest = data[start:]
-        if _MARK_START not in rest:
-            with suppress(_ExtensionMet):
-                return (yield from _unpack_plain(rest, limits, step_bytes))
-        return (yield from _unpack_extended(rest, limits, step_bytes))
+        if codes:
+            return (yield from _unpack_extended(rest, limits, step_bytes, kinds))
+        return (yield from _unpack_plain(rest, limits, step_bytes))
     except _UNPACK_ERRORS as error:
         raise _not_an_event(error) from None
 
@@ -624,8 +626,14 @@ def _check_nesting(event: Any, limits: WireLimits, kinds: frozenset[type] | None
         raise _nests_deeper(limits)
 
 
-def _unpack_extended(data: bytes, limits: WireLimits, step_bytes: int, leaves: LeafReader | None = None) -> EventSteps:
-    for kind in _builders_for(data):
+def _unpack_extended(
+    data: bytes,
+    limits: WireLimits,
+    step_bytes: int,
+    kinds: tuple[type[_Builder], ...],
+    leaves: LeafReader | None = None,
+) -> EventSteps:
+    for kind in kinds:
         builder = kind(limits, counted=True)
         hooks = builder.hooks()
         if leaves is not None:

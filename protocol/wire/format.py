@@ -105,7 +105,7 @@ def _bytes(value: Any, limits: WireLimits) -> bytes:
 
 def _payload(value: Any, limits: WireLimits) -> bytes:
     if len(_bytes(value, limits)) > limits.event_bytes_max:
-        raise ValueError(f"must have at most {limits.event_bytes_max} bytes, has {len(value)}")
+        raise ValueError(f"must have at most {limits.event_bytes_max} bytes (event_bytes_max), has {len(value)}")
     return bytes(value)
 
 

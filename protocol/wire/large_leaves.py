@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from protocol.wire.framing import WireLimits
 
-__all__ = ["LARGE_EVENT_BYTES", "LEAF_BYTES", "PLACEHOLDER", "Leaf", "LeafReader", "placeholder", "skim"]
+__all__ = ["LARGE_EVENT_BYTES", "LEAF_BYTES", "PLACEHOLDER", "Leaf", "LeafReader", "Skimmed", "placeholder", "skim"]
 
 LARGE_EVENT_BYTES = 2**20
 LEAF_BYTES = 256 * 1024
@@ -34,6 +34,9 @@ ITEM_BYTES_MAX = 16
 
 PLACEHOLDER = 127
 """The extension code of a placeholder."""
+
+NO_CODE = -1
+"""Of what is not an extension value."""
 
 _U32 = Struct(">I")
 _MARK = bytes((0xD6, PLACEHOLDER))
@@ -54,7 +57,14 @@ class Leaf(NamedTuple):
     start: int
     place: int
     size: int
-    code: int = 0
+    code: int = NO_CODE
+
+
+class Skimmed(NamedTuple):
+    """The large leaves of an event, in order, and the codes of all its extension values."""
+
+    leaves: list[Leaf]
+    codes: set[int]
 
 
 class _Head(NamedTuple):
@@ -96,10 +106,10 @@ _HEADS = _heads()
 
 def skim(
     data: bytes, start: int, limits: WireLimits, leaf_bytes: int = LEAF_BYTES, *, found: int | None = None
-) -> Generator[None, None, list[Leaf]]:
-    """Walk over the one value from ``start`` to the end of ``data``, in steps, and return its large leaves, in order.
+) -> Generator[None, None, Skimmed]:
+    """Walk over the one value from ``start`` to the end of ``data``, in steps, and return what it has.
 
-    With ``found``, the extension values of this code are returned as well. Otherwise a placeholder is refused, as any
+    With ``found``, the extension values of this code are leaves as well. Otherwise a placeholder is refused, as any
     code that no event has. Raises ``ValueError`` for what is not one whole value, and for too many lists, maps and
     entries.
     """
@@ -107,6 +117,7 @@ def skim(
     position, missing, steps = start, 1, 0
     containers, items = limits.event_containers_max, limits.event_items_max
     leaves: list[Leaf] = []
+    codes: set[int] = set()
     while missing:
         if position + missing > size:
             raise ValueError("it ends before its last value")
@@ -131,6 +142,7 @@ def skim(
             position += 1 + width
             continue
         leaf = _leaf(data, kind, position, position + 1 + width, count)
+        codes.add(leaf.code)
         if count >= leaf_bytes or (found is not None and leaf.code == found):
             leaves.append(leaf)
         elif leaf.code == PLACEHOLDER:
@@ -138,7 +150,8 @@ def skim(
         position = leaf.place + count
     if position != size:
         raise ValueError("bytes follow the value" if position < size else "it ends within its last value")
-    return leaves
+    codes.discard(NO_CODE)
+    return Skimmed(leaves, codes)
 
 
 def _leaf(data: bytes, kind: str, start: int, place: int, size: int) -> Leaf:

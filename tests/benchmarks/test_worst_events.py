@@ -20,7 +20,7 @@ def test_every_event_is_decoded_in_many_steps_or_refused() -> None:
                 decode_event(data)
         else:
             assert decode_event(data)
-        assert measure(decode_event_in_steps(data))[2] > 10, name
+            assert measure(decode_event_in_steps(data))[2] > 10, name
 
 
 def test_every_snapshot_is_decoded_with_its_last_read() -> None:

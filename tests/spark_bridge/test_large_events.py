@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -30,7 +29,7 @@ from protocol.attempts import LedgerConfig
 from protocol.errors import EventEncodeError
 from protocol.facts import JobStarted, StageSubmitted
 from protocol.gateway.types import GatewayLimits
-from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
+from protocol.wire.framing import WireLimits
 from protocol.wire.keys import NO_IDENTITY, KeyRing, Purpose
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AddOperator
@@ -256,21 +255,3 @@ async def test_too_large_an_event_is_refused_at_both_ends_and_names_the_setting(
         assert await world.run(TooMuch()) == [pattern(2**20 - 5, 1)]
         assert len(at_task) == 2
         assert all("exceeds the limit of 1048576: raise event_bytes_max of SidecarConfig" in text for text in at_task)
-
-
-async def test_heartbeats_and_confirmations_pass_a_large_event() -> None:  # H94, H112
-    """A slow line: the task sends a large event, and yet its signs of life arrive in time."""
-    slow = threading.Event()
-
-    class Sends(SubtaskOperator):
-        def open(self, context: Any, state: bytes | None) -> None:
-            self.context = context
-
-        def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            self.context.send_event(pattern(8 * DEFAULT_LIMITS.fragment_bytes, 1))
-            slow.set()
-            yield 1
-
-    async with a_world(heartbeat_interval_s=0.1, heartbeat_timeout_s=5.0) as (world, _):
-        assert await world.run(Sends()) == [1]
-        assert world.coordinator.events == [digest(pattern(8 * DEFAULT_LIMITS.fragment_bytes, 1))]

@@ -185,7 +185,7 @@ async def test_a_handler_that_fails_in_a_later_share_loses_that_connection_only(
 async def test_a_bad_frame_in_a_later_share_ends_that_connection_only() -> None:  # H62
     async with a_running_server() as running:
         bad, good = await running.a_task(), await running.a_task()
-        bad.writer.write(flood(1) + b"\x00\x00\x00\x01\xc1" + flood(1))
+        bad.writer.write(flood(1) + b"\x00\x00\x00\x01\xc2" + flood(1))
         good.writer.write(flood(2))
         await running.handler.until(lambda: len(those_of(running, 2)) == FLOOD and bool(running.handler.reasons))
         assert "not msgpack" in running.handler.reasons[0]
