@@ -77,6 +77,9 @@ LAYERS = (
     Layer(
         "protocol/wire/leaf_values.py", PURE_STDLIB | {"protocol", "datetime", "decimal", "numpy", "re", "sys", "uuid"}
     ),
+    # A buffer in memory that becomes bytes without a copy.
+    Layer("protocol/wire/fragments.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
+    Layer("protocol/wire/large_leaves.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
     # It imports the module of a user's class, which the driver names.
     Layer("protocol/wire/event_classes.py", PURE_STDLIB | {"protocol", "importlib.import_module"}),
     Layer("protocol/wire/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
