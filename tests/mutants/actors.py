@@ -10,9 +10,10 @@ ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
   @ actors.coordination.open_gateways:OpenGateways.open
-  - handle = GatewayHandle(attempt, ref, budget, context.clock.now)
+  - handle = GatewayHandle(attempt, ref, budget, context.clock.now, self._config.wire_limits)
   + handle = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, GatewayHandle(attempt, ref, \
-  + budget, context.clock.now)); handle._attempt, handle._ref, handle._budget = attempt, ref, budget
+  + budget, context.clock.now, self._config.wire_limits)); handle._attempt, handle._ref, handle._budget = attempt, \
+  + ref, budget
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle

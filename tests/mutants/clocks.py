@@ -10,8 +10,8 @@ CLOCKS = catalogue(r"""
 confirm-timeout-never-fires [feared; H25 H48]
   An attempt that confirms nothing is never failed.
   @ protocol.gateway.outbound:GatewayOutbound.confirm_deadline
-  - if not self._awaited:
-  + if True:
+  - return self._deadline_of(self._awaited)
+  + return None
 reconnect-timeout-never-fires [feared; H24 H48]
   The gateway waits for ever for its task to come back.
   @ protocol.gateway.machine:GatewayMachine.next_deadline

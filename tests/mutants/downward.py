@@ -189,8 +189,8 @@ waits-for-the-loss-tolerant [G10; H28]
 tolerates-for-ever [E15; H72]
   The wait for a loss-tolerant event that is not confirmed never ends.
   @ protocol.gateway.outbound:GatewayOutbound.tolerant_deadline
-  - if not self._tolerated:
-  + if True:
+  - return self._deadline_of(self._tolerated)
+  + return None
 expires-twice [feared; H72]
   The wait for a loss-tolerant event that has ended ends again.
   @ protocol.gateway.outbound:GatewayOutbound.expire_tolerant
@@ -199,8 +199,8 @@ expires-twice [feared; H72]
 expires-too-soon [feared; H72]
   The clock of a loss-tolerant event does not stand still while no connection is up.
   @ protocol.gateway.outbound:GatewayOutbound.tolerant_deadline
-  - return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s
-  + return self._tolerated[0][1] + self._limits.confirm_timeout_s
+  - return self._deadline_of(self._tolerated)
+  + return self._tolerated[0][1] + self._limits.confirm_timeout_s if self._tolerated else None
 delivers-before-ready [feared; H10 H11]
   Events come to the coordinator before it knows that their subtask is ready.
   @ protocol.gateway.inbound:GatewayInbound._take_item

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,7 @@ from headgate import EventEncodeError, SharedValue, SubtaskContext, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.shared_value import task as task_half
-from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES, LARGE_BYTES, difference
+from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES, COMPLETE, LARGE_BYTES, difference, encode_value
 from tests.primitives.histories import shared_history
 
 pytestmark = pytest.mark.anyio
@@ -224,3 +224,31 @@ async def test_a_restored_task_has_what_the_program_has_set() -> None:
 )
 def test_the_difference_tells_values_apart_that_are_equal_in_python(old: Any, new: Any, expected: Any) -> None:
     assert repr(difference(old, new)) == repr(expected)
+
+
+class LateHandler:
+    """The context of a task whose thread for urgent events is slow: ``COMPLETE`` overtakes the last chunk there."""
+
+    def __init__(self, part: task_half.SharedValuePart, chunk: list[Any]) -> None:
+        self.part = part
+        self.chunk = chunk
+        self.waits: list[float | None] = []
+
+    def wait_for_event(self, timeout_s: float | None = None) -> int:
+        self.waits.append(timeout_s)
+        if len(self.waits) == 1:
+            self.part.handle_event(COMPLETE)
+            return 1
+        self.part.handle_urgent(self.chunk)  # by the other thread, so nothing wakes this one
+        return 0
+
+
+def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None:  # H110
+    part = task_half.SharedValuePart("model")
+    context = LateHandler(part, ["chunk", 1, False, 0, 1, encode_value("the value")])
+    part.open(cast("SubtaskContext", context), None)
+    part.before_records()
+    assert part.get() == "the value"
+    first, second = context.waits
+    assert first is None
+    assert second is not None, "it waits for an event that never comes"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "GroupCheckpoint", "GroupInTask", "GroupMember", "GroupPart"]
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 240 * 1024
 """A blob travels in pieces of this size, between which other messages pass."""
 
 

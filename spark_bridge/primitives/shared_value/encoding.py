@@ -25,7 +25,8 @@ COMPLETE = ["complete"]
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 LARGE_BYTES = 64 * 1024
 """A larger value is offered first, and comes in chunks to a process that does not have it."""
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 240 * 1024
+"""With what surrounds it, it travels in one frame."""
 _LIMITS = WireLimits(
     message_bytes_max=VALUE_BYTES_MAX + 2**20,
     event_bytes_max=VALUE_BYTES_MAX,

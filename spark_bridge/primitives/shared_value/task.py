@@ -18,6 +18,9 @@ __all__ = ["SharedValueInTask", "SharedValuePart"]
 
 T = TypeVar("T")
 
+LOOK_AGAIN_S = 0.02
+"""Seconds; a handler of an urgent event takes about as long at most."""
+
 _in_process: dict[str, tuple[bytes, bytes]] = {}
 """The last large value of each name in this process: digest and bytes. A later task here need not fetch it again."""
 
@@ -29,6 +32,7 @@ class SharedValuePart(TaskPart):
         self._name = name
         self._current: tuple[int, Any] = (0, None)  # replaced as a whole, so that a reader sees both or neither
         self._seen = 0
+        self._all_came = False  # the chunks of a large value
         self._offered: dict[int, bytes] = {}
         self._chunks: dict[int, list[bytes]] = {}
         self._lock = threading.Lock()
@@ -50,9 +54,13 @@ class SharedValuePart(TaskPart):
         return changed
 
     def before_records(self) -> None:
-        """A large value, which this process had to ask for, may still be on its way."""
+        """A large value, which this process had to ask for, may still be on its way.
+
+        ``COMPLETE`` wakes this thread behind the last chunk. The thread for urgent events may not have finished with
+        that chunk yet; then no other event follows.
+        """
         while not self.version:
-            self._context.wait_for_event()
+            self._context.wait_for_event(LOOK_AGAIN_S if self._all_came else None)
 
     def handle_event(self, event: Any) -> None:
         with self._lock:
@@ -63,6 +71,7 @@ class SharedValuePart(TaskPart):
 
     def _handle(self, event: Any) -> None:
         if event == COMPLETE:
+            self._all_came = True
             return
         kind, version, wants_answer, *rest = event
         if version <= self.version:
