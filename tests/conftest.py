@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -19,6 +20,12 @@ settings.load_profile("headgate")
 # Ctrl-C, which some tests send, would do nothing. A Python handler becomes the default again in a new process.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A test's JVM lives for seconds. Its second compiler and its parallel collector would only take the cores from the
+# tests. Programs that a test starts inherit this.
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_LIVED_JVM)
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ class Parent(Actor[str]):
         context.spawn(lambda: self.child, name="child").tell(message)
 
 
-@pytest.mark.parametrize("below", [False, True], ids=["an actor", "a child"])
+@pytest.mark.parametrize("below", [False, pytest.param(True, marks=pytest.mark.long)], ids=["an actor", "a child"])
 @pytest.mark.parametrize("where", ["receive", "stopped", "background"])
 @pytest.mark.parametrize("how", [swallows_its_cancellation, swallows_whatever_comes, waits_for_a_thread])
 async def test_system_ends_even_if_code_ignores_its_cancellation(  # H48, H70

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pyspark
 
+from tests.conftest import SHORT_LIVED_JVM
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 300.0
 MASTER = "org.apache.spark.deploy.master.Master"
@@ -42,7 +44,7 @@ class SparkProcess:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [*inside, java, "-Xmx512m", *_module_options(), "-cp", jars, *arguments],
+            [*inside, java, "-Xmx512m", *SHORT_LIVED_JVM.split(), *_module_options(), "-cp", jars, *arguments],
             env=environment,
             cwd=folder,
             stdout=subprocess.PIPE,

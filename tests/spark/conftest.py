@@ -14,6 +14,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from tests.conftest import SHORT_LIVED_JVM
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.faults.own_process import SidecarProgram
 from tests.spark.releases import LEAVES_SOCKETS
@@ -55,6 +56,8 @@ def start_spark(master: str, **more: str) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.extraJavaOptions": SHORT_LIVED_JVM,
+        "spark.python.daemon.module": "tests.spark.daemon",
         "spark.sql.shuffle.partitions": "2",
         **{key.replace("_", "."): value for key, value in more.items()},
     }

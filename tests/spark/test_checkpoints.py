@@ -353,6 +353,7 @@ class RaisingAtOnce(Counting):
         raise ValueError("never any luck")
 
 
+@pytest.mark.long
 async def test_on_the_callers_loop_the_action_runs_in_a_thread(spark: SparkSession) -> None:
     """H15: the same in an ``async with``: restarts, and the checkpoint after the run."""
     coordinator = CountingCoordinator()

@@ -151,8 +151,8 @@ class Either:
 
 
 @pytest.mark.parametrize("claimed", [FORGED, ITSELF])
-@pytest.mark.parametrize("mode", [RestoreMode.STREAMING, RestoreMode.BATCH])
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("mode", [RestoreMode.STREAMING, pytest.param(RestoreMode.BATCH, marks=pytest.mark.long)])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_a_claim_displaces_no_living_attempt(
     spark: SparkSession, relay: RelayKind, mode: RestoreMode, claimed: int
 ) -> None:
@@ -204,7 +204,7 @@ class Doorkeeper(Script):
         self.accepted.touch()
 
 
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_a_real_task_takes_its_place_back_from_a_claim_that_came_first(
     spark: SparkSession, relay: RelayKind, tmp_path: Path
 ) -> None:

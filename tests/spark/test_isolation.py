@@ -147,8 +147,10 @@ class Counted:
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
-        *product((Failing, Hanging, Finished), RestoreMode),
+        (Failing, RestoreMode.BATCH),
         (SlowToCommit, RestoreMode.STREAMING),  # batch mode commits nothing
+        *(pytest.param(kind, mode, marks=pytest.mark.long) for kind, mode in product((Hanging, Finished), RestoreMode)),
+        pytest.param(Failing, RestoreMode.STREAMING, marks=pytest.mark.long),
     ],
     ids=lambda value: value.name.lower() if isinstance(value, RestoreMode) else value.__name__,
 )
@@ -170,7 +172,11 @@ def test_an_action_is_not_affected_by_another_actions_failure(  # H65
         assert other.result() == [0, "yes"]
 
 
-@pytest.mark.parametrize("error", ESCAPES, ids=[type(error).__name__ for error in ESCAPES])
+@pytest.mark.parametrize(
+    "error",
+    [ESCAPES[0], *(pytest.param(error, marks=pytest.mark.long) for error in ESCAPES[1:])],
+    ids=[type(error).__name__ for error in ESCAPES],
+)
 def test_an_exit_of_one_coordinator_fails_its_own_job_and_no_other(  # H65
     spark: SparkSession, error: BaseException
 ) -> None:
@@ -278,7 +284,7 @@ class FailsOnce(Answering):
         return "yes"
 
 
-@pytest.mark.parametrize("thread", [InheritableThread, threading.Thread])
+@pytest.mark.parametrize("thread", [pytest.param(InheritableThread, marks=pytest.mark.long), threading.Thread])
 def test_an_action_owns_what_its_own_threads_run(spark: SparkSession, thread: type[threading.Thread]) -> None:
     """A failure is followed by a restart, whether or not threads inherit Spark's properties."""
     coordinator = FailsOnce()

@@ -147,7 +147,6 @@ CASES = [
     ("start", waits, "its end"),
     ("handle_request", waits, "ctrl-c"),
     ("run_ended", waits, "its end"),
-    ("close", swallows_its_cancellation_once, "ctrl-c"),
 ]
 MORE_CASES = [
     *[(method, waits, left_by) for method in METHODS for left_by in ("its end", "ctrl-c")],
@@ -187,7 +186,8 @@ async def blocks_its_loop(release: threading.Event) -> None:
     blocks_the_loop(release)
 
 
-@pytest.mark.parametrize("raising", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("raising", [False, True])
 def test_a_sidecar_whose_loop_is_blocked_is_left_and_the_code_is_named(spark: SparkSession, raising: bool) -> None:
     coordinator = Hanging("handle_request", blocks_its_loop, press=False)
     sidecar_threads = {thread for thread in threading.enumerate() if thread.name.startswith("headgate")}

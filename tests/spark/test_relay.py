@@ -89,7 +89,7 @@ def in_a_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T
     return asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
-@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+@pytest.mark.parametrize("kind", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(spark: SparkSession, kind: str) -> None:
     # spark-facts 16: exactly the named attempt is killed, and another one takes its place.
     async with a_relay(spark, kind=kind) as (relay, log):
@@ -129,7 +129,7 @@ async def test_both_relays_report_the_same_facts_of_a_job(spark_on: SparkOn, mas
     assert {type(fact) for fact in by_jvm.facts} >= {JobStarted, StageSubmitted, TaskStarted, TaskEnded}
 
 
-@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+@pytest.mark.parametrize("kind", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 async def test_a_query_of_spark_reports_what_runs_and_what_has_ended(spark: SparkSession, kind: str) -> None:
     # H19: the answer does not depend on the bus.
     async with a_relay(spark, kind=kind) as (relay, log):
@@ -215,7 +215,7 @@ async def test_without_janino_the_py4j_listener_takes_over(
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["relay replaced by py4j"]
 
 
-@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+@pytest.mark.parametrize("kind", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 async def test_the_context_may_stop_before_the_relay(spark_on: SparkOn, kind: str) -> None:
     spark = spark_on("local[1]")
     async with a_relay(spark, kind=kind) as (relay, log):

@@ -125,7 +125,7 @@ def test_a_restart_of_an_instance_that_cannot_forget_is_refused_once(spark: Spar
 # --- splits that are found as they are read -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_each_action_enumerates_its_splits_again(spark: SparkSession, relay: Any) -> None:  # H68
     source = TreeSource()
     with coordinated(spark, source, 2, config=SidecarConfig(relay=relay)) as job:
@@ -162,7 +162,7 @@ class BreaksInTheMiddle(TreeSource):
             raise RuntimeError("in the middle of the tree")
 
 
-@pytest.mark.parametrize("behind", ["the result", "a shuffle"])
+@pytest.mark.parametrize("behind", ["the result", pytest.param("a shuffle", marks=pytest.mark.long)])
 def test_a_restart_enumerates_its_splits_again(spark: SparkSession, behind: str) -> None:  # H68, H15
     source = BreaksInTheMiddle()
     with coordinated(spark, source, 2) as job:

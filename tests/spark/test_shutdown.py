@@ -103,7 +103,7 @@ def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: 
 # --- while a job runs, after one has failed -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spark: SparkSession, relay: Any) -> None:
     # H57: and the coordinator is told before it is closed
     coordinator = Script({}, ["hello"])
@@ -114,6 +114,7 @@ def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spar
     assert CLOSED in what_the_user_reads(action.result)
 
 
+@pytest.mark.long
 async def test_the_same_on_the_callers_loop(spark: SparkSession) -> None:
     coordinator = Script({}, ["hello"])
     async with Sidecar(spark) as sidecar:
@@ -157,6 +158,7 @@ def collect_with_a_sidecar(spark: SparkSession, coordinator: Script) -> None:
         job.tasks().collect()
 
 
+@pytest.mark.long
 def test_a_failed_job_comes_out_unchanged(spark: SparkSession) -> None:
     coordinator = Script({}, ["raise"])
     with pytest.raises(Exception, match="as it was told"):
@@ -167,7 +169,7 @@ def test_a_failed_job_comes_out_unchanged(spark: SparkSession) -> None:
 # --- Spark has stopped already --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_spark_may_stop_under_the_sidecar(spark_on: SparkOn, relay: Any) -> None:
     spark = spark_on(LOCAL)
     recorder = Recorder()
@@ -215,7 +217,7 @@ class Interrupts(Recorder):
         await self.interrupt_in("close")
 
 
-@pytest.mark.parametrize("method", ["start", "close"])
+@pytest.mark.parametrize("method", [pytest.param("start", marks=pytest.mark.long), "close"])
 def test_ctrl_c_while_a_coordinator_is_slow(spark: SparkSession, method: str) -> None:
     recorder = Interrupts(method)
 

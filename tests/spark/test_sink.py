@@ -92,7 +92,9 @@ def rows_that_spark_reads(spark: SparkSession, tmp_path: Path) -> list[str]:
     return sorted(row.value for row in spark.read.text(str(tmp_path / "out")).collect())
 
 
-@pytest.mark.parametrize("trouble", ["none", "raise", "die"])
+@pytest.mark.parametrize(
+    "trouble", [pytest.param("none", marks=pytest.mark.long), pytest.param("raise", marks=pytest.mark.long), "die"]
+)
 def test_spark_reads_every_row_once_whatever_happens_to_the_tasks(
     spark: SparkSession, tmp_path: Path, trouble: str
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_jvm_refuses_another_certificate(spark: SparkSession, monkeypatch: p
     assert "could not connect" in next(entry["because"] for entry in log if entry["event"] == "relay replaced by py4j")
 
 
+@pytest.mark.long
 def test_a_sidecar_in_another_process_encrypts_all_three_ports(spark: SparkSession, program: NewProgram) -> None:
     """H77, H51: a restarted sidecar has the same certificate, so the driver's JVM and its tasks find it again."""
     here = program("streaming", "--tls")

@@ -60,7 +60,10 @@ def test_splits_are_read_once_each_whichever_relay_brings_the_facts(spark: Spark
         assert rdd.count() == len(SPLITS)  # H55: a second action starts from the beginning
 
 
-@pytest.mark.parametrize(("method", "operator"), [("mapInPandas", PandasSquares), ("mapInArrow", ArrowSquares)])
+@pytest.mark.parametrize(
+    ("method", "operator"),
+    [("mapInArrow", ArrowSquares), pytest.param("mapInPandas", PandasSquares, marks=pytest.mark.long)],
+)
 def test_a_dataframe_takes_a_subtask(spark: SparkSession, method: str, operator: Any) -> None:
     with coordinated(spark, source(), 2) as job:
         frame = spark.range(2, numPartitions=2)
@@ -75,7 +78,7 @@ class Reporting(SplitReader):
         self.context.send_event(split)
 
 
-@pytest.mark.parametrize("of", ["rdd", "dataframe"])
+@pytest.mark.parametrize("of", ["rdd", pytest.param("dataframe", marks=pytest.mark.long)])
 def test_foreach_partition_takes_a_subtask(spark: SparkSession, of: str) -> None:
     """The task ends only after the coordinator has received all that it sent."""
     seen: list[int] = []

@@ -204,6 +204,7 @@ class NamesOnly(SplitReader):
         return [f"{self.name}-{split}"]
 
 
+@pytest.mark.long
 def test_a_split_reader_needs_no_call_of_its_base_class(spark: SparkSession) -> None:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
     with coordinated(spark, source, 2) as job:
@@ -215,6 +216,7 @@ class ForgetsTheContext(NamesOnly):
         pass
 
 
+@pytest.mark.long
 def test_a_split_reader_without_its_context_says_which_call_is_missing(spark: SparkSession) -> None:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
     with coordinated(spark, source) as job:
@@ -226,8 +228,10 @@ def test_a_split_reader_without_its_context_says_which_call_is_missing(spark: Sp
     ("method", "record", "text"),
     [
         ("map", 1, "a subtask takes the iterator over one partition, but Spark called it with int"),
-        ("flatMap", "words", "a subtask takes the iterator over one partition, but Spark called it with str"),
-        ("filter", (1, 2), "a subtask takes the iterator over one partition, but Spark called it with tuple"),
+        *(
+            pytest.param(method, record, f"over one partition, but Spark called it with {kind}", marks=pytest.mark.long)
+            for method, record, kind in (("flatMap", "words", "str"), ("filter", (1, 2), "tuple"))
+        ),
         ("map", [1], "Spark takes all outputs of a subtask for one row"),
     ],
 )
@@ -352,6 +356,7 @@ def test_fewer_partitions_than_subtasks_are_refused_with_every_way_out(spark: Sp
         assert job.tasks().count() == 5
 
 
+@pytest.mark.long
 def test_fewer_partitions_than_subtasks_are_taken_where_they_are_allowed(spark: SparkSession) -> None:
     coordinator = Script({}, ["stop"])
     with coordinated(spark, coordinator, 5, allow_fewer=True) as job:
@@ -360,7 +365,7 @@ def test_fewer_partitions_than_subtasks_are_taken_where_they_are_allowed(spark: 
     assert {callback[1] for callback in coordinator.named("ready")} == {0, 1}
 
 
-@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+@pytest.mark.parametrize("relay", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
 def test_an_action_over_a_part_of_enough_partitions_is_not_refused(spark: SparkSession, relay: Any) -> None:
     with coordinated(spark, Script({}, ["stop"]), 3, config=SidecarConfig(relay=relay)) as job:
         assert len(job.tasks().take(1)) == 1
@@ -379,6 +384,7 @@ def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -
     assert "coordinate two operators, or cache what the two stages share" in text
 
 
+@pytest.mark.long
 def test_a_coalesce_behind_the_subtasks_is_refused_as_too_few_partitions(spark: SparkSession) -> None:
     # H58
     with coordinated(spark, Script({}, ["stop"]), 2) as job:

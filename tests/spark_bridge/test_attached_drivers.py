@@ -158,7 +158,7 @@ async def test_a_separate_process_writes_savepoints_only_into_its_storage(tmp_pa
         assert not outside.exists()
 
 
-@pytest.mark.parametrize("roots", [None, ["savepoints"]])
+@pytest.mark.parametrize("roots", [pytest.param(None, marks=pytest.mark.long), ["savepoints"]])
 async def test_a_separate_process_writes_savepoints_where_it_may(tmp_path: Path, roots: list[str] | None) -> None:
     """Roots that are given replace the storage."""
     here = {name: tmp_path / name for name in ("checkpoints", "savepoints")}

@@ -28,13 +28,13 @@ STATUSES = st.builds(
 
 
 @given(status=STATUSES)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 def test_nothing_is_lost_on_the_way_to_json_and_back(status: SidecarStatus) -> None:
     assert SidecarStatus.from_dict(json.loads(json.dumps(status.to_dict()))) == status
 
 
 @given(status=STATUSES)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 def test_nothing_is_lost_on_the_way_to_another_process(status: SidecarStatus) -> None:
     assert unpack_status(pack_status(status)) == status
 
