@@ -288,8 +288,15 @@ class SubtaskMachine:
         self._sent_at_beat = self._outbound.stream.last_seq, self._confirm_sent
 
     def _beat(self, now: float, effects: Effects) -> None:
-        """Send a heartbeat, unless anything else was sent since the previous look (H94)."""
-        if self._sent_at_beat == (self._outbound.stream.last_seq, self._confirm_sent):
+        """Send a heartbeat, unless anything else was sent since the previous look (H94).
+
+        After a late look, what was sent may be long ago.
+        """
+        beat_at, interval_s = self._beat_at, self._limits.heartbeat_interval_s
+        assert beat_at is not None
+        assert interval_s is not None
+        late = now - beat_at >= interval_s
+        if late or self._sent_at_beat == (self._outbound.stream.last_seq, self._confirm_sent):
             effects.append(SendToCoordinator(Heartbeat(self._id)))
         self._schedule_beat(now)
 

@@ -50,6 +50,16 @@ def test_task_that_sends_anything_else_needs_no_heartbeat() -> None:  # H94
     assert look(subtask, 1.0) == [m.Heartbeat(7)]
 
 
+def test_late_look_sends_a_heartbeat_whatever_was_sent_before() -> None:
+    """H94: otherwise the silence could last for the delay and two intervals more."""
+    subtask = a_subtask(limits=BEATING)
+    look(subtask, 0.25)
+    subtask.handle(s.EventSubmitted(b"e"), 0.3)
+    assert sent(subtask.handle(s.TimePassed(), 0.7)) == []  # late by less than an interval
+    subtask.handle(s.EventSubmitted(b"e"), 0.8)
+    assert sent(subtask.handle(s.TimePassed(), 1.2)) == [m.Heartbeat(7)]
+
+
 def test_task_without_the_wish_for_heartbeats_has_no_clock() -> None:
     assert a_subtask().next_deadline() is None
 

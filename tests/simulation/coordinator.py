@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
-from protocol.attempts import FailureReason, SubtaskFailed, SubtaskFinished
+from protocol.attempts import FailureKind, FailureReason, SubtaskFailed, SubtaskFinished
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
@@ -440,7 +440,7 @@ class Coordinator(OperatorCoordinator):
         assert isinstance(message, SubtaskFailed)
         async with self._call("subtask_failed", f"{message.attempt}: {reason}"):
             self.order.failed_attempt(subtask, attempt, *self._monitor.beside_failed(message.attempt))
-            if reason.text.endswith("has succeeded"):
+            if reason.kind is FailureKind.SUPERSEDED and reason.text.endswith("has succeeded"):
                 text = f"H86: {subtask}#{attempt} is superseded by a success that was not reported"
                 demand(subtask in self.books.finished, text)
             self._world.figures.count_failure(reason.kind.value)
