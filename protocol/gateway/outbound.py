@@ -161,7 +161,11 @@ class GatewayOutbound:
     # --- connection and clock -----------------------------------------------------------------------------
 
     def attach(self, received_seq: int, now: float, effects: Effects) -> None:
-        """Drop what the peer has, send the rest again, and let the confirm clock continue (H24)."""
+        """Drop what the peer has, send the rest again, and let the confirm clock continue (H24).
+
+        What the peer has may let a barrier leave. It keeps its place, behind what is sent again.
+        """
+        self.attached = False
         self._trim(self.stream.resume(received_seq), received_seq, effects)
         if self.stopped_at is not None:
             self._paused_s += now - self.stopped_at

@@ -110,6 +110,14 @@ def test_the_barrier_leaves_on_a_resumed_connection_too() -> None:  # H24, H42
     ]
 
 
+def test_the_barrier_keeps_its_place_on_a_connection_that_replaces_a_standing_one() -> None:  # H22, H24
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    cut(gateway, 5)
+    effects = gateway.handle(g.ConnectionAttached(1), 2.0)  # before the loss of the first one was noticed
+    assert sent(effects) == [m.CloseForCheckpoint(7, 2, 5), m.BarrierMessage(7, 3, 5, 1)]
+
+
 def test_no_barrier_leaves_when_the_attempt_is_over() -> None:
     # H26, H42: the event fails, and with it the checkpoint
     gateway = a_wide_gateway()
