@@ -154,11 +154,6 @@ stored-before-the-cut [feared; H40 H78]
   @ protocol.barrier_tracker.pending:PendingCheckpoint.whole
   - assert self.coordinator_state is not None
   + self.coordinator_state = self.coordinator_state or b""
-early-acknowledgement-aborts [feared; H78]
-  An acknowledgement that overtakes the report of the coordinator's snapshot aborts the checkpoint.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._acknowledged
-  - if pending.judge(word) is Verdict.ABORT:
-  + if pending.judge(word) is Verdict.ABORT or pending.phase is Phase.SNAPSHOTTING:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers
