@@ -30,7 +30,6 @@ from protocol.barrier_tracker import (
     CheckpointStored,
     CheckpointTriggered,
     CoordinatorSnapshotTaken,
-    GatewayDrained,
     SubtaskAcknowledged,
     SubtaskClosed,
     TrackerInput,
@@ -206,7 +205,6 @@ def _checkpoint(checkpoint_id: int, attempts: list[ExecutionAttempt]) -> list[Tr
     inputs: list[TrackerInput] = [CheckpointTriggered(checkpoint_id)]
     inputs += [SubtaskClosed(attempt, checkpoint_id) for attempt in attempts]
     inputs.append(CoordinatorSnapshotTaken(checkpoint_id, b"state"))
-    inputs += [GatewayDrained(attempt, checkpoint_id) for attempt in attempts]
     inputs += [SubtaskAcknowledged(attempt, checkpoint_id, b"state") for attempt in attempts]
     inputs.append(CheckpointStored(checkpoint_id))
     return inputs

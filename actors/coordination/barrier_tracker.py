@@ -61,7 +61,6 @@ from protocol.barrier_tracker import (
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     EndSavepoint,
-    GatewayDrained,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NotifyCheckpointDiscarded,
@@ -71,7 +70,6 @@ from protocol.barrier_tracker import (
     ReopenSubtask,
     ReportStale,
     RestoreAttempt,
-    SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     SubtaskAcknowledged,
@@ -81,7 +79,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
-from protocol.gateway.types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
+from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 
 
@@ -142,7 +140,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         now = context.clock.now()
         match message:
-            case SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged():  # one per subtask and checkpoint
+            case SubtaskClosed() | SubtaskAcknowledged():  # one per subtask and checkpoint
                 self._handle(context, message, now)
             case StartOperator(reply_to):
                 restored = self._config.restored
@@ -246,7 +244,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     ) -> None:
         for effect in effects:
             match effect:
-                case CloseSubtask() | SendBarrier() | ReopenSubtask():
+                case CloseSubtask() | ReopenSubtask():
                     self._tell_gateway(effect)
                 case StoreCheckpoint(checkpoint, savepoint):
                     self._store(checkpoint, savepoint)
@@ -266,14 +264,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 case _:
                     self._tell_coordinator(effect, callback_us)
 
-    def _tell_gateway(self, effect: CloseSubtask | SendBarrier | ReopenSubtask) -> None:
+    def _tell_gateway(self, effect: CloseSubtask | ReopenSubtask) -> None:
         attempt, checkpoint_id = effect.attempt, effect.checkpoint_id
         match effect:
             case CloseSubtask():
                 self._gateways.tell(attempt, CloseRequested(checkpoint_id))
-            case SendBarrier():
-                apart = self._config.inject_barrier is not None
-                self._gateways.tell(attempt, BarrierRequested(checkpoint_id, apart))
             case ReopenSubtask():
                 self._gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
 
@@ -384,12 +379,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
 
 OBSERVED_INPUTS = frozenset({CheckpointTriggered, CoordinatorSnapshotTaken})
-ONE_FOR_EACH_SUBTASK = frozenset({CloseSubtask, SendBarrier})
+ONE_FOR_EACH_SUBTASK = frozenset({CloseSubtask})
 OBSERVED_EFFECTS = frozenset(
     {
         CloseSubtask,
         SnapshotCoordinator,
-        SendBarrier,
         StoreCheckpoint,
         NotifyCheckpointComplete,
         EndSavepoint,

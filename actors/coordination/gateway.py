@@ -40,7 +40,6 @@ from actors.exits import as_exception, describe
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
-    GatewayDrained,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -50,9 +49,9 @@ from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
-    BarrierRequested,
     CheckpointOver,
     ConfirmEvent,
+    CutReached,
     DeliverEvent,
     DeliverRequest,
     EventSubmitted,
@@ -68,7 +67,6 @@ from protocol.gateway.types import (
     ReportAcknowledged,
     ReportClosed,
     ReportDeclined,
-    ReportDrained,
     ReportFinished,
     ReportOpened,
     ReportResponsive,
@@ -221,7 +219,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if requested_at is not None:
             self._deferred_at[message.request_id] = requested_at
 
-    def _step_checkpoint(self, message: BarrierRequested | CheckpointOver, now: float) -> None:
+    def _step_checkpoint(self, message: CutReached | CheckpointOver, now: float) -> None:
         """Write immediately, so that this subtask works while the others are being told.
 
         A close is not written immediately: no barrier leaves before all have closed, so a subtask that closes sooner
@@ -347,9 +345,6 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _report_closed(self, effect: ReportClosed, now: float) -> None:
         self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))
 
-    def _report_drained(self, effect: ReportDrained, now: float) -> None:
-        self._tracker_ref.tell_direct(GatewayDrained(self._attempt, effect.checkpoint_id))
-
     def _report_acknowledged(self, effect: ReportAcknowledged, now: float) -> None:
         self._statistics.events_in_snapshots += len(effect.held)
         self._tracker_ref.tell_direct(
@@ -387,7 +382,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
     ReadyAnnounced: GatewayActor._announce_ready,
-    BarrierRequested: GatewayActor._step_checkpoint,
+    CutReached: GatewayActor._step_checkpoint,
     CheckpointOver: GatewayActor._step_checkpoint,
 }
 """How each message is handled; all others go to the machine unchanged."""
@@ -406,7 +401,6 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ReportResponsive: GatewayActor._report_responsive,
     ReportFinished: GatewayActor._report_finished,
     ReportClosed: GatewayActor._report_closed,
-    ReportDrained: GatewayActor._report_drained,
     ReportAcknowledged: GatewayActor._report_acknowledged,
     ReportDeclined: GatewayActor._report_declined,
     InjectBarrier: GatewayActor._inject,

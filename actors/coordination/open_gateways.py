@@ -81,7 +81,7 @@ class OpenGateways:
             limits.heartbeat_interval_s or 0.0,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
-        sight = GatewaySight(GatewayMachine(attempt, limits))
+        sight = GatewaySight(GatewayMachine(attempt, limits, barriers_apart=self._config.inject_barrier is not None))
         ref = context.spawn(
             self._actor(sight, registered, budget),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",

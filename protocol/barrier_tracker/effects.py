@@ -27,16 +27,12 @@ class CloseSubtask:
 
 @value
 class SnapshotCoordinator:
-    """Call ``checkpoint_coordinator``, in the coordinator's order. Its return closes the gateways (H40)."""
+    """Call ``checkpoint_coordinator``, in the coordinator's order. Its return closes the gateways (H40).
 
-    checkpoint_id: int
+    From then on each gateway sends its barrier by itself (H78), and the attempt answers with its snapshot, which
+    reopens only its own valves (H41).
+    """
 
-
-@value
-class SendBarrier:
-    """Send the barrier. The attempt answers with its snapshot, which reopens only its own valves (H41)."""
-
-    attempt: ExecutionAttempt
     checkpoint_id: int
 
 
@@ -174,7 +170,6 @@ class ReportStale:
 TrackerEffect = (
     CloseSubtask
     | SnapshotCoordinator
-    | SendBarrier
     | ReopenSubtask
     | StoreCheckpoint
     | DiscardCheckpoint

@@ -6,19 +6,20 @@ A checkpoint N goes through these phases (H40), and is in exactly one of them::
 
     CLOSING         each running subtask closes its valve and says so
     SNAPSHOTTING    the coordinator snapshots; its return is the cut
-    DRAINING        every event sent before the cut is being confirmed (H42)
-    ACKNOWLEDGING   barriers are out; each subtask answers with its snapshot
+    ACKNOWLEDGING   each gateway sends its barrier when every event sent before the cut is confirmed (H42, H78); each
+                    subtask answers with its snapshot
     STORING         the durable write
 
 Each running subtask has a part in it, which only moves forward::
 
-    AWAITING_CLOSE ─► AWAITING_DRAIN ─► AWAITING_ACKNOWLEDGE ─► SETTLED
+    AWAITING_CLOSE ─► AWAITING_ACKNOWLEDGE ─► SETTLED
 
 A phase ends when no part is left in the step that it waits for. CLOSING also waits until every lower checkpoint has
-been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). A drain may be reported before the
-coordinator's snapshot, because the two reports take different ways. An acknowledgement cannot come before its barrier;
-if it does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from any step. It ends only
-when its valve holds nothing, and nothing more will be taken from its mailbox, so there is no drain to wait for (G10).
+been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). An acknowledgement may be reported
+before the coordinator's snapshot, because the two reports take different ways. It cannot come before the snapshot is
+asked for; if it does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from any step. It
+ends only when its valve holds nothing, and nothing more will be taken from its mailbox, so its gateway has no
+confirmation to wait for (G10).
 
 **Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers. The
 subtask's part says how many have left. The two are compared as soon as both are known. If they differ, an event was
@@ -32,7 +33,6 @@ from enum import Enum, IntEnum
 from typing import NamedTuple, assert_never
 
 from protocol.barrier_tracker.effects import (
-    SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     TrackerEffect,
@@ -43,7 +43,6 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
-    GatewayDrained,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -58,7 +57,6 @@ class Phase(Enum):
     IDLE = "idle"
     CLOSING = "closing"
     SNAPSHOTTING = "snapshotting"
-    DRAINING = "draining"
     ACKNOWLEDGING = "acknowledging"
     STORING = "storing"
 
@@ -67,9 +65,8 @@ class Step(IntEnum):
     """How far one subtask's part has come."""
 
     AWAITING_CLOSE = 0
-    AWAITING_DRAIN = 1
-    AWAITING_ACKNOWLEDGE = 2
-    SETTLED = 3
+    AWAITING_ACKNOWLEDGE = 1
+    SETTLED = 2
 
 
 class Verdict(Enum):
@@ -84,16 +81,15 @@ class Verdict(Enum):
 _A, _S, _X, _P = Verdict.ACT, Verdict.STALE, Verdict.ILLEGAL, Verdict.ABORT
 
 # A report of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
-LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
-    #                         IDLE CLOSING SNAPSHOTTING DRAINING ACKNOWLEDGING STORING
-    SubtaskClosed: (_S, _A, _S, _S, _S, _S),
-    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X, _X),
-    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X, _X),
-    GatewayDrained: (_S, _X, _A, _A, _S, _S),
-    SubtaskAcknowledged: (_S, _P, _P, _P, _A, _S),
-    SubtaskDeclined: (_S, _A, _A, _A, _A, _S),
-    CheckpointStored: (_S, _X, _X, _X, _X, _A),
-    CheckpointStoreFailed: (_S, _X, _X, _X, _X, _A),
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+    #                         IDLE CLOSING SNAPSHOTTING ACKNOWLEDGING STORING
+    SubtaskClosed: (_S, _A, _S, _S, _S),
+    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X),
+    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X),
+    SubtaskAcknowledged: (_S, _P, _A, _A, _S),
+    SubtaskDeclined: (_S, _A, _A, _A, _S),
+    CheckpointStored: (_S, _X, _X, _X, _A),
+    CheckpointStoreFailed: (_S, _X, _X, _X, _A),
 }
 _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 
@@ -101,7 +97,6 @@ _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 # repetition.
 STEP_OF: dict[type, Step] = {
     SubtaskClosed: Step.AWAITING_CLOSE,
-    GatewayDrained: Step.AWAITING_DRAIN,
     SubtaskAcknowledged: Step.AWAITING_ACKNOWLEDGE,
     SubtaskDeclined: Step.AWAITING_ACKNOWLEDGE,
 }
@@ -109,15 +104,14 @@ STEP_OF: dict[type, Step] = {
 # Which step a phase waits for.
 WAITS_FOR: dict[Phase, Step] = {
     Phase.CLOSING: Step.AWAITING_CLOSE,
-    Phase.DRAINING: Step.AWAITING_DRAIN,
     Phase.ACKNOWLEDGING: Step.AWAITING_ACKNOWLEDGE,
 }
 
 BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
 
-SubtaskWord = SubtaskClosed | GatewayDrained | SubtaskAcknowledged | SubtaskDeclined
+SubtaskWord = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined
 """The reports about a checkpoint on behalf of one attempt."""
-SUBTASK_WORDS = (SubtaskClosed, GatewayDrained, SubtaskAcknowledged, SubtaskDeclined)
+SUBTASK_WORDS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined)
 
 DriverWord = CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | CheckpointStored | CheckpointStoreFailed
 """The reports of the coordinator and the storage about a checkpoint."""
@@ -170,7 +164,7 @@ class PendingCheckpoint:
     """One pending checkpoint; see the module. ``at_rest`` has the parts of the subtasks that are not running.
 
     Only ``move`` and ``settle`` change a part's step. They count how many parts are in each step, because every subtask
-    reports three times about each checkpoint, and no report may cost a look at all subtasks.
+    reports twice about each checkpoint, and no report may cost a look at all subtasks.
     """
 
     checkpoint_id: int
@@ -223,7 +217,7 @@ class PendingCheckpoint:
 
     def cut(self, state: bytes, events_taken: dict[int, int]) -> None:
         """Record the cut: the coordinator has returned its snapshot. ``events_taken``: per task attempt id."""
-        self.phase, self.coordinator_state = Phase.DRAINING, state
+        self.phase, self.coordinator_state = Phase.ACKNOWLEDGING, state
         for part in self.parts.values():
             part.events_taken = events_taken.get(part.attempt.task_attempt_id, part.events_restored)
 
@@ -243,13 +237,6 @@ class PendingCheckpoint:
         if self.phase is Phase.CLOSING and may_cut and not self._in_step[Step.AWAITING_CLOSE]:
             self.phase = Phase.SNAPSHOTTING
             out.append(SnapshotCoordinator(self.checkpoint_id))
-        if self.phase is Phase.DRAINING and not self._in_step[Step.AWAITING_DRAIN]:
-            self.phase = Phase.ACKNOWLEDGING
-            out.extend(
-                SendBarrier(part.attempt, self.checkpoint_id)
-                for part in self.parts.values()
-                if part.step is Step.AWAITING_ACKNOWLEDGE
-            )
         if self.phase is Phase.ACKNOWLEDGING and self.settled():
             self.phase = Phase.STORING
             out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
@@ -279,10 +266,8 @@ class PendingCheckpoint:
                 return "the storage has not written it"
             case Phase.CLOSING:
                 what = "not closed"
-            case Phase.DRAINING:
-                what = "not confirmed every event sent before it"
             case Phase.ACKNOWLEDGING:
-                what = "not acknowledged it"
+                what = "not acknowledged it, or not confirmed every event sent before it"
             case Phase.IDLE:
                 raise AssertionError("a pending checkpoint is never idle")
             case _:
@@ -306,9 +291,7 @@ class PendingCheckpoint:
         else:
             assert may_cut, "H43: cut before a lower one"
             assert Step.AWAITING_CLOSE not in steps
-        if self.phase in (Phase.DRAINING, Phase.ACKNOWLEDGING):
-            assert WAITS_FOR[self.phase] in steps, f"{self.phase.value}, and waits for nobody"
         if self.phase is Phase.ACKNOWLEDGING:
-            assert Step.AWAITING_DRAIN not in steps, "a barrier would overtake an event (H23)"
+            assert Step.AWAITING_ACKNOWLEDGE in steps, "acknowledging, and waits for nobody"
         if self.phase is Phase.STORING:
             assert steps <= {Step.SETTLED}

@@ -6,8 +6,8 @@ Every decision of the attempt ledger passes through this machine on its way to t
 orders failures and resets against checkpoints. Usually at most one checkpoint is in progress. With ``concurrent_max``
 there may be several (H43, ``under_way``). Each goes through these phases::
 
-    IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► DRAINING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
-                           └──────────────┴────────── abort ┴───────────────────┘
+    IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
+                           └───────────┴─── abort ─────┴────────────┘
 
 The table ``pending.LEGAL`` says which input about a checkpoint may come in which phase. The ledger's decisions may come
 in every phase.
@@ -105,7 +105,6 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
-    GatewayDrained,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -215,7 +214,6 @@ class BarrierTracker:
         match input:
             case (
                 SubtaskClosed()
-                | GatewayDrained()
                 | SubtaskAcknowledged()
                 | SubtaskDeclined()
                 | CoordinatorSnapshotTaken()
@@ -425,7 +423,6 @@ _HANDLERS: dict[type, _Handler] = {
     SubtaskClosed: BarrierTracker._step,
     CoordinatorSnapshotTaken: BarrierTracker._step,
     CoordinatorSnapshotFailed: BarrierTracker._step,
-    GatewayDrained: BarrierTracker._step,
     SubtaskAcknowledged: BarrierTracker._step,
     SubtaskDeclined: BarrierTracker._step,
     SubtaskFinalState: BarrierTracker._final_state,

@@ -56,7 +56,6 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
-    GatewayDrained,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -163,7 +162,7 @@ class CheckpointsUnderWay:
         self.move_on(out)
 
     def _closed(self, pending: PendingCheckpoint, word: SubtaskClosed, out: Effects) -> None:
-        pending.move(word.attempt.subtask, Step.AWAITING_DRAIN)
+        pending.move(word.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
 
     def _snapshot_taken(self, pending: PendingCheckpoint, word: CoordinatorSnapshotTaken, out: Effects) -> None:
         pending.cut(word.state, word.events_taken)
@@ -172,12 +171,9 @@ class CheckpointsUnderWay:
     def _snapshot_failed(self, pending: PendingCheckpoint, word: CoordinatorSnapshotFailed, out: Effects) -> None:
         self._fail(pending, f"coordinator: {word.reason}", out)
 
-    def _drained(self, pending: PendingCheckpoint, word: GatewayDrained, out: Effects) -> None:
-        pending.move(word.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
-
     def _acknowledged(self, pending: PendingCheckpoint, word: SubtaskAcknowledged, out: Effects) -> None:
         if pending.judge(word) is Verdict.ABORT:
-            self._fail(pending, f"{word.attempt} acknowledged it before its barrier", out)
+            self._fail(pending, f"{word.attempt} acknowledged it before the coordinator was asked", out)
             return
         subtask = word.attempt.subtask
         states = (SubtaskState(subtask, word.state),)
@@ -330,7 +326,6 @@ _STEPS: dict[type, _Step] = {
     SubtaskClosed: CheckpointsUnderWay._closed,
     CoordinatorSnapshotTaken: CheckpointsUnderWay._snapshot_taken,
     CoordinatorSnapshotFailed: CheckpointsUnderWay._snapshot_failed,
-    GatewayDrained: CheckpointsUnderWay._drained,
     SubtaskAcknowledged: CheckpointsUnderWay._acknowledged,
     SubtaskDeclined: CheckpointsUnderWay._declined,
     CheckpointStoreFailed: CheckpointsUnderWay._store_failed,

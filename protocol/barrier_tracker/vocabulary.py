@@ -137,14 +137,6 @@ class CoordinatorSnapshotFailed:
 
 
 @value
-class GatewayDrained:
-    """Every event that was sent to the attempt before the cut is confirmed (H42)."""
-
-    attempt: ExecutionAttempt
-    checkpoint_id: int
-
-
-@value
 class SubtaskAcknowledged:
     """The attempt's snapshot."""
 
@@ -208,7 +200,6 @@ TrackerInput = (
     | SubtaskClosed
     | CoordinatorSnapshotTaken
     | CoordinatorSnapshotFailed
-    | GatewayDrained
     | SubtaskAcknowledged
     | SubtaskDeclined
     | SubtaskFinalState

@@ -56,9 +56,10 @@ connection takes it back with ``ReportResponsive``. The two alternate, and an at
 *Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made known is
 ignored everywhere else, so a late or foreign one can neither close nor open anything. ``CutReached(n)`` closes the
 valve. An event that comes then is held under the highest closed id, and leaves when that one and all lower ones are
-open. Barriers and completions pass a closed valve, because they open it. ``ReportDrained(n)`` comes when every event
-submitted before the cut has been confirmed, whichever checkpoint held it; a loss-tolerant one is not waited for, but
-has left before the barrier does, in its place (H28). The barrier is an item, or travels apart: then ``InjectBarrier``
+open. Barriers and completions pass a closed valve, because they open it. The barrier leaves as soon as every event
+submitted before the cut has been confirmed, whichever checkpoint held it, and however far other gateways are (H78); a
+loss-tolerant event is not waited for, but has left before the barrier does, in its place (H28). The barrier is an item,
+or travels apart: then ``InjectBarrier``
 names the last item that precedes it, and the peer waits for that one. The valve reopens for n on this attempt's own
 acknowledgement, never at the barrier, or when n is over: complete, aborted, or a savepoint that is stored. How many
 events the peer had sent at its snapshot comes up with it; the tracker compares that to what the coordinator had taken
@@ -81,7 +82,6 @@ from protocol.gateway.types import (
     CONNECTION_GONE,
     AnswerSubmitted,
     AttemptIsOver,
-    BarrierRequested,
     CheckpointOver,
     CloseRequested,
     CutReached,
@@ -133,7 +133,6 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
     ItemTaken: (_A, _A, _I),
     CloseRequested: (_A, _A, _I),
     CutReached: (_A, _A, _I),
-    BarrierRequested: (_A, _A, _I),
     CheckpointOver: (_A, _A, _I),
     AttemptIsOver: (_A, _A, _I),
     TimePassed: (_A, _A, _I),
@@ -143,7 +142,8 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
 class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
-    ``limits``: its timeouts and the bounds on what the peer sends. Not thread-safe: one owner calls it. The first input
+    ``limits``: its timeouts and the bounds on what the peer sends. ``barriers_apart``: barriers travel separately from
+    the items, as ``InjectBarrier``. Not thread-safe: one owner calls it. The first input
     of any kind starts the reconnect clock, unless it attaches a connection.
     """
 
@@ -164,13 +164,13 @@ class GatewayMachine:
         "attempt",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits) -> None:
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, *, barriers_apart: bool = False) -> None:
         self.attempt = attempt
         self._id = attempt.task_attempt_id
         self._limits = limits
         self._enter(GatewayState.DETACHED)
         self._reason = ""
-        self._outbound = GatewayOutbound(attempt, limits)
+        self._outbound = GatewayOutbound(attempt, limits, barriers_apart=barriers_apart)
         self._inbound = GatewayInbound(attempt, limits, self._outbound)
         self._confirm_sent = 0
         self._heard_at = 0.0  # when something last came from the peer
@@ -408,9 +408,6 @@ class GatewayMachine:
 
     def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
         self._outbound.reach_cut(input.checkpoint_id, effects)
-
-    def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
-        self._outbound.send_barrier(input.checkpoint_id, input.apart, effects)
         self._send_confirm(effects, _LATER)
 
     def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
@@ -486,7 +483,6 @@ _ACTS: dict[type, _Handler] = {
     ItemTaken: GatewayMachine._take,
     CloseRequested: GatewayMachine._request_close,
     CutReached: GatewayMachine._reach_cut,
-    BarrierRequested: GatewayMachine._send_barrier,
     CheckpointOver: GatewayMachine._end_checkpoint,
     AttemptIsOver: GatewayMachine._end_attempt,
     TimePassed: GatewayMachine._pass_time,

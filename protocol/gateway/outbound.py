@@ -42,7 +42,6 @@ from protocol.gateway.types import (
     InjectBarrier,
     RefuseMessage,
     ReportAcknowledged,
-    ReportDrained,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
@@ -86,7 +85,6 @@ class GatewayPhase(Enum):
 
     REQUESTED = "requested"
     CUT = "cut"
-    DRAINED = "drained"
     BARRIER = "barrier"
     ACKNOWLEDGED = "acknowledged"
 
@@ -106,6 +104,7 @@ class GatewayOutbound:
     """The items to one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
+        "_apart",
         "_attempt",
         "_awaited",
         "_checkpoints",
@@ -130,8 +129,9 @@ class GatewayOutbound:
         "stream",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits) -> None:
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, *, barriers_apart: bool) -> None:
         self._attempt = attempt
+        self._apart = barriers_apart
         self._id = attempt.task_attempt_id
         self._limits = limits
         self.stream: OutgoingStream[DownItem] = OutgoingStream()
@@ -161,7 +161,11 @@ class GatewayOutbound:
     # --- connection and clock -----------------------------------------------------------------------------
 
     def attach(self, received_seq: int, now: float, effects: Effects) -> None:
-        """Drop what the peer has, send the rest again, and let the confirm clock continue (H24)."""
+        """Drop what the peer has, send the rest again, and let the confirm clock continue (H24).
+
+        What the peer has may let a barrier leave. It keeps its place, behind what is sent again.
+        """
+        self.attached = False
         self._trim(self.stream.resume(received_seq), received_seq, effects)
         if self.stopped_at is not None:
             self._paused_s += now - self.stopped_at
@@ -299,7 +303,7 @@ class GatewayOutbound:
         while tolerated and tolerated[0][0] <= seq:
             tolerated.popleft()
         if self.closed:
-            self._report_drained(effects)
+            self._send_barriers(effects)
 
     def fail_all(self, reason: str, late: int | None, effects: Effects) -> None:
         """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event that
@@ -338,7 +342,8 @@ class GatewayOutbound:
         self._send_item(CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id), effects)
 
     def reach_cut(self, checkpoint_id: int, effects: Effects) -> None:
-        """Close for the checkpoint. A late or unknown one closes nothing (H44)."""
+        """Close for the checkpoint, and send its barrier if nothing is unconfirmed. A late or unknown one closes
+        nothing (H44)."""
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
@@ -351,9 +356,11 @@ class GatewayOutbound:
         checkpoint.submitted_at_cut = self._submitted
         checkpoint.order_at_cut = self._order
         self.closed.append(checkpoint_id)
-        self._report_drained(effects)
+        self._send_barriers(effects)
 
-    def _report_drained(self, effects: Effects) -> None:
+    def _send_barriers(self, effects: Effects) -> None:
+        """Send the barrier of each checkpoint before whose cut everything is confirmed; no other gateway is waited for
+        (H78)."""
         first_held = self._held[0][1] if self._held else self._order + 1
         for checkpoint_id in self.closed:
             checkpoint = self._checkpoints[checkpoint_id]
@@ -362,22 +369,14 @@ class GatewayOutbound:
                 and self._settled >= checkpoint.submitted_at_cut
                 and first_held > checkpoint.order_at_cut
             ):
-                checkpoint.phase = GatewayPhase.DRAINED
-                effects.append(ReportDrained(checkpoint_id))
+                checkpoint.phase = GatewayPhase.BARRIER
+                self._send_barrier(checkpoint_id, effects)
 
-    def send_barrier(self, checkpoint_id: int, apart: bool, effects: Effects) -> None:
-        """Send the barrier as the next item, or ``apart``; nothing for a checkpoint that is over. Raises
-        ``LocalProtocolError`` before the drain, or the second time."""
-        checkpoint = self._checkpoints.get(checkpoint_id)
-        if checkpoint is None:
-            return
-        if checkpoint.phase is not GatewayPhase.DRAINED:
-            phase = checkpoint.phase.value
-            raise LocalProtocolError(f"barrier of checkpoint {checkpoint_id} at {self._attempt}, when it is {phase}")
-        checkpoint.phase = GatewayPhase.BARRIER
+    def _send_barrier(self, checkpoint_id: int, effects: Effects) -> None:
+        """Send the barrier as the next item, or apart."""
         # The valve is closed, so the last event in the stream is the last one before the cut.
         events_before = self._last_event_seq
-        if apart:
+        if self._apart:
             effects.append(InjectBarrier(checkpoint_id, events_before))
         else:
             seq = self.stream.last_seq + 1
@@ -413,7 +412,7 @@ class GatewayOutbound:
         if self._start_held and not held:
             self._start_held = False
             self.start_processing(effects)
-        self._report_drained(effects)
+        self._send_barriers(effects)
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -424,7 +423,7 @@ class GatewayOutbound:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert self.closed == sorted(set(self.closed))
-        closing = (GatewayPhase.CUT, GatewayPhase.DRAINED, GatewayPhase.BARRIER)
+        closing = (GatewayPhase.CUT, GatewayPhase.BARRIER)
         assert set(self.closed) == {n for n, c in self._checkpoints.items() if c.phase in closing}
         assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
         for label, _, _ in self._held:

@@ -16,7 +16,6 @@ __all__ = [
     "CONNECTION_GONE",
     "AnswerSubmitted",
     "AttemptIsOver",
-    "BarrierRequested",
     "CheckpointOutcome",
     "CheckpointOver",
     "CloseRequested",
@@ -45,7 +44,6 @@ __all__ = [
     "ReportAcknowledged",
     "ReportClosed",
     "ReportDeclined",
-    "ReportDrained",
     "ReportFinished",
     "ReportOpened",
     "ReportResponsive",
@@ -194,14 +192,6 @@ class CutReached:
     checkpoint_id: int
 
 
-@value
-class BarrierRequested:
-    """Every gateway has drained: the barrier may leave. ``apart``: separately from the items, as ``InjectBarrier``."""
-
-    checkpoint_id: int
-    apart: bool = False
-
-
 class CheckpointOutcome(Enum):
     """How a checkpoint ended."""
 
@@ -237,7 +227,6 @@ GatewayInput = (
     | ItemTaken
     | CloseRequested
     | CutReached
-    | BarrierRequested
     | CheckpointOver
     | AttemptIsOver
     | TimePassed
@@ -336,13 +325,6 @@ class ReportClosed:
 
 
 @value
-class ReportDrained:
-    """Every event from before the cut is confirmed (H42)."""
-
-    checkpoint_id: int
-
-
-@value
 class ReportAcknowledged:
     """The subtask's snapshot. Its gateway is open again for this checkpoint."""
 
@@ -410,7 +392,6 @@ GatewayEffect = (
     | ReportSuspected
     | ReportResponsive
     | ReportClosed
-    | ReportDrained
     | ReportAcknowledged
     | ReportDeclined
     | ReportFinished

@@ -67,7 +67,6 @@ COUNTS = (
 
 _STEPS = {
     Step.AWAITING_CLOSE: "close",
-    Step.AWAITING_DRAIN: "drain",
     Step.AWAITING_ACKNOWLEDGE: "acknowledge",
     Step.SETTLED: "nothing",
 }

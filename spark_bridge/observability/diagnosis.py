@@ -50,7 +50,7 @@ def _of_operator(status: SidecarStatus, operator: OperatorStatus, waiting_s: flo
     yield from _of_missing(status, operator, waiting_s)
     for checkpoint in operator.checkpoints:
         if checkpoint.phase_s >= waiting_s:
-            yield _of_checkpoint(operator, checkpoint)
+            yield _of_checkpoint(status, operator, checkpoint)
     yield from _of_attempts(status, operator, waiting_s)
 
 
@@ -123,11 +123,12 @@ def _of_missing(status: SidecarStatus, operator: OperatorStatus, waiting_s: floa
         yield f"{have}; {missing} {_have_no(missing)} slot, because Spark has not started {tasks} yet"
 
 
-def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> str:
+def _of_checkpoint(status: SidecarStatus, operator: OperatorStatus, checkpoint: CheckpointProgress) -> str:
     kind = "savepoint" if checkpoint.savepoint else "checkpoint"
     name = f"{kind} {checkpoint.checkpoint_id} of {operator.operator_id!r}"
     waited = _seconds(checkpoint.phase_s)
     late = checkpoint.awaited
+    unconfirmed = sorted(_unconfirmed_since(operator, status.taken_at - checkpoint.phase_s).intersection(late))
     match checkpoint.phase:
         case "waiting":
             return f"{name} has waited {waited} for the coordinator's snapshot of an earlier one"
@@ -135,8 +136,8 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
             return f"{name} waits for {_subtasks(late)}, whose {_connections(late)} not answered for {waited}"
         case "snapshotting":
             return f"{name} has waited {waited} for the coordinator: checkpoint_coordinator has not returned"
-        case "draining":
-            return f"{name} has waited {waited} for {_subtasks(late)} to confirm every event sent before it"
+        case "acknowledging" if unconfirmed:
+            return f"{name} has waited {waited} for {_subtasks(unconfirmed)} to confirm every event sent before it"
         case "acknowledging" if len(late) == 1:
             return f"{name} waits for subtask {late[0]}, which has computed for {waited} without looking at its mailbox"
         case "acknowledging":
@@ -144,6 +145,15 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
             return f"{name} waits for {_subtasks(late)}, which have computed for {waited} {without}"
         case _:
             return f"{name} has waited {waited} for the storage to write it"
+
+
+def _unconfirmed_since(operator: OperatorStatus, since: float) -> set[int]:
+    """The subtasks that have left an event unconfirmed since then, or for longer."""
+    return {
+        one.subtask
+        for one in operator.attempts
+        if one.is_live and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
+    }
 
 
 def _of_attempts(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:

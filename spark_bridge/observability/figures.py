@@ -23,7 +23,7 @@ __all__ = ["FAMILIES", "PREFIX", "Family", "Kind", "Sample", "figures"]
 PREFIX = "headgate_"
 STATES = ("accepted", "ready", "ending", "finished", "over")
 FAILURES = tuple(sorted(kind.name.lower() for kind in FailureKind))
-PHASES = ("waiting", "closing", "snapshotting", "draining", "acknowledging", "storing")
+PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "storing")
 
 Kind = Literal["gauge", "counter", "summary"]
 Values = Iterable[tuple[tuple[str, ...], float | LatencyStatus | None]]

@@ -32,7 +32,6 @@ from protocol.barrier_tracker import (
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     RefuseCheckpoint,
-    SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
 )
@@ -64,8 +63,7 @@ _PHASES: dict[type, str] = {
     CheckpointTriggered: "waiting",
     CloseSubtask: "closing",
     SnapshotCoordinator: "snapshotting",
-    CoordinatorSnapshotTaken: "draining",
-    SendBarrier: "acknowledging",
+    CoordinatorSnapshotTaken: "acknowledging",
     StoreCheckpoint: "storing",
 }
 """The phase that begins with each of these."""
@@ -84,7 +82,6 @@ def phase_of(observed: Observed) -> tuple[str, int] | None:
             | CloseSubtask(checkpoint_id=checkpoint_id)
             | SnapshotCoordinator(checkpoint_id=checkpoint_id)
             | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
-            | SendBarrier(checkpoint_id=checkpoint_id)
         ):
             return phase, checkpoint_id
     raise TypeError(f"begins no phase: {observed!r}")

@@ -147,8 +147,7 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
             {
                 "closing": 0.02,
                 "snapshotting": 0.04,
-                "draining": 0.03,
-                "acknowledging": 0.08 + 0.05 * number,
+                "acknowledging": 0.03 + 0.05 * number,
                 "storing": 0.04,
             },
             "aborted" if number == 5 else "completed",

@@ -88,7 +88,7 @@ def test_an_operators_page_shows_attempts_checkpoints_failures_and_latencies(ser
     checkpoints = page.get_by_role("region", name="Checkpoints").locator("tbody tr")
     assert checkpoints.count() == 10
     assert "10" in checkpoints.nth(0).inner_text()
-    assert page.get_by_role("img", name="closing 20 ms, snapshotting 40 ms, draining 30 ms").count() == 10
+    assert page.get_by_role("img", name="closing 20 ms, snapshotting 40 ms, acknowledging 30 ms").count() == 10
     failures = page.get_by_role("region", name="Recent failures").locator("tbody tr")
     assert "ValueError: page 17 cannot be read" in failures.nth(0).inner_text()
     latencies = page.get_by_role("region", name="Latencies").locator("tbody tr")

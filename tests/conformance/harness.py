@@ -28,12 +28,11 @@ from protocol.gateway.types import (
     GatewayLimits,
     MessageReceived,
     ReadyAnnounced,
-    ReportDrained,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.messages import Confirm, DownItem, EventMessage, Opened, UpItem
+from protocol.wire.messages import BarrierMessage, Confirm, DownItem, EventMessage, Opened, UpItem
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, World
 
@@ -45,7 +44,7 @@ class Line:
     """A ``GatewayMachine`` with one running attempt, which confirms events immediately or only on request.
 
     ``received``: shared by the lines of one scenario. ``confirmed`` and ``failed`` tell what happened to each event, by
-    the number that ``send`` returned. ``drained``: the checkpoints whose wait for confirmations is over.
+    the number that ``send`` returned. ``barriers``: the checkpoints whose barrier has been sent.
     """
 
     def __init__(self, subtask: int = 0, received: Received | None = None, *, confirms: bool = True) -> None:
@@ -54,7 +53,7 @@ class Line:
         self.confirms = confirms
         self.confirmed: list[int] = []
         self.failed: dict[int, str] = {}
-        self.drained: list[int] = []
+        self.barriers: list[int] = []
         self.machine = GatewayMachine(self.attempt, GatewayLimits())
         self._sent = 0
         self._said = 0
@@ -106,14 +105,14 @@ class Line:
                 case SendToAttempt(message) if isinstance(message, DownItem):
                     self._highest_seq = message.seq
                     arrived = True
+                    if isinstance(message, BarrierMessage):
+                        self.barriers.append(message.checkpoint_id)
                     if isinstance(message, EventMessage):
                         self.received.append((decode_event(message.payload), self.attempt.subtask))
                 case ConfirmEvent(event_id):
                     self.confirmed.append(event_id)
                 case FailEvent(event_id, error):
                     self.failed[event_id] = str(error)
-                case ReportDrained(checkpoint_id):
-                    self.drained.append(checkpoint_id)
         if arrived and self.confirms:
             self.confirm()
 

@@ -17,9 +17,9 @@ def test_an_unconfirmed_event_is_waited_for() -> None:
     line = Line(confirms=False)
     line.send("hello")
     a_cut(line, 1)
-    assert line.drained == []
+    assert line.barriers == []
     line.confirm()
-    assert line.drained == [1], "for exactly this one"
+    assert line.barriers == [1], "for exactly this one"
 
 
 def test_an_event_that_is_confirmed_before_the_cut_is_not_waited_for() -> None:
@@ -29,7 +29,7 @@ def test_an_event_that_is_confirmed_before_the_cut_is_not_waited_for() -> None:
     line.mark(1)
     line.confirm()
     assert line.close(1)
-    assert line.drained == [1]
+    assert line.barriers == [1]
 
 
 def test_an_event_whose_fate_is_known_at_once_is_never_waited_for() -> None:
@@ -40,7 +40,7 @@ def test_an_event_whose_fate_is_known_at_once_is_never_waited_for() -> None:
     line.confirms = False
     line.send("tick", loss_tolerant=True)
     a_cut(line, 1)
-    assert line.drained == [1]
+    assert line.barriers == [1]
 
 
 def test_unconfirmed_events_fail_with_the_cause_of_their_attempts_end() -> None:
@@ -70,6 +70,6 @@ def test_the_next_checkpoint_waits_for_what_an_aborted_one_has_waited_for() -> N
     a_cut(line, 1)
     line.abort(1)
     a_cut(line, 2)
-    assert line.drained == []
+    assert line.barriers == []
     line.confirm()
-    assert line.drained == [2]
+    assert line.barriers == [2]

@@ -115,7 +115,6 @@ class TrackerEnd:
         config = t.CheckpointConfig(tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent)
         self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config)
         self.subtasks = scope.subtasks
-        self.apart = scope.apart
         self.latest = -1
         self.open: set[int] = set()
         self.over: set[int] = set()
@@ -175,8 +174,6 @@ class TrackerEnd:
         match effect:
             case t.CloseSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CloseRequested(checkpoint_id), out)
-            case t.SendBarrier(attempt, checkpoint_id):
-                self._tell(attempt, g.BarrierRequested(checkpoint_id, self.apart), out)
             case t.ReopenSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
             case t.SnapshotCoordinator(checkpoint_id):

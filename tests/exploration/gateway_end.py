@@ -30,9 +30,10 @@ class GatewayEnd:
     submitted then (``cuts``), and how many requests had been answered (``answered_at``).
     """
 
-    def __init__(self, slot: int, *, tolerant: bool) -> None:
+    def __init__(self, slot: int, *, tolerant: bool, apart: bool) -> None:
         self.slot = v.Slot(slot)
         self.tolerant = tolerant  # the scope's events down are loss-tolerant
+        self.apart = apart
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
         self.machine: GatewayMachine | None = None
@@ -88,7 +89,7 @@ class GatewayEnd:
 
     def _open(self, effect: t.RestoreAttempt, out: list[v.Output]) -> None:
         self.attempt = attempt = effect.attempt
-        self.machine = GatewayMachine(attempt, LIMITS)
+        self.machine = GatewayMachine(attempt, LIMITS, barriers_apart=self.apart)
         self.registered = Registered(
             attempt.task_attempt_id,
             attempt.attempt,
@@ -161,7 +162,7 @@ class GatewayEnd:
     def _check_drained(self, checkpoint_id: int) -> None:
         cut = self.cuts.get(checkpoint_id)
         holds = cut is not None and (self.tolerant or self.confirmed >= cut)
-        v.demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
+        v.demand(holds, "H42", f"barrier {checkpoint_id} of {self.attempt} leaves: {self.confirmed} of {cut} confirmed")
 
     # --- effects of its machine ---
 
@@ -171,10 +172,12 @@ class GatewayEnd:
         for effect in effects:
             match effect:
                 case g.SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
+                    self._check_drained(checkpoint_id)
                     out.append((v.To.DOWN, v.CameDown(message, self._before(checkpoint_id))))
                 case g.SendToAttempt(message):
                     out.append((v.To.DOWN, v.CameDown(message)))
                 case g.InjectBarrier(checkpoint_id, events_before):
+                    self._check_drained(checkpoint_id)
                     out.append((v.To.APART, v.CameApart(checkpoint_id, events_before, self._before(checkpoint_id))))
                 case g.ConfirmEvent(event_id):
                     self._settle(event_id, True)
@@ -212,9 +215,6 @@ class GatewayEnd:
                 out.append((v.To.BRIDGE, OperatorEnded(v.OPERATOR, attempt.task_attempt_id, failure)))
             case g.ReportClosed(checkpoint_id):
                 out.append((v.To.TRACKER, t.SubtaskClosed(attempt, checkpoint_id)))
-            case g.ReportDrained(checkpoint_id):
-                self._check_drained(checkpoint_id)
-                out.append((v.To.TRACKER, t.GatewayDrained(attempt, checkpoint_id)))
             case g.ReportAcknowledged(checkpoint_id, state, held, events_sent):
                 out.append((v.To.TRACKER, t.SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
             case g.ReportDeclined(checkpoint_id, reason):

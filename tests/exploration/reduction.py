@@ -167,8 +167,6 @@ class Reduction:
                 return True
             case g.CloseRequested():
                 return facts.holds_nothing
-            case g.BarrierRequested(checkpoint_id):
-                return facts.holds_nothing or facts.closed_for == (checkpoint_id,)
             case g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.COMPLETED):
                 return facts.holds_nothing and checkpoint_id not in facts.closed_for
         return False

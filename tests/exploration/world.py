@@ -100,7 +100,12 @@ class World:
             task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
-            state += [self.gateways.number(GatewayEnd(slot, tolerant=scope.tolerant)), 0, self.tasks.number(task), 0]
+            state += [
+                self.gateways.number(GatewayEnd(slot, tolerant=scope.tolerant, apart=scope.apart)),
+                0,
+                self.tasks.number(task),
+                0,
+            ]
         return tuple(state)
 
     # --- numbers ---

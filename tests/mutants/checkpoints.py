@@ -146,14 +146,19 @@ late-completion-counts [G5; H44]
   @ protocol.subtask.inbound:SubtaskInbound._end_checkpoint
   - if self._outbound.phase(item.checkpoint_id) is None:
   + if False:
-barrier-before-every-drain [feared; H40 H42]
-  Barriers leave when the first gateway is drained.
+stored-before-the-cut [feared; H40 H78]
+  A checkpoint whose subtasks have all acknowledged it is stored before the coordinator's snapshot is there.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
-  - not self._in_step[Step.AWAITING_DRAIN]:
-  + self._in_step[Step.AWAITING_DRAIN] < len(self.parts):
-  @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
-  - if part.step is Step.AWAITING_ACKNOWLEDGE
-  + if True
+  - if self.phase is Phase.ACKNOWLEDGING and self.settled():
+  + if self.phase in (Phase.SNAPSHOTTING, Phase.ACKNOWLEDGING) and self.parts and self.settled():
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.whole
+  - assert self.coordinator_state is not None
+  + self.coordinator_state = self.coordinator_state or b""
+barrier-waits-for-later-events [feared; H42 H78]
+  A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
+  @ protocol.gateway.outbound:GatewayOutbound._send_barriers
+  - and self._settled >= checkpoint.submitted_at_cut
+  + and self._settled >= self._submitted
 doubt-is-told-as-discarded [E1; H64]
   A checkpoint that is aborted while it is being written is reported as discarded immediately.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end

@@ -8,15 +8,15 @@ from tests.mutants.mutant import catalogue
 
 DOWNWARD = catalogue(r"""
 completes-with-confirmations-pending [FLINK-21996; H42]
-  A gateway is drained at its cut, whatever is unconfirmed.
-  @ protocol.gateway.outbound:GatewayOutbound._report_drained
+  A barrier leaves at the cut, whatever is unconfirmed.
+  @ protocol.gateway.outbound:GatewayOutbound._send_barriers
   - and self._settled >= checkpoint.submitted_at_cut
   + and self._settled >= 0
 drains-on-failure [FLINK-23233; H42]
   An event that has failed counts as confirmed for the checkpoint that waits for it.
   @ protocol.gateway.outbound:GatewayOutbound.fail_all
   - self._settled = self._submitted
-  + self._settled = self._submitted; self._report_drained(effects)
+  + self._settled = self._submitted; self._send_barriers(effects)
 confirms-when-sent [FLINK-23233; H23]
   An event is confirmed when it is written, not when it is in the mailbox.
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
@@ -24,10 +24,11 @@ confirms-when-sent [FLINK-23233; H23]
   + stream.append(item, len(payload)); effects.append(ConfirmEvent(submitted.event_id))
 reopens-at-barrier-injection [FLINK-28606; H41]
   The gateway reopens when the barrier leaves, not at the subtask's own acknowledgement.
-  @ protocol.gateway.machine:GatewayMachine._send_barrier
-  - self._outbound.send_barrier(input.checkpoint_id, input.apart, effects)
-  + self._outbound.send_barrier(input.checkpoint_id, input.apart, effects); \
-  + self._outbound._reopen(input.checkpoint_id, now, effects)
+  @ protocol.gateway.machine:GatewayMachine._reach_cut
+  - self._outbound.reach_cut(input.checkpoint_id, effects)
+  + self._outbound.reach_cut(input.checkpoint_id, effects); \
+  + checkpoint = self._outbound._checkpoints.get(input.checkpoint_id); \
+  + checkpoint and checkpoint.phase.value == "barrier" and self._outbound._reopen(input.checkpoint_id, now, effects)
   @ protocol.gateway.outbound:GatewayOutbound._reopen
   - closed.remove(checkpoint_id)
   + closed.remove(checkpoint_id) if checkpoint_id in closed else None
@@ -54,7 +55,7 @@ barrier-overtakes [G8; H23]
   + self._apart[checkpoint_id] = 0
 barrier-names-too-little [G8; H23]
   A barrier names the last event but one as the one that it follows.
-  @ protocol.gateway.outbound:GatewayOutbound.send_barrier
+  @ protocol.gateway.outbound:GatewayOutbound._send_barrier
   - events_before = self._last_event_seq
   + events_before = self._last_event_seq - 1
 barrier-twice [feared; H22]

@@ -78,7 +78,6 @@ class Dialogue:
         """Run a checkpoint up to the barriers."""
         self.close(checkpoint_id, *attempts, savepoint=savepoint)
         self.tell(t.CoordinatorSnapshotTaken(checkpoint_id, b"coordinator %d" % checkpoint_id))
-        self.tell(*(t.GatewayDrained(attempt, checkpoint_id) for attempt in attempts))
         return self
 
     def acknowledge(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[t.TrackerEffect]:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol import barrier_tracker as t
@@ -23,8 +25,7 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None: 
     assert tell(t.SubtaskClosed(B, 1)) == []
     assert tell(t.SubtaskClosed(A, 1)) == [t.SnapshotCoordinator(1)]
     assert tell(t.CoordinatorSnapshotTaken(1, b"c")) == []
-    assert tell(t.GatewayDrained(A, 1)) == []
-    assert tell(t.GatewayDrained(B, 1)) == [t.SendBarrier(A, 1), t.SendBarrier(B, 1)]
+    assert dialogue.tracker.phase.value == "acknowledging"
     assert tell(t.SubtaskAcknowledged(A, 1, b"a", (HeldEvent(0, b"x"), HeldEvent(0, b"y")))) == []
     whole = t.CompletedCheckpoint(1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")})
     assert tell(t.SubtaskAcknowledged(B, 1, b"b")) == [t.StoreCheckpoint(whole)]
@@ -33,17 +34,27 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None: 
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_a_drain_that_is_reported_before_the_coordinators_snapshot_counts() -> None:
-    # H42: the gateways close within the coordinator's call order; their reports may come first.
+@pytest.mark.parametrize("early", [(A,), (A, B)])
+def test_an_acknowledgement_that_is_reported_before_the_coordinators_snapshot_counts(
+    early: tuple[Any, ...],
+) -> None:
+    # H78: the gateways close and send their barriers before the tracker hears of the cut.
     dialogue = Dialogue().run(A, B).close(1, A, B)
-    assert dialogue.tell(t.GatewayDrained(A, 1), t.GatewayDrained(B, 1)) == []
-    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [t.SendBarrier(A, 1), t.SendBarrier(B, 1)]
+    assert dialogue.acknowledge(1, *early) == []
+    assert dialogue.tracker.phase is t.Phase.SNAPSHOTTING
+    effects = dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
+    effects += dialogue.acknowledge(1, *{A, B}.difference(early))
+    assert stored(effects).subtask_states == {
+        0: snapshot_of(0, b"0 at 1", b"held"),
+        1: snapshot_of(1, b"1 at 1", b"held"),
+    }
 
 
-def test_no_barrier_leaves_before_every_gateway_has_drained() -> None:  # H40, H42
-    dialogue = Dialogue().run(A, B).close(1, A, B)
-    assert dialogue.tell(t.GatewayDrained(A, 1), t.CoordinatorSnapshotTaken(1, b"c")) == []
-    assert dialogue.tracker.phase is t.Phase.DRAINING
+def test_an_early_acknowledgement_is_compared_with_the_cut_when_that_is_known() -> None:  # H32, H78
+    dialogue = Dialogue(1, tolerated_failures=1).run(A).close(1, A)
+    assert dialogue.tell(t.SubtaskAcknowledged(A, 1, b"a", (), 3)) == []
+    effects = dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", {A.task_attempt_id: 2}))
+    assert kinds(effects) == [t.NotifyCheckpointAborted]
 
 
 def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
@@ -60,7 +71,7 @@ def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
 def test_a_subtask_that_never_started_takes_part_as_empty() -> None:  # H47
     dialogue = Dialogue().run(B)
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(B, 1)]
-    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"), t.GatewayDrained(B, 1))
+    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"))
     assert dialogue.acknowledge(1, B) == [
         t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {1: snapshot_of(1, b"1 at 1", b"held")}))
     ]
@@ -82,7 +93,7 @@ def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # H47
     dialogue = Dialogue().run(A, B)
     dialogue.tell(t.SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(B, 1)]
-    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"), t.GatewayDrained(B, 1))
+    dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"))
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")
 
 
@@ -93,17 +104,15 @@ def test_a_final_state_that_comes_instead_of_the_close_settles_that_part() -> No
     assert dialogue.tell(t.SubtaskFinalState(A, b"final")) == [t.ReopenSubtask(A, 1), t.SnapshotCoordinator(1)]
     assert kinds(dialogue.tell(t.SubtaskClosed(A, 1))) == [t.ReportStale]
     dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    assert dialogue.tell(t.GatewayDrained(B, 1)) == [t.SendBarrier(B, 1)]
+    assert kinds(dialogue.acknowledge(1, B)) == [t.StoreCheckpoint]
 
 
-@pytest.mark.parametrize("reached", ["closed", "cut", "barrier"])
+@pytest.mark.parametrize("reached", ["closed", "cut"])
 def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_state(reached: str) -> None:
     # H47: it ends only when its valve holds nothing, so its final state is its whole part (H31).
     dialogue = Dialogue(1).run(A).close(1, A)
     if reached != "closed":
         dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    if reached == "barrier":
-        dialogue.tell(t.GatewayDrained(A, 1))
     effects = dialogue.tell(t.SubtaskFinalState(A, b"final"))
     if reached == "closed":
         effects += dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
@@ -325,16 +334,16 @@ def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:  # H4
     assert dialogue.tracker.restore_id == -1
 
 
-def test_an_acknowledgement_before_its_barrier_aborts() -> None:
+def test_an_acknowledgement_before_the_coordinator_is_asked_aborts() -> None:
     # H40: whatever that snapshot holds, it is not a snapshot of the cut.
-    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
     assert kinds(dialogue.acknowledge(1, A)) == [t.NotifyCheckpointAborted]
 
 
 def test_a_repeated_report_changes_nothing() -> None:  # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A)
-    for again in (t.SubtaskClosed(A, 1), t.GatewayDrained(A, 1), t.SubtaskAcknowledged(A, 1, b"other")):
+    for again in (t.SubtaskClosed(A, 1), t.SubtaskAcknowledged(A, 1, b"other")):
         assert kinds(dialogue.tell(again)) == [t.ReportStale]
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"0 at 1", b"held")
 

@@ -13,9 +13,9 @@ from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accep
 
 
 def cut_at(dialogue: Dialogue, events_taken: dict[int, int]) -> Dialogue:
-    """Checkpoint 1 of A, up to its barrier."""
+    """Checkpoint 1 of A, up to its cut."""
     dialogue.close(1, A)
-    dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", events_taken), t.GatewayDrained(A, 1))
+    dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", events_taken))
     return dialogue
 
 
@@ -42,7 +42,7 @@ def test_the_positions_of_one_attempt_are_not_those_of_another() -> None:
     # H32, H1: by task attempt id
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
     taken = {A.task_attempt_id: 1, B.task_attempt_id: 2}
-    dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", taken), t.GatewayDrained(A, 1), t.GatewayDrained(B, 1))
+    dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", taken))
     assert dialogue.tell(t.SubtaskAcknowledged(B, 1, b"b", (), 2)) == []
     assert kinds(dialogue.tell(t.SubtaskAcknowledged(A, 1, b"a", (), 2))) == [t.NotifyCheckpointAborted]
 
@@ -51,10 +51,10 @@ def test_an_attempt_that_sent_nothing_stands_where_it_restored() -> None:
     # H32: the positions go on along the restored history.
     restored = t.CompletedCheckpoint(4, 1, b"c", {0: snapshot_of(0, b"zero", events_sent=7)})
     dialogue = Dialogue(1, restored=restored, tolerated_failures=1).run(A)
-    dialogue.close(5, A).tell(t.CoordinatorSnapshotTaken(5, b"c"), t.GatewayDrained(A, 5))
+    dialogue.close(5, A).tell(t.CoordinatorSnapshotTaken(5, b"c"))
     assert stored(dialogue.tell(t.SubtaskAcknowledged(A, 5, b"a", (), 7))).subtask_states[0].events_sent == 7
     dialogue.tell(t.CheckpointStored(5))
-    dialogue.close(6, A).tell(t.CoordinatorSnapshotTaken(6, b"c", {A.task_attempt_id: 9}), t.GatewayDrained(A, 6))
+    dialogue.close(6, A).tell(t.CoordinatorSnapshotTaken(6, b"c", {A.task_attempt_id: 9}))
     assert kinds(dialogue.tell(t.SubtaskAcknowledged(A, 6, b"a", (), 7))) == [t.NotifyCheckpointAborted]
 
 
@@ -113,5 +113,4 @@ def test_an_attempt_next_to_a_finished_one_hinders_nothing() -> None:
     dialogue.close(1, B)
     assert kinds(dialogue.tell(accepted(A2))) == [t.RestoreAttempt]
     dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    assert dialogue.tell(t.GatewayDrained(B, 1)) == [t.SendBarrier(B, 1)]
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")

@@ -42,7 +42,7 @@ def test_the_coordinator_is_asked_for_one_snapshot_after_the_other() -> None:
     assert dialogue.tell(t.CheckpointTriggered(3), t.SubtaskClosed(A, 3)) == [t.CloseSubtask(A, 3)]
     assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"1")) == [t.SnapshotCoordinator(2)]
     assert dialogue.tell(t.CoordinatorSnapshotTaken(2, b"2")) == [t.SnapshotCoordinator(3)]
-    assert dialogue.tell(t.GatewayDrained(A, 1)) == [t.SendBarrier(A, 1)]
+    assert kinds(dialogue.acknowledge(1, A)) == [t.StoreCheckpoint]
 
 
 def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:  # H43, H44
@@ -52,7 +52,8 @@ def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:  # H43, H44
         t.SnapshotCoordinator,
     ]
     assert kinds(dialogue.tell(t.CoordinatorSnapshotTaken(1, b"late"))) == [t.ReportStale]
-    assert dialogue.tell(t.CoordinatorSnapshotTaken(2, b"2"), t.GatewayDrained(A, 2)) == [t.SendBarrier(A, 2)]
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(2, b"2")) == []
+    assert kinds(dialogue.acknowledge(2, A)) == [t.StoreCheckpoint]
 
 
 def test_each_takes_its_own_reports() -> None:

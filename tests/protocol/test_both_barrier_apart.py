@@ -31,37 +31,30 @@ def arrive(subtask: SubtaskMachine, checkpoint_id: int, events_before: int) -> l
 
 def test_the_gateway_hands_the_barrier_over_instead_of_sending_it() -> None:
     # H23, H40: with the last item that must precede it
-    gateway = a_wide_gateway()
+    gateway = a_wide_gateway(apart=True)
     submit(gateway, 1, 2)
-    cut(gateway, 5)
-    hear_up(gateway, m.Confirm(7, 2))
-    assert gateway.handle(g.BarrierRequested(5, apart=True), 1.0) == [g.InjectBarrier(5, 2)]
+    assert cut(gateway, 5) == []
+    assert hear_up(gateway, m.Confirm(7, 2))[-1] == g.InjectBarrier(5, 2)
 
 
 def test_the_gateway_names_a_loss_tolerant_event_that_is_still_under_way() -> None:
     # H23, H28: the drain does not wait for it, but the barrier must follow it
-    gateway = a_wide_gateway()
+    gateway = a_wide_gateway(apart=True)
     gateway.handle(g.EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
-    cut(gateway, 5)
-    assert gateway.handle(g.BarrierRequested(5, apart=True), 1.0) == [g.InjectBarrier(5, 1)]
+    assert cut(gateway, 5) == [g.InjectBarrier(5, 1)]
 
 
 def test_a_barrier_apart_obeys_the_drain_too_and_leaves_once() -> None:  # H40, H42
-    gateway = a_wide_gateway()
+    gateway = a_wide_gateway(apart=True)
     submit(gateway, 1)
-    cut(gateway, 5)
-    with pytest.raises(LocalProtocolError, match="barrier of checkpoint 5"):
-        gateway.handle(g.BarrierRequested(5, apart=True), 1.0)
-    hear_up(gateway, m.Confirm(7, 1))
-    gateway.handle(g.BarrierRequested(5, apart=True), 1.0)
-    with pytest.raises(LocalProtocolError, match="barrier of checkpoint 5"):
-        gateway.handle(g.BarrierRequested(5), 1.0)
+    assert cut(gateway, 5) == []
+    assert hear_up(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1), g.InjectBarrier(5, 1)]
+    assert hear_up(gateway, m.Confirm(7, 2)) == []
 
 
 def test_the_gateway_opens_at_the_acknowledgement_and_not_when_the_barrier_is_handed_over() -> None:  # H41
-    gateway = a_wide_gateway()
-    cut(gateway, 5)
-    gateway.handle(g.BarrierRequested(5, apart=True), 1.0)
+    gateway = a_wide_gateway(apart=True)
+    assert cut(gateway, 5) == [g.InjectBarrier(5, 0)]
     assert submit(gateway, 1) == []
     effects = hear_up(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 3))
     assert effects[0] == g.ReportAcknowledged(5, b"", (), 3)
@@ -69,10 +62,11 @@ def test_the_gateway_opens_at_the_acknowledgement_and_not_when_the_barrier_is_ha
 
 
 def test_no_barrier_is_handed_over_for_a_checkpoint_that_is_over() -> None:  # H44
-    gateway = a_wide_gateway()
+    gateway = a_wide_gateway(apart=True)
+    submit(gateway, 1)
     cut(gateway, 5)
     gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
-    assert gateway.handle(g.BarrierRequested(5, apart=True), 1.0) == []
+    assert hear_up(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
 
 
 # --- the subtask ------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
     gateway = a_wide_gateway()
     hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
     cut(gateway, 5)
-    gateway.handle(g.BarrierRequested(5), 1.0)
     assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
     assert gateway.statistics().held_events == 1
     effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 1))

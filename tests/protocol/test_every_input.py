@@ -321,7 +321,6 @@ class GatewayWalk(EndWalk):
     phase_of: ClassVar = {
         g.CutReached: GatewayPhase.REQUESTED,
         m.ClosedForCheckpoint: GatewayPhase.REQUESTED,
-        g.BarrierRequested: GatewayPhase.DRAINED,
         m.CheckpointAcknowledged: GatewayPhase.BARRIER,
         m.CheckpointDeclined: GatewayPhase.BARRIER,
     }
@@ -331,7 +330,9 @@ class GatewayWalk(EndWalk):
         limits = g.GatewayLimits(
             10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60, heartbeat_interval_s=beats, heartbeat_timeout_s=6.0
         )
-        return GatewayMachine(ExecutionAttempt("words", 2, 1, 7), limits)
+        return GatewayMachine(
+            ExecutionAttempt("words", 2, 1, 7), limits, barriers_apart=self.dice.choice((False, True))
+        )
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         inbound, values = self.machine._inbound, super().values(kind, fits)
@@ -516,7 +517,6 @@ class TrackerWalk(Walk):
         words = (
             b.SubtaskClosed,
             b.CoordinatorSnapshotTaken,
-            b.GatewayDrained,
             b.SubtaskAcknowledged,
             b.CheckpointStored,
         )

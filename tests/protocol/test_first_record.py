@@ -63,7 +63,6 @@ def test_the_word_to_begin_overtakes_no_event_that_a_checkpoint_holds() -> None:
     assert gateway.handle(g.EventSubmitted(1, b"rule"), 1.0) == []
     assert sent(gateway.handle(g.ReadyAnnounced(), 1.0)) == []
     gateway.check_invariants()
-    gateway.handle(g.BarrierRequested(5), 1.0)
     hear(gateway, m.ClosedForCheckpoint(7, 2, 5))
     effects = hear(gateway, m.CheckpointAcknowledged(7, 3, 5, b"", (), 0))
     assert sent(effects)[:2] == [m.EventMessage(7, 3, b"rule"), m.StartProcessing(7, 4)]

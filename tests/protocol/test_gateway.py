@@ -22,8 +22,10 @@ LIMITS = g.GatewayLimits(
 )
 
 
-def a_gateway(limits: g.GatewayLimits = LIMITS, connected: bool = True, ready: bool = True) -> GatewayMachine:
-    gateway = GatewayMachine(ATTEMPT, limits)
+def a_gateway(
+    limits: g.GatewayLimits = LIMITS, connected: bool = True, ready: bool = True, apart: bool = False
+) -> GatewayMachine:
+    gateway = GatewayMachine(ATTEMPT, limits, barriers_apart=apart)
     if connected:
         assert gateway.handle(g.ConnectionAttached(0), 0.0) == []
     if ready:

@@ -16,8 +16,8 @@ from tests.protocol.test_gateway import a_gateway, hear, sent
 WIDE = g.GatewayLimits(10, 30, 100, 10_000, 100, 10_000)
 
 
-def a_wide_gateway() -> GatewayMachine:
-    return a_gateway(WIDE)
+def a_wide_gateway(apart: bool = False) -> GatewayMachine:
+    return a_gateway(WIDE, apart=apart)
 
 
 def submit(gateway: GatewayMachine, *event_ids: int) -> list[int]:
@@ -45,7 +45,7 @@ def test_closing_is_asked_of_the_subtask_and_events_go_on_until_the_cut() -> Non
     gateway = a_wide_gateway()
     assert gateway.handle(g.CloseRequested(5), 1.0) == [g.SendToAttempt(m.CloseForCheckpoint(7, 1, 5))]
     assert submit(gateway, 1) == [1]
-    assert gateway.handle(g.CutReached(5), 1.0) == []
+    assert gateway.handle(g.CutReached(5), 1.0) == []  # event 1 is not confirmed
     assert submit(gateway, 2) == []
     assert gateway.statistics().closed_for == (5,)
     assert gateway.statistics().held_events == 1
@@ -53,9 +53,8 @@ def test_closing_is_asked_of_the_subtask_and_events_go_on_until_the_cut() -> Non
 
 def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:  # H41
     gateway = a_wide_gateway()
-    assert cut(gateway, 5) == [g.ReportDrained(5)]
+    assert cut(gateway, 5) == [g.SendToAttempt(m.BarrierMessage(7, 2, 5, 0))]
     assert submit(gateway, 1, 2) == []
-    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 2, 5, 0)]
     effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"state", (m.HeldEvent(2, b"h"),), 4))
     assert effects == [
         g.ReportAcknowledged(5, b"state", (m.HeldEvent(2, b"h"),), 4),
@@ -76,17 +75,17 @@ def test_held_events_run_no_confirm_clock_until_they_leave() -> None:  # H25, H4
     assert gateway.next_deadline() == 110.0
 
 
-def test_the_drain_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:  # H42
+def test_the_barrier_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:  # H42, H78
     gateway = a_wide_gateway()
     submit(gateway, 1, 2)
     assert cut(gateway, 5) == []
     submit(gateway, 3)
     assert hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
-    assert hear(gateway, m.Confirm(7, 2)) == [g.ConfirmEvent(2), g.ReportDrained(5)]
+    assert hear(gateway, m.Confirm(7, 2)) == [g.ConfirmEvent(2), g.SendToAttempt(m.BarrierMessage(7, 4, 5, 2))]
     assert hear(gateway, m.Confirm(7, 3)) == []
 
 
-def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> None:
+def test_the_barrier_waits_for_events_of_before_an_aborted_checkpoint_too() -> None:
     # H42, G3: Flink's tracker forgets them
     gateway = a_wide_gateway()
     submit(gateway, 1)
@@ -96,18 +95,30 @@ def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> Non
     assert cut(gateway, 6) == []
     assert hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
     # item 2 asks to close for 5, item 3 aborts it, item 4 is the event that was held
-    assert hear(gateway, m.Confirm(7, 4)) == [g.ConfirmEvent(2), g.ReportDrained(6)]
+    assert hear(gateway, m.Confirm(7, 4)) == [g.ConfirmEvent(2), g.SendToAttempt(m.BarrierMessage(7, 6, 6, 4))]
 
 
-def test_the_drain_is_seen_on_a_resumed_connection_too() -> None:  # H24, H42
+def test_the_barrier_leaves_on_a_resumed_connection_too() -> None:  # H24, H42
     gateway = a_wide_gateway()
     submit(gateway, 1)
     gateway.handle(g.ConnectionLost(), 1.0)
     cut(gateway, 5)
-    assert gateway.handle(g.ConnectionAttached(1), 2.0)[:2] == [g.ConfirmEvent(1), g.ReportDrained(5)]
+    assert gateway.handle(g.ConnectionAttached(1), 2.0)[:3] == [
+        g.ConfirmEvent(1),
+        g.SendToAttempt(m.CloseForCheckpoint(7, 2, 5)),
+        g.SendToAttempt(m.BarrierMessage(7, 3, 5, 1)),
+    ]
 
 
-def test_a_drain_ends_without_a_report_when_the_attempt_is_over() -> None:
+def test_the_barrier_keeps_its_place_on_a_connection_that_replaces_a_standing_one() -> None:  # H22, H24
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    cut(gateway, 5)
+    effects = gateway.handle(g.ConnectionAttached(1), 2.0)  # before the loss of the first one was noticed
+    assert sent(effects) == [m.CloseForCheckpoint(7, 2, 5), m.BarrierMessage(7, 3, 5, 1)]
+
+
+def test_no_barrier_leaves_when_the_attempt_is_over() -> None:
     # H26, H42: the event fails, and with it the checkpoint
     gateway = a_wide_gateway()
     submit(gateway, 1)
@@ -119,8 +130,7 @@ def test_a_drain_ends_without_a_report_when_the_attempt_is_over() -> None:
 def test_a_loss_tolerant_event_is_not_waited_for_but_keeps_its_place() -> None:  # H28, G10, H23
     gateway = a_wide_gateway()
     gateway.handle(g.EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
-    assert cut(gateway, 5) == [g.ReportDrained(5)]
-    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 3, 5, 1)]
+    assert cut(gateway, 5) == [g.SendToAttempt(m.BarrierMessage(7, 3, 5, 1))]
 
 
 def test_the_barrier_names_the_last_event_of_before_the_cut() -> None:  # H23
@@ -130,19 +140,16 @@ def test_the_barrier_names_the_last_event_of_before_the_cut() -> None:  # H23
     submit(gateway, 3)
     gateway.handle(g.CutReached(5), 1.0)
     submit(gateway, 4)
-    hear(gateway, m.Confirm(7, 4))
-    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 5, 5, 4)]
+    assert sent(hear(gateway, m.Confirm(7, 4))) == [m.BarrierMessage(7, 5, 5, 4)]
 
 
-def test_a_barrier_never_leaves_before_the_drain() -> None:  # H23, H40
+def test_a_barrier_leaves_once() -> None:  # H22, H78
     gateway = a_wide_gateway()
     submit(gateway, 1)
-    gateway.handle(g.CloseRequested(5), 1.0)
-    for _ in range(2):
-        with unchanged(gateway), pytest.raises(LocalProtocolError, match="barrier of checkpoint 5"):
-            gateway.handle(g.BarrierRequested(5), 1.0)
-        if gateway.statistics().closed_for == ():
-            gateway.handle(g.CutReached(5), 1.0)
+    cut(gateway, 5)
+    assert sent(hear(gateway, m.Confirm(7, 1))) == [m.BarrierMessage(7, 3, 5, 1)]
+    assert sent(hear(gateway, m.Confirm(7, 2))) == []
+    assert sent(hear(gateway, m.Confirm(7, 3))) == []
 
 
 def test_the_peers_report_of_its_closing_comes_behind_what_it_sent_before() -> None:  # H40
@@ -177,7 +184,7 @@ def test_the_end_of_a_checkpoint_is_told_once_and_reopens_a_gateway_whose_subtas
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    assert sent(gateway.handle(g.CheckpointOver(5, outcome), 1.0)) == [told(7, 2, 5), m.EventMessage(7, 3, b"1")]
+    assert sent(gateway.handle(g.CheckpointOver(5, outcome), 1.0)) == [told(7, 3, 5), m.EventMessage(7, 4, b"1")]
     assert gateway.handle(g.CheckpointOver(5, outcome), 1.0) == []
 
 
@@ -185,7 +192,6 @@ def test_unknown_checkpoints_change_nothing() -> None:  # H44, G5
     gateway = a_wide_gateway()
     with unchanged(gateway):
         assert gateway.handle(g.CutReached(5), 1.0) == []
-        assert gateway.handle(g.BarrierRequested(5), 1.0) == []
         assert gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.COMPLETED), 1.0) == []
         assert gateway.handle(g.CheckpointOver(-1, g.CheckpointOutcome.ABORTED), 1.0) == []
 
@@ -202,7 +208,6 @@ def test_a_cut_that_comes_after_the_abort_closes_nothing() -> None:
 def test_a_late_acknowledgement_opens_nothing() -> None:  # H44
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    gateway.handle(g.BarrierRequested(5), 1.0)
     gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
     cut(gateway, 6)
     submit(gateway, 1)
@@ -211,15 +216,16 @@ def test_a_late_acknowledgement_opens_nothing() -> None:  # H44
     assert sent(effects) == []
     assert gateway.statistics().closed_for == (6,)
     assert sent(gateway.handle(g.CheckpointOver(6, g.CheckpointOutcome.ABORTED), 1.0)) == [
-        m.CheckpointAborted(7, 5, 6),
-        m.EventMessage(7, 6, b"1"),
+        m.CheckpointAborted(7, 6, 6),
+        m.EventMessage(7, 7, b"1"),
         m.Confirm(7, 1),
     ]
 
 
 def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
     gateway = a_wide_gateway()
-    cut(gateway, 5)
+    submit(gateway, 1)
+    assert cut(gateway, 5) == []
     effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
     assert isinstance(effects[0], g.RefuseMessage)
     assert gateway.statistics().closed_for == (5,)
@@ -228,7 +234,6 @@ def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
 def test_a_declining_subtask_stays_closed_until_the_checkpoint_is_over() -> None:  # H45
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    gateway.handle(g.BarrierRequested(5), 1.0)
     assert hear(gateway, m.CheckpointDeclined(7, 1, 5, "disk full"))[0] == g.ReportDeclined(5, "disk full")
     assert submit(gateway, 1) == []
 
@@ -263,9 +268,9 @@ def test_answers_obey_the_valve_and_the_drain() -> None:  # H33
     gateway.handle(g.AnswerSubmitted(1, "", b"!"), 1.0)
     assert cut(gateway, 5) == []
     assert gateway.handle(g.AnswerSubmitted(2, "", b"!"), 1.0) == []
-    assert hear(gateway, m.Confirm(7, 1)) == [g.ReportDrained(5)]
+    assert hear(gateway, m.Confirm(7, 1)) == [g.SendToAttempt(m.BarrierMessage(7, 3, 5, 1))]
     effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
-    assert sent(effects) == [m.CheckpointAborted(7, 3, 5), m.AnswerMessage(7, 4, 2, "", b"!")]
+    assert sent(effects) == [m.CheckpointAborted(7, 4, 5), m.AnswerMessage(7, 5, 2, "", b"!")]
 
 
 def test_held_events_of_a_dead_attempt_fail_with_it() -> None:  # H26, G19
@@ -296,14 +301,13 @@ def over(gateway: GatewayMachine, checkpoint_id: int) -> list[int]:
     return ids(sent(effects))
 
 
-def test_the_drain_of_the_higher_waits_for_what_the_lower_holds() -> None:
+def test_the_barrier_of_the_higher_waits_for_what_the_lower_holds() -> None:
     # H42, R46
     gateway = a_gateway_closed_twice()
     over(gateway, 5)
-    # items: 1 close 5, 2 close 6, 3 abort 5, 4 and 5 the events that 5 held
-    assert hear(gateway, m.Confirm(7, 4)) == [g.ConfirmEvent(1)]
-    assert hear(gateway, m.Confirm(7, 5)) == [g.ConfirmEvent(2), g.ReportDrained(6)]
-    assert sent(gateway.handle(g.BarrierRequested(6), 1.0)) == [m.BarrierMessage(7, 6, 6, 5)]
+    # items: 1 close 5, 2 its barrier, 3 close 6, 4 abort 5, 5 and 6 the events that 5 held
+    assert hear(gateway, m.Confirm(7, 5)) == [g.ConfirmEvent(1)]
+    assert hear(gateway, m.Confirm(7, 6)) == [g.ConfirmEvent(2), g.SendToAttempt(m.BarrierMessage(7, 7, 6, 6))]
 
 
 def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None:  # H23, H28
@@ -312,7 +316,10 @@ def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None
     gateway.handle(g.EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
     assert cut(gateway, 6) == []
     effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
-    assert effects[-2:] == [g.SendToAttempt(m.EventMessage(7, 4, b"1")), g.ReportDrained(6)]
+    assert effects[-2:] == [
+        g.SendToAttempt(m.EventMessage(7, 5, b"1")),
+        g.SendToAttempt(m.BarrierMessage(7, 6, 6, 5)),
+    ]
 
 
 def test_cuts_come_in_the_order_of_the_ids() -> None:

@@ -148,9 +148,9 @@ def heard(gateway: GatewayMachine, message: m.UpMessage) -> list[object]:
     return done(gateway, g.MessageReceived(message))
 
 
-def a_gateway_that_heard_of_the_close() -> GatewayMachine:
+def a_gateway_that_heard_of_the_close(apart: bool = False) -> GatewayMachine:
     """Receive item 1 of the subtask: it has closed for 5."""
-    gateway = a_wide_gateway()
+    gateway = a_wide_gateway(apart)
     assert done(gateway, g.CloseRequested(5)) == [m.CloseForCheckpoint(7, 1, 5)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == []
     assert gateway.resume_seq == 1
@@ -159,8 +159,7 @@ def a_gateway_that_heard_of_the_close() -> GatewayMachine:
 
 def a_gateway_at_its_barrier() -> GatewayMachine:
     gateway = a_gateway_that_heard_of_the_close()
-    assert done(gateway, g.CutReached(5)) == []
-    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0), m.Confirm(7, 1)]
+    assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0), m.Confirm(7, 1)]
     return gateway
 
 
@@ -181,9 +180,8 @@ def test_or_with_the_close_for_the_next_one() -> None:  # H30, H43
 
 def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
     # H23, H30: it leaves on a separate path
-    gateway = a_gateway_that_heard_of_the_close()
-    done(gateway, g.CutReached(5))
-    assert done(gateway, g.BarrierRequested(5, apart=True)) == []
+    gateway = a_gateway_that_heard_of_the_close(apart=True)
+    assert done(gateway, g.CutReached(5)) == []
     assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
     assert done(gateway, g.CheckpointOver(5, COMPLETED)) == [m.CheckpointCompleted(7, 2, 5), m.Confirm(7, 2)]
 
@@ -214,8 +212,10 @@ def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # 
     gateway = a_wide_gateway()
     submit(gateway, 1)
     assert cut(gateway, 5) == []
-    assert gateways.hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1), g.ReportDrained(5)]
-    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 3, 5, 1)]
+    assert gateways.hear(gateway, m.Confirm(7, 1)) == [
+        g.ConfirmEvent(1),
+        g.SendToAttempt(m.BarrierMessage(7, 3, 5, 1)),
+    ]
 
 
 @pytest.mark.parametrize("message", [m.EventMessage(7, 2, b"e"), m.RequestMessage(7, 2, 1, b"?")])
@@ -232,8 +232,7 @@ def test_a_word_behind_an_event_is_not_confirmed_before_the_event_is_taken() -> 
     heard(gateway, m.EventMessage(7, 1, b"e"))
     assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == []
     assert gateway.resume_seq == 0
-    assert done(gateway, g.CutReached(5)) == []
-    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0)]
     assert done(gateway, g.ItemTaken(1)) == [m.Confirm(7, 2)]
 
 
@@ -258,8 +257,7 @@ def test_a_gateway_confirms_a_duplicate_at_once_however_often_it_comes() -> None
     gateway = a_gateway_that_heard_of_the_close()
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
-    done(gateway, g.CutReached(5))
-    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
 def test_a_stale_word_is_confirmed_like_any_other() -> None:  # H44
@@ -274,8 +272,7 @@ def test_the_gateway_resumes_behind_the_words_that_it_has_not_confirmed() -> Non
     gateway.handle(ConnectionLost(), 1.0)
     assert gateway.resume_seq == 1
     assert done(gateway, ConnectionAttached(1)) == [m.Confirm(7, 1)]
-    done(gateway, g.CutReached(5))
-    assert done(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
 def test_an_item_that_was_asked_for_without_a_connection_leaves_with_the_confirmation() -> None:  # H24

@@ -59,7 +59,7 @@ def test_closed_valve_holds_an_urgent_event_as_any_other() -> None:  # H92, H41
     hear_up(gateway, m.ClosedForCheckpoint(7, 1, 5))
     gateway.handle(g.CutReached(5), 1.0)
     assert gateway.handle(g.EventSubmitted(1, b"u", urgent=True), 1.0) == []
-    assert m.UrgentEventMessage(7, 3, b"u") in sent_down(
+    assert m.UrgentEventMessage(7, 4, b"u") in sent_down(
         gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
     )
 

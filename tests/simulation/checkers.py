@@ -315,9 +315,9 @@ class AttemptRecord:
         """Check that a barrier may leave: every event sent before the cut is confirmed, whenever it was sent (H42)."""
         sent, answered = self.cuts[checkpoint_id]
         open_ones = [place for place in range(sent) if place not in self.loose and not self.settled.get(place)]
-        demand(not open_ones, f"H42: {self.name} is drained for {checkpoint_id}, and {open_ones} are not confirmed")
+        demand(not open_ones, f"H42: {self.name} gets barrier {checkpoint_id}, and {open_ones} are not confirmed")
         open_requests = answered - self.resolved
-        demand(not open_requests, f"H42: {self.name} is drained for {checkpoint_id}, and waits for {open_requests}")
+        demand(not open_requests, f"H42: {self.name} gets barrier {checkpoint_id}, and waits for {open_requests}")
 
     def meet_barrier(self, checkpoint_id: int) -> None:
         """Check the barrier's place: after every event from before the cut, before every later one (H23, H41)."""

@@ -246,7 +246,9 @@ class Driver:
         """Let the server read from a connection or notice its end."""
         end = self._ends.get(connection.connection_id)
         if end is None:
-            end = self._ends[connection.connection_id] = ServerEnd(connection, self.monitor.connection_dropped)
+            end = self._ends[connection.connection_id] = ServerEnd(
+                connection, self.monitor.connection_dropped, self.world.check_drained
+            )
             self._run(self.router.connected, end)
         if connection.up:
             count = self.world.random.randint(1, len(connection.up))

@@ -33,7 +33,6 @@ from actors.mailbox import Envelope, Mailbox
 from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised, OperatorEnded, SubtaskFailed
 from protocol.barrier_tracker import (
     CompletedCheckpoint,
-    GatewayDrained,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     rescaled,
@@ -237,8 +236,6 @@ class InvariantMonitor:
                 self._check_expired(task_attempt_id)
             case EventArrived(attempt=attempt) | RequestArrived(attempt=attempt):
                 self._check_window(attempt)
-            case GatewayDrained(attempt, checkpoint_id):
-                self._world.record(attempt.task_attempt_id).check_drained(checkpoint_id)
             case AttemptCondemned(task_attempt_id=task_attempt_id, silent=True):
                 self._world.record(task_attempt_id).check_silent(self._world.now, SILENCE_S)
                 self._world.figures.happen("a silent task is given up")

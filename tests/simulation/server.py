@@ -11,22 +11,31 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of
-from protocol.wire.messages import DownMessage
+from protocol.wire.messages import BarrierMessage, DownMessage
 from spark_bridge.bridge.router import ConnectionRouter
 from tests.simulation.application import OPERATOR
 from tests.simulation.network import Connection
 
 
 class ServerEnd:
-    """Stands in for the server's own ``Connection``, over one that breaks."""
+    """Stands in for the server's own ``Connection``, over one that breaks.
 
-    def __init__(self, connection: Connection, dropped: Callable[[str], None]) -> None:
+    ``barrier_leaves``: hears of each barrier, with its task.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        dropped: Callable[[str], None],
+        barrier_leaves: Callable[[int, int], None],
+    ) -> None:
         self.connection_id = connection.connection_id
         self.peer = f"task {connection.task_attempt_id}"
         self.is_identified = False
         self.authenticated_as = identity_of(OPERATOR)
         self._connection = connection
         self._dropped = dropped
+        self._barrier_leaves = barrier_leaves
         self.came = False  # something was read since the last look
 
     def identified(self) -> None:
@@ -40,6 +49,8 @@ class ServerEnd:
         return False
 
     def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+        if isinstance(message, BarrierMessage):
+            self._barrier_leaves(message.task_attempt_id, message.checkpoint_id)
         self._connection.send_down(message)
 
     def close(self, *, flush: bool = True) -> None:

@@ -252,7 +252,12 @@ class World:
         truth = monitor.completed if completed else monitor.aborted
         demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
 
+    def check_drained(self, task_attempt_id: int, checkpoint_id: int) -> None:
+        """Check that a barrier may leave (H42, H78)."""
+        self.record(task_attempt_id).check_drained(checkpoint_id)
+
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None:
+        self.check_drained(task_attempt_id, checkpoint_id)
         self.barriers.append((task_attempt_id, BarrierArrived(checkpoint_id, events_before)))
 
     # --- the loop ---

@@ -16,7 +16,7 @@ from tests.spark.observability.test_trace import Answering, DiesOnce
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
-PHASES = {"closing", "snapshotting", "draining", "acknowledging", "storing"}
+PHASES = {"closing", "snapshotting", "acknowledging", "storing"}
 
 
 def test_perfetto_reads_a_trace_and_answers_a_query_about_checkpoint_phases(

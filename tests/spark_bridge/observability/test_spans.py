@@ -32,7 +32,6 @@ from protocol.barrier_tracker import (
     NotifyCheckpointComplete,
     OperatorResetToCheckpoint,
     RefuseCheckpoint,
-    SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     SubtaskResetToCheckpoint,
@@ -101,7 +100,6 @@ def checkpoint(checkpoint_id: int, end: Any) -> list[Any]:
         CloseSubtask(FIRST, checkpoint_id),
         SnapshotCoordinator(checkpoint_id),
         CoordinatorSnapshotTaken(checkpoint_id, b""),
-        SendBarrier(FIRST, checkpoint_id),
         StoreCheckpoint(CompletedCheckpoint(checkpoint_id, 1, b"", {})),
         end,
     ]
@@ -135,7 +133,7 @@ def test_a_failed_attempt_has_its_reason_and_its_restore_links_to_it_and_to_the_
     assert attempt.status.description == "killed: by a test"
     assert not attempt.status.is_ok
     assert (attempt.attributes or {})["headgate.failure"] == "killed"
-    assert seconds(restore) == (11, 13)
+    assert seconds(restore) == (10, 12)
     assert linked(restore) == [id_of(attempt), id_of(recorded.one("checkpoint"))]
     assert (restore.attributes or {})["headgate.checkpoint_id"] == 9
     recorded.spans.close()
@@ -147,9 +145,9 @@ def test_a_checkpoint_is_a_trace_with_its_phases_and_links_to_its_run() -> None:
     recorded = Recorded()
     recorded.observe(RunStarted("op", 4), *checkpoint(9, NotifyCheckpointComplete(9)), RunEnded("op", 4, True))
     whole = recorded.one("checkpoint")
-    assert (seconds(whole), whole.parent, whole.status.is_ok) == ((2, 8), None, True)
+    assert (seconds(whole), whole.parent, whole.status.is_ok) == ((2, 7), None, True)
     assert linked(whole) == [id_of(recorded.one("run"))]
-    phases = ["waiting", "closing", "snapshotting", "draining", "acknowledging", "storing"]
+    phases = ["waiting", "closing", "snapshotting", "acknowledging", "storing"]
     for second, phase in enumerate(phases, start=2):
         span = recorded.one(phase)
         assert span.parent is not None

@@ -41,10 +41,9 @@ def test_a_subtask_counts_once_as_ready_however_many_attempts_it_has() -> None:
     ("phase", "step", "awaited"),
     [
         ("closing", "close", (1, 3)),
-        ("draining", "drain", (1, 3)),
         ("acknowledging", "acknowledge", (1, 3)),
         ("storing", "acknowledge", ()),
-        ("draining", "acknowledge", ()),
+        ("snapshotting", "acknowledge", ()),
     ],
 )
 def test_a_checkpoint_awaits_the_subtasks_whose_step_its_phase_is(phase: str, step: str, awaited: tuple[int]) -> None:
