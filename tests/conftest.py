@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -35,6 +36,16 @@ def log_as_it_was() -> Iterator[None]:
     yield
     if not configured:
         structlog.reset_defaults()
+
+
+def pytest_collection_finish() -> None:
+    """Take everything that the collection has made out of the garbage collector's sight.
+
+    Many tests collect garbage to see that nothing is left. Among the objects of all test modules, that takes half a
+    second each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -201,12 +201,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_site_needs_no_other_host(site: Path) -> None:
     pages = {page: Anchors(page) for page in site.rglob("*.html")}
     assert len(pages) > 20
     assert [load for page in pages.values() for load in page.loads if urlsplit(load).netloc] == []
 
 
+@pytest.mark.long
 def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
     pages = {page: Anchors(page) for page in site.rglob("*.html") if page.name != "404.html"}
     broken = []

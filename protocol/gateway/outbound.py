@@ -165,8 +165,9 @@ class GatewayOutbound:
 
         What the peer has may let a barrier leave. It keeps its place, behind what is sent again.
         """
+        entries = self.stream.resume(received_seq)
         self.attached = False
-        self._trim(self.stream.resume(received_seq), received_seq, effects)
+        self._trim(entries, received_seq, effects)
         if self.stopped_at is not None:
             self._paused_s += now - self.stopped_at
             self.stopped_at = None

@@ -13,6 +13,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import decode_event, decode_event_in_steps
 
 
+@pytest.mark.long
 def test_every_event_is_decoded_in_many_steps_or_refused() -> None:
     for name, data in events():
         if name.startswith("refused"):

@@ -144,6 +144,7 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
     assert "-    self._inbound.take(input.seq)\n+    pass\n" in shown
 
 
+@pytest.mark.long
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events-twice", "complete-before-durable", "--jobs", "2"]) == 0
     assert "2 of 2 caught" in capsys.readouterr().out

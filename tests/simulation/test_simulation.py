@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.world import World, run_world
 
-WORLDS = 40
+WORLDS = 25
 
 
 def test_fresh_worlds_keep_the_contract() -> None:

@@ -373,6 +373,7 @@ def test_an_action_over_a_part_of_enough_partitions_is_not_refused(spark: SparkS
         assert "allow_fewer=True" in text
 
 
+@pytest.mark.long
 def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -> None:
     # H55
     with coordinated(spark, Script({}, ["stop"]), 2) as job:

@@ -23,7 +23,7 @@ STATUSES = st.builds(
         *[getattr(status, name) for name in status.__slots__[:-1]], {one.operator_id: one for one in operators}
     ),
     st.from_type(SidecarStatus),
-    st.lists(st.from_type(OperatorStatus), max_size=3),
+    st.lists(st.from_type(OperatorStatus), max_size=2),
 )
 
 
