@@ -5,6 +5,9 @@
 If no named part has a state, it is the main part's state itself. Otherwise it is ``MAGIC``, and then each part's name
 and state with their lengths; the main part, whose name is empty, comes first. A main state that itself begins with
 ``MAGIC`` is always written that way, so no state has two meanings.
+
+A ready-made part without a state has no entry. A stage always has one: to the user's code, an empty state that is
+restored is something else than none.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ MAGIC = b"\xc1headgate-chain-1"  # 0xc1 begins no msgpack value
 _LENGTHS = Struct(">IQ")
 
 
-def join_states(main: bytes, parts: Mapping[str, bytes]) -> bytes:
-    """Return one state. Empty states of named parts are left out; ``split_states`` has no entry for them."""
-    kept = {name: state for name, state in parts.items() if state}
+def join_states(main: bytes, parts: Mapping[str, bytes], stages: Container[str] = ()) -> bytes:
+    """Return one state. Empty states of named parts are left out, except for ``stages``."""
+    kept = {name: state for name, state in parts.items() if state or name in stages}
     if not kept and not main.startswith(MAGIC):
         return main
     pieces = [MAGIC]
@@ -34,7 +37,7 @@ def join_states(main: bytes, parts: Mapping[str, bytes]) -> bytes:
 
 
 def split_states(state: bytes, known: Container[str]) -> tuple[bytes, dict[str, bytes]]:
-    """Return the main state, and those of the named parts that have one.
+    """Return the main state, and those of the named parts that have one. An empty state of an unknown part is dropped.
 
     Raises:
         LocalProtocolError: there is the state of a part that is not ``known``, which would be lost; or the bytes are
@@ -57,9 +60,10 @@ def split_states(state: bytes, known: Container[str]) -> tuple[bytes, dict[str, 
     if at != len(state) or "" not in parts:
         raise LocalProtocolError("the state of a chain is damaged: it does not end where its last part does")
     main = parts.pop("")
-    if unknown := sorted(name for name in parts if name not in known):
+    if unknown := sorted(name for name, kept in parts.items() if kept and name not in known):
         raise LocalProtocolError(
             f"the checkpoint has a state of {', '.join(map(repr, unknown))}, which this operator does not use: pass it "
-            'to coordinate(..., uses=[...]), or start without the checkpoint (restore="none")'
+            "to coordinate(..., uses=[...]) or, if it is a stage, to chain(...) under the same name, or start without "
+            'the checkpoint (restore="none")'
         )
-    return main, parts
+    return main, {name: kept for name, kept in parts.items() if name in known}

@@ -53,7 +53,7 @@ class CurrentEnumeration:
         return bool(self._runs) and wants_a_part and not look.partitions & self._partitions
 
     def meet(self, look: StageLook) -> bool:
-        """The run that ``look`` describes has begun: whether it goes on, as ``goes_on_in`` says, or begins anew."""
+        """The run that ``look`` describes has begun: whether it continues, as ``goes_on_in`` says, or begins again."""
         goes_on = self.goes_on_in(look)
         self.see(look, anew=not goes_on)
         return goes_on

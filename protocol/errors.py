@@ -30,7 +30,7 @@ class EventEncodeError(LocalProtocolError):
 
 
 class GatewayFull(LocalProtocolError):
-    """There is no room for the event: too many are held back or unconfirmed. Nothing was sent; try again later."""
+    """There is no capacity for the event: too many are held back or unconfirmed. Nothing was sent; try again later."""
 
 
 class VersionMismatch(RemoteProtocolError):

@@ -86,7 +86,7 @@ class Joined:
 
 @value
 class Left:
-    """A member has left its generation; ``error`` says why, if it did so with an error of its own.
+    """A member has left its generation; ``error`` says why, if it did so with its own error.
 
     Generation 0: it has given up waiting for one. It may have become a member meanwhile.
     """
@@ -289,7 +289,7 @@ class GroupMachine:
 
     def _join(self, member: Member, details: Any) -> None:
         if member in self._waiting or (self._current is not None and member in self._current.inside):
-            raise LocalProtocolError(f"{_named(member)} joins, although it has joined already")
+            raise LocalProtocolError(f"{_named(member)} joined twice")
         self._alone.pop(member, None)
         self._waiting[member] = details
 
@@ -333,7 +333,9 @@ class GroupMachine:
         elif generation.broken:
             effects.append(RefuseCall(member, generation.number, generation.broken))
         elif call.round != generation.round or member in generation.calls:
-            raise LocalProtocolError(f"{_named(member)} calls in round {call.round}, not {generation.round}, or twice")
+            raise LocalProtocolError(
+                f"{_named(member)} called in round {call.round} of a group in round {generation.round}, or called twice"
+            )
         elif len(generation.inside) < len(generation.members):
             gone = next(one for one in generation.members if one not in generation.inside)
             effects.append(RefuseCall(member, generation.number, f"{_named(gone)} has left the group"))
@@ -350,6 +352,7 @@ class GroupMachine:
         odd = next((call for call in calls if call.kind != calls[0].kind or _step(call) != _step(calls[0])), None)
         if odd is not None:
             text = f"rank 0 calls {_described(calls[0])}, {_named(odd.member)} calls {_described(odd)}"
+            text += ": all members must make the same calls in the same order"
             effects += [RejectCall(member, text) for member in generation.members]
             return
         if calls[0].kind == SAVE:

@@ -36,7 +36,7 @@ class NeverCalled:
     certain: bool
 
     def __str__(self) -> str:
-        return f"{self.method}() is never called: did you mean {self.meant}()? Give a method of your own another name"
+        return f"{self.method}() is never called: did you mean {self.meant}()? Give your own method another name"
 
 
 def errors_in_overrides(subject: object) -> list[str]:

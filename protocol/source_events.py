@@ -14,6 +14,17 @@ from typing import Any
 _REQUEST = "headgate/split-request"
 _SPLITS = "headgate/splits"
 _NO_MORE = "headgate/no-more-splits"
+_BACKLOG = "headgate/split-backlog"
+_AT = "headgate/split-at"
+_STREAM_BATCH = "headgate/stream-batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAt:
+    """A split, and the position from which on it is to be read. None is its beginning."""
+
+    split: Any
+    position: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,23 @@ class NoMoreSplits:
     """Enumerator to reader: no splits follow the ones that are assigned."""
 
 
-SourceEvent = SplitRequested | SplitsAdded | NoMoreSplits
+@dataclass(frozen=True, slots=True)
+class BacklogReported:
+    """Reader to coordinator: how much is left in each split that it is reading, in units of the reader's own."""
+
+    backlogs: tuple[tuple[Any, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """A micro-batch of a stream: what is planned in it after batch ``start`` up to batch ``end``."""
+
+    stream: str
+    start: int
+    end: int
+
+
+SourceEvent = SplitRequested | SplitsAdded | NoMoreSplits | BacklogReported
 
 
 def split_request_event() -> list[Any]:
@@ -41,7 +68,39 @@ def split_request_event() -> list[Any]:
 
 
 def splits_event(splits: Iterable[Any]) -> list[Any]:
-    return [_SPLITS, list(splits)]
+    return [_SPLITS, [split_to_value(split) for split in splits]]
+
+
+def backlog_event(backlogs: Iterable[tuple[Any, int]]) -> list[Any]:
+    return [_BACKLOG, [[split, left] for split, left in backlogs]]
+
+
+def stream_batch_event(batch: StreamBatch) -> list[Any]:
+    """Reader to enumerator: the task belongs to this micro-batch. An event of the enumerator's own."""
+    return [_STREAM_BATCH, batch.stream, batch.start, batch.end]
+
+
+def parse_stream_batch(event: Any) -> StreamBatch | None:
+    """Return what ``stream_batch_event`` was given, or None for another event."""
+    match event:
+        case [name, str(stream), int(start), int(end)] if name == _STREAM_BATCH:
+            return StreamBatch(stream, start, end)
+        case _:
+            return None
+
+
+def split_to_value(split: Any) -> Any:
+    """Return a split, or a ``SplitAt``, as a value that msgpack can encode."""
+    return [_AT, split.split, split.position] if isinstance(split, SplitAt) else split
+
+
+def split_from_value(value: Any) -> Any:
+    """Return what ``split_to_value`` was given."""
+    match value:
+        case [mark, split, position] if mark == _AT:
+            return SplitAt(split, position)
+        case _:
+            return value
 
 
 def no_more_splits_event() -> list[Any]:
@@ -54,8 +113,14 @@ def parse_source_event(event: Any) -> SourceEvent | None:
         case [name] if name == _REQUEST:
             return SplitRequested()
         case [name, list(splits)] if name == _SPLITS:
-            return SplitsAdded(tuple(splits))
+            return SplitsAdded(tuple(map(split_from_value, splits)))
         case [name] if name == _NO_MORE:
             return NoMoreSplits()
+        case [name, list(entries)] if name == _BACKLOG and all(map(_is_backlog, entries)):
+            return BacklogReported(tuple((split, left) for split, left in entries))
         case _:
             return None
+
+
+def _is_backlog(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and type(entry[1]) is int

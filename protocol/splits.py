@@ -131,7 +131,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
             history = snapshot.get("by_checkpoint", {})
             for checkpoint_id in sorted(history):
                 if type(checkpoint_id) is not int:
-                    raise TypeError(f"checkpoint {checkpoint_id!r}")
+                    raise TypeError(f"checkpoint id {checkpoint_id!r} is not an integer")
                 tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
                 tracker._newest_checkpoint_id = checkpoint_id
         except (TypeError, LookupError, AttributeError) as error:
@@ -150,5 +150,5 @@ def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:
     """Read what ``snapshot`` returned; raise ``TypeError`` for anything else. A subtask without splits has no entry."""
     for subtask, splits in assignments.items():
         if type(subtask) is not int or not isinstance(splits, list | tuple):
-            raise TypeError(f"the splits of subtask {subtask!r} are {splits!r}")
+            raise TypeError(f"the splits of subtask {subtask!r} must be a list, not {splits!r}")
     return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items() if splits}

@@ -63,7 +63,7 @@ barrier stage. It is reset once, however many failures caused it. A global failu
 jobs are cancelled, and its tasks refused. A second run waits for the end of the first. It is refused if Spark says that
 the first is still active (H55).
 
-**Kills.** Spark counts a failure against ``spark.task.maxFailures``, but never a kill. Without a count of our own, an
+**Kills.** Spark counts a failure against ``spark.task.maxFailures``, but never a kill. Without Headgate's own count, an
 attempt that we kill, and whose successors end in the same way, would be rerun forever (H69).
 
 - Counted: the attempt expired or was condemned; a later one took over; or Spark does not know it any more and a later

@@ -13,6 +13,7 @@ from protocol.attempts.reconciliation import looks_whole
 from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, StageRecord, TaskRecord
 from protocol.attempts.table import AttemptState
 from protocol.attempts.types import (
+    MODES,
     AttemptCondemned,
     AttemptWord,
     ConnectionExpired,
@@ -48,7 +49,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.machine import TimePassed
-from protocol.wire.messages import RefusalCode, RestoreMode
+from protocol.wire.messages import RefusalCode, Register
 
 
 class AttemptLedger:
@@ -85,10 +86,11 @@ class AttemptLedger:
         act(self, input)
         looks_due = False
         for operator in self._operators.values():
-            if operator.record.held:
+            record = operator.record
+            if record.held:
                 operator.settle()
-            look_at = operator.record.look_at
-            looks_due = looks_due or (look_at is not None and look_at <= now)
+            if record.look_at is not None and record.look_at <= now:
+                looks_due = True
         if looks_due:
             self._look()
         return tuple(self._out)
@@ -172,9 +174,14 @@ class AttemptLedger:
 
     # --- registrations --------------------------------------------------------------------------------------
 
+    def waits_for_facts_of(self, message: Register) -> bool:
+        """Whether this registration was taken, and Spark has not confirmed the task yet (H75)."""
+        task = self._engine.task(message.run_id, message.task_attempt_id)
+        return task is not None and not task.confirmed
+
     def _registration_arrived(self, input: RegistrationArrived) -> None:
         message = input.message
-        if message.mode not in set(RestoreMode) or min(message.subtask, message.attempt_number) < 0:
+        if message.mode not in MODES or min(message.subtask, message.attempt_number) < 0:
             raise RemoteProtocolError(f"not a registration that this release understands: {message}")
         operator = self._operators.get(message.operator_id)
         refused = self._why_refused(input, operator)
@@ -218,8 +225,8 @@ class AttemptLedger:
             return (
                 RefusalCode.DUPLICATE_REGISTRATION,
                 f"task {message.task_attempt_id} has registered for operator {message.operator_id!r} already: "
-                "coalesce() or union() has put two subtasks into one task; coordinate() each RDD as an operator "
-                "of its own, and use repartition() in place of coalesce(). flatMap() and foreach() call a subtask for "
+                "coalesce() or union() has put two subtasks into one task; coordinate() each RDD as a separate "
+                "operator, and use repartition() in place of coalesce(). flatMap() and foreach() call a subtask for "
                 "each record; mapPartitions() and foreachPartition() call it once",
             )
         if message.run_id in self._engine.ended_stages or message.run_id in record.ended_runs:

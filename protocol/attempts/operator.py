@@ -24,6 +24,7 @@ from protocol.attempts.records import (
 )
 from protocol.attempts.table import TABLE, AttemptState, News, Outcome
 from protocol.attempts.types import (
+    MODES,
     AttemptAccepted,
     AttemptCondemned,
     AttemptWord,
@@ -61,6 +62,9 @@ _KINDS = {
     TaskOutcome.EXECUTOR_LOST: FailureKind.EXECUTOR_LOST,
     TaskOutcome.FETCH_FAILED: FailureKind.FETCH_FAILED,
 }
+
+NOBODY: frozenset[int] = frozenset()
+"""Beside most attempts. Python makes a new object of 216 bytes for each empty frozenset that it is asked for."""
 
 
 class OperatorLedger:
@@ -157,7 +161,7 @@ class OperatorLedger:
     def _accept(self, held: HeldRegistration, acceptance: admission.Acceptance) -> None:
         """Accept the task, after ending the attempts of the subtask that must go first (H10)."""
         if acceptance.superseded or acceptance.predecessors:
-            self._make_room(acceptance)
+            self._end_earlier(acceptance)
         record, run, message = self.record, self.record.run, held.message
         if run is None or run.failed_cause is not None:
             return  # ending a predecessor has failed the whole job, and the registration is refused next
@@ -167,12 +171,14 @@ class OperatorLedger:
         del record.held[message.task_attempt_id]
         subtask = run.subtasks.setdefault(message.subtask, SubtaskRecord())
         attempt = self._new_attempt(message.subtask, message.task_attempt_id)
-        beside = frozenset(entry.task_attempt_id for entry in subtask.living)
-        entry = AttemptRecord(attempt, beside, self.now, message.mode == RestoreMode.STREAMING)
+        living = [entry.task_attempt_id for entry in subtask.living]
+        beside = frozenset(living) if living else NOBODY
+        mode = MODES[message.mode]
+        entry = AttemptRecord(attempt, beside, self.now, mode is RestoreMode.STREAMING)
         subtask.attempts[message.task_attempt_id] = run.by_task[message.task_attempt_id] = entry
-        self.out.append(AttemptAccepted(attempt, RestoreMode(message.mode), message.run_id, held.connection_id))
+        self.out.append(AttemptAccepted(attempt, mode, message.run_id, held.connection_id))
 
-    def _make_room(self, acceptance: admission.Acceptance) -> None:
+    def _end_earlier(self, acceptance: admission.Acceptance) -> None:
         for entry in acceptance.superseded:
             if entry.alive:
                 self._fail(entry, FailureKind.SUPERSEDED, "a later attempt has taken over", kill=True)
@@ -657,7 +663,7 @@ class OperatorLedger:
         assert not (living and subtask.finished), "alive beside a success"
         for position, entry in enumerate(living):
             older = {other.task_attempt_id for other in living[:position]}
-            assert older <= entry.beside, "two alive that are no copies of one another (H10)"
+            assert older <= entry.beside, "two alive that are not copies of each other (H10)"
         limit = self.config.attempts_max or SPARK_TASK_FAILURES_MAX
         assert subtask.killed <= limit, "killed too often (H69)"
         assert subtask.killed < limit or run.failed_cause is not None, "killed often enough, and no failure (H69)"

@@ -22,6 +22,9 @@ from protocol.machine import TimePassed
 from protocol.values import value
 from protocol.wire.messages import RefusalCode, Register, RestoreMode
 
+MODES = {int(mode): mode for mode in RestoreMode}
+"""The modes that a registration may have, by number."""
+
 
 @value
 class LedgerConfig:

@@ -73,7 +73,7 @@ def doubtful_success(run: RunRecord, stage: StageRecord) -> str:
         for entry in subtask.attempts.values():
             given_up = entry.failure in _GIVEN_UP_BY_US or entry.failure is FailureKind.REVOKED
             if given_up and (not subtask.living or stage.tasks[entry.task_attempt_id].end is None):
-                return f"Spark's job has succeeded, perhaps with {entry.attempt}, which the coordinator had given up"
+                return f"Spark's job has succeeded, possibly with {entry.attempt}, which the coordinator had given up"
     return ""
 
 

@@ -9,6 +9,7 @@ says when a checkpoint is due, and ``rescale`` cuts one to another parallelism.
 
 from protocol.barrier_tracker.effects import (
     CloseSubtask,
+    CollectRecorded,
     DiscardCheckpoint,
     EndSavepoint,
     NotifyCheckpointAborted,
@@ -28,7 +29,7 @@ from protocol.barrier_tracker.effects import (
 )
 from protocol.barrier_tracker.pending import CheckpointView, Phase, Step
 from protocol.barrier_tracker.rescale import rescaled
-from protocol.barrier_tracker.tracker import BarrierTracker
+from protocol.barrier_tracker.tracker import ONE_OF_MANY, BarrierTracker
 from protocol.barrier_tracker.vocabulary import (
     AbortRequested,
     CheckpointConfig,
@@ -39,6 +40,7 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    RecordedCollected,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -49,6 +51,7 @@ from protocol.barrier_tracker.vocabulary import (
 from protocol.machine import TimePassed
 
 __all__ = [
+    "ONE_OF_MANY",
     "AbortRequested",
     "BarrierTracker",
     "CheckpointConfig",
@@ -58,6 +61,7 @@ __all__ = [
     "CheckpointTriggered",
     "CheckpointView",
     "CloseSubtask",
+    "CollectRecorded",
     "CompletedCheckpoint",
     "CoordinatorSnapshotFailed",
     "CoordinatorSnapshotTaken",
@@ -69,6 +73,7 @@ __all__ = [
     "OperatorResetToCheckpoint",
     "Phase",
     "RaiseGlobalFailure",
+    "RecordedCollected",
     "RefuseCheckpoint",
     "ReopenSubtask",
     "ReportStale",

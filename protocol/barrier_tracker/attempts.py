@@ -104,7 +104,7 @@ class KnownAttempts:
         if not self._crowded:
             return ""
         subtask = min(self._crowded)
-        return f"subtask {subtask} has {len(self._tasks_of[subtask])} attempts at once"
+        return f"subtask {subtask} has {len(self._tasks_of[subtask])} concurrent attempts"
 
     def _look_at(self, subtask: int) -> None:
         known = self.of_subtask(subtask)
@@ -113,23 +113,37 @@ class KnownAttempts:
         else:
             self._crowded.discard(subtask)
 
-    def parts(self, point: CompletedCheckpoint | None) -> tuple[dict[int, Part], dict[int, SubtaskSnapshot]]:
+    def parts(
+        self, point: CompletedCheckpoint | None, *, closes: bool, hold_events: bool
+    ) -> tuple[dict[int, Part], dict[int, SubtaskSnapshot]]:
         """The parts of a checkpoint that starts now: of running and finished subtasks, and of those at rest (H47).
 
-        ``point`` is the checkpoint that the next attempt of a subtask at rest would restore.
+        ``point`` is the checkpoint that the next attempt of a subtask at rest would restore. ``closes``: whether
+        subtasks are asked to close.
         """
+        first = Step.AWAITING_CLOSE if closes else Step.AWAITING_ACKNOWLEDGE
         parts: dict[int, Part] = {}
         at_rest: dict[int, SubtaskSnapshot] = {}
         for subtask in range(self.parallelism):
-            running = [known for known in self.of_subtask(subtask) if known.ready or known.finished]
-            if running:
-                ended = [known for known in running if known.finished]
-                known = ended[-1] if ended else running[0]
-                step = Step.AWAITING_CLOSE if known.final is None else Step.SETTLED
-                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final)
+            known = self._speaks_for(subtask)
+            if known is not None:
+                step = first if known.final is None else Step.SETTLED
+                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final, hold_events=hold_events)
             elif point is not None and subtask in point.subtask_states:
                 at_rest[subtask] = point.subtask_states[subtask]
         return parts, at_rest
+
+    def _speaks_for(self, subtask: int) -> KnownAttempt | None:
+        """The attempt whose state is that of the subtask; None if the subtask is at rest."""
+        tasks = self._tasks_of.get(subtask)
+        if tasks is None:
+            return None
+        if len(tasks) == 1:  # as it usually is, of thousands of subtasks
+            known = self.by_task[tasks[0]]
+            return known if known.ready or known.finished else None
+        running = [known for known in self.of_subtask(subtask) if known.ready or known.finished]
+        ended = [known for known in running if known.finished]
+        return ended[-1] if ended else running[0] if running else None
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the counts are wrong."""

@@ -37,6 +37,16 @@ class SnapshotCoordinator:
 
 
 @value
+class CollectRecorded:
+    """Ask the coordinator for what it has recorded since the cut, in its order; the answer is ``RecordedCollected``.
+
+    Everything that the subtasks had sent before their snapshots is ahead of this in the coordinator's mailbox (H79).
+    """
+
+    checkpoint_id: int
+
+
+@value
 class ReopenSubtask:
     """The attempt has ended, and so has its part: its gateway must neither close for the checkpoint nor stay closed.
 
@@ -170,6 +180,7 @@ class ReportStale:
 TrackerEffect = (
     CloseSubtask
     | SnapshotCoordinator
+    | CollectRecorded
     | ReopenSubtask
     | StoreCheckpoint
     | DiscardCheckpoint

@@ -8,6 +8,7 @@ A checkpoint N goes through these phases (H40), and is in exactly one of them::
     SNAPSHOTTING    the coordinator snapshots; its return is the cut
     ACKNOWLEDGING   each gateway sends its barrier when every event sent before the cut is confirmed (H42, H78); each
                     subtask answers with its snapshot
+    COLLECTING      only if no events are held (H79): the coordinator hands over what it has recorded
     STORING         the durable write
 
 Each running subtask has a part in it, which only moves forward::
@@ -21,18 +22,27 @@ asked for; if it does, the tracker aborts. A subtask that has ended is SETTLED w
 ends only when its valve holds nothing, and nothing more will be taken from its mailbox, so its gateway has no
 confirmation to wait for (G10).
 
+**Without ``hold_events``** (H79) no valve is closed, so a part begins at AWAITING_ACKNOWLEDGE, and CLOSING only waits
+for the lower cuts; unless barriers travel apart, where the closing tells the subtask of the checkpoint. The subtask's
+snapshot may be later than the coordinator's, and what came between is recorded. It becomes held events of its sender,
+before those that the subtask held, and ``events_sent`` becomes what the coordinator had taken at the cut. So a restore
+sends it again. It is collected when all parts are settled, in the order of the coordinator's mailbox, which then has
+everything that the subtasks had sent. A final state settles a part like a snapshot, also one that comes before the cut.
+
 **Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers. The
 subtask's part says how many have left. The two are compared as soon as both are known. If they differ, an event was
-lost, duplicated or taken on the wrong side of the cut, and the checkpoint must not complete.
+lost, duplicated or taken on the wrong side of the cut, and the checkpoint must not complete. With recorded events, the
+coordinator may have taken fewer, and exactly the difference must be recorded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, assert_never, cast
 
 from protocol.barrier_tracker.effects import (
+    CollectRecorded,
     SnapshotCoordinator,
     StoreCheckpoint,
     TrackerEffect,
@@ -43,12 +53,14 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    RecordedCollected,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskSnapshot,
 )
 from protocol.ids import ExecutionAttempt
+from protocol.wire.messages import HeldEvent, SubtaskState
 
 
 class Phase(Enum):
@@ -58,6 +70,7 @@ class Phase(Enum):
     CLOSING = "closing"
     SNAPSHOTTING = "snapshotting"
     ACKNOWLEDGING = "acknowledging"
+    COLLECTING = "collecting"
     STORING = "storing"
 
 
@@ -81,15 +94,16 @@ class Verdict(Enum):
 _A, _S, _X, _P = Verdict.ACT, Verdict.STALE, Verdict.ILLEGAL, Verdict.ABORT
 
 # A report of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
-LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
-    #                         IDLE CLOSING SNAPSHOTTING ACKNOWLEDGING STORING
-    SubtaskClosed: (_S, _A, _S, _S, _S),
-    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X),
-    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X),
-    SubtaskAcknowledged: (_S, _P, _A, _A, _S),
-    SubtaskDeclined: (_S, _A, _A, _A, _S),
-    CheckpointStored: (_S, _X, _X, _X, _A),
-    CheckpointStoreFailed: (_S, _X, _X, _X, _A),
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+    #                         IDLE CLOSING SNAPSHOTTING ACKNOWLEDGING COLLECTING STORING
+    SubtaskClosed: (_S, _A, _S, _S, _S, _S),
+    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X, _X),
+    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X, _X),
+    SubtaskAcknowledged: (_S, _P, _A, _A, _S, _S),
+    SubtaskDeclined: (_S, _A, _A, _A, _S, _S),
+    RecordedCollected: (_S, _X, _X, _X, _A, _X),
+    CheckpointStored: (_S, _X, _X, _X, _X, _A),
+    CheckpointStoreFailed: (_S, _X, _X, _X, _X, _A),
 }
 _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 
@@ -113,7 +127,9 @@ SubtaskWord = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined
 """The reports about a checkpoint on behalf of one attempt."""
 SUBTASK_WORDS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined)
 
-DriverWord = CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | CheckpointStored | CheckpointStoreFailed
+DriverWord = (
+    CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | RecordedCollected | CheckpointStored | CheckpointStoreFailed
+)
 """The reports of the coordinator and the storage about a checkpoint."""
 
 
@@ -130,18 +146,42 @@ class Part:
     step: Step = Step.AWAITING_CLOSE
     snapshot: SubtaskSnapshot | None = None
     events_taken: int | None = None
+    hold_events: bool = True
 
     def is_of(self, attempt: ExecutionAttempt) -> bool:
         return self.attempt is attempt or self.attempt == attempt
 
+    def agrees(self, events_sent: int) -> bool:
+        """Whether a snapshot before which so many events had left is of the coordinator's cut, as far as it is known.
+
+        What the coordinator had not taken yet may be recorded, unless events are held.
+        """
+        taken = self.events_taken
+        return taken is None or taken == events_sent or (not self.hold_events and taken < events_sent)
+
     def why_torn(self) -> str:
         """Say how the two halves differ (H32); empty if they agree, or one is not known yet."""
-        if self.snapshot is None or self.events_taken in (None, self.snapshot.events_sent):
+        snapshot = self.snapshot
+        if snapshot is None or self.agrees(snapshot.events_sent):
             return ""
         return (
-            f"{self.attempt}: {self.snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
-            f" had taken {self.events_taken} at the cut"
+            f"{self.attempt}: {snapshot.events_sent} of its events had left at its snapshot, but the coordinator had"
+            f" taken {self.events_taken} at the cut"
         )
+
+    def collect(self, recorded: tuple[HeldEvent, ...]) -> str:
+        """Take what was recorded into the snapshot. Say what is missing or too much; empty if nothing (H32, H79)."""
+        snapshot, taken = self.snapshot, self.events_taken
+        assert snapshot is not None
+        assert taken is not None
+        if taken + len(recorded) != snapshot.events_sent:
+            return (
+                f"{self.attempt}: {snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
+                f" had taken {taken} at the cut and recorded {len(recorded)} since"
+            )
+        if recorded:
+            self.snapshot = SubtaskSnapshot(snapshot.states, (*recorded, *snapshot.held), taken)
+        return ""
 
 
 class CheckpointView(NamedTuple):
@@ -163,8 +203,8 @@ class CheckpointView(NamedTuple):
 class PendingCheckpoint:
     """One pending checkpoint; see the module. ``at_rest`` has the parts of the subtasks that are not running.
 
-    Only ``move`` and ``settle`` change a part's step. They count how many parts are in each step, because every subtask
-    reports twice about each checkpoint, and no report may cost a look at all subtasks.
+    Only ``move``, ``settle`` and ``take_one_of_many`` change a part's step. They count how many parts are in each step,
+    because every subtask reports twice about each checkpoint, and no report may cost a look at all subtasks.
     """
 
     checkpoint_id: int
@@ -172,6 +212,7 @@ class PendingCheckpoint:
     parts: dict[int, Part]
     at_rest: dict[int, SubtaskSnapshot]
     savepoint: bool = False
+    hold_events: bool = True
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
     _in_step: list[int] = field(default_factory=lambda: [0] * len(Step))
@@ -191,6 +232,36 @@ class PendingCheckpoint:
         """Record the subtask's snapshot; nothing more is awaited from it."""
         self.move(subtask, Step.SETTLED)
         self.parts[subtask].snapshot = snapshot
+
+    def take_one_of_many(self, word: SubtaskClosed | SubtaskAcknowledged) -> bool:
+        """Take a report in its turn, if others of the same kind are still awaited, so that nothing else changes.
+
+        False, and nothing is changed, for every other report. All but a few of a checkpoint of many subtasks are such
+        reports, so they must cost little.
+        """
+        attempt = word.attempt
+        part = self.parts.get(attempt.subtask)
+        if part is None or part.attempt is not attempt:
+            return False
+        in_step, step = self._in_step, part.step
+        if type(word) is SubtaskClosed:
+            if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE or in_step[step] == 1:
+                return False
+            part.step = Step.AWAITING_ACKNOWLEDGE
+            in_step[Step.AWAITING_ACKNOWLEDGE] += 1
+        else:
+            acknowledged = cast(SubtaskAcknowledged, word)
+            sent = acknowledged.events_sent
+            if self.phase is not Phase.ACKNOWLEDGING or step is not Step.AWAITING_ACKNOWLEDGE or in_step[step] == 1:
+                return False
+            if not part.agrees(sent):
+                return False
+            part.step = Step.SETTLED
+            in_step[Step.SETTLED] += 1
+            states = (SubtaskState(attempt.subtask, acknowledged.state),)
+            part.snapshot = SubtaskSnapshot(states, acknowledged.held, sent)
+        in_step[step] -= 1
+        return True
 
     def judge(self, word: SubtaskWord | DriverWord) -> Verdict:
         """Return how a report about this checkpoint is treated."""
@@ -238,8 +309,27 @@ class PendingCheckpoint:
             self.phase = Phase.SNAPSHOTTING
             out.append(SnapshotCoordinator(self.checkpoint_id))
         if self.phase is Phase.ACKNOWLEDGING and self.settled():
-            self.phase = Phase.STORING
-            out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
+            if self.hold_events:
+                self.store(parallelism, out)
+            else:
+                self.phase = Phase.COLLECTING
+                out.append(CollectRecorded(self.checkpoint_id))
+
+    def collect(self, recorded: dict[int, tuple[HeldEvent, ...]]) -> str:
+        """Take what the coordinator has recorded into the parts. Say in which the halves differ; empty if in none."""
+        problems = []
+        for part in self.parts.values():
+            events, snapshot = recorded.get(part.attempt.task_attempt_id, ()), part.snapshot
+            if not events and snapshot is not None and snapshot.events_sent == part.events_taken:
+                continue  # as of most subtasks
+            if problem := part.collect(events):
+                problems.append(problem)
+        return "; ".join(problems)
+
+    def store(self, parallelism: int, out: list[TrackerEffect]) -> None:
+        """Everything is there: have it written."""
+        self.phase = Phase.STORING
+        out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
 
     def whole(self, parallelism: int) -> CompletedCheckpoint:
         """The complete checkpoint, once every part is settled."""
@@ -262,6 +352,8 @@ class PendingCheckpoint:
         match self.phase:
             case Phase.SNAPSHOTTING:
                 return "the coordinator has not returned its snapshot"
+            case Phase.COLLECTING:
+                return "the coordinator has not come to what the subtasks had sent before their snapshots"
             case Phase.STORING:
                 return "the storage has not written it"
             case Phase.CLOSING:
@@ -293,5 +385,8 @@ class PendingCheckpoint:
             assert Step.AWAITING_CLOSE not in steps
         if self.phase is Phase.ACKNOWLEDGING:
             assert Step.AWAITING_ACKNOWLEDGE in steps, "acknowledging, and waits for nobody"
-        if self.phase is Phase.STORING:
+        if self.phase in (Phase.COLLECTING, Phase.STORING):
             assert steps <= {Step.SETTLED}
+        if self.phase is Phase.STORING:
+            assert all(p.snapshot and p.snapshot.events_sent == p.events_taken for p in self.parts.values())
+        assert self.phase is not Phase.COLLECTING or not self.hold_events

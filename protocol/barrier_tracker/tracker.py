@@ -9,6 +9,10 @@ there may be several (H43, ``under_way``). Each goes through these phases::
     IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
                            └───────────┴─── abort ─────┴────────────┘
 
+If checkpoints hold no events (H79), COLLECTING comes between ACKNOWLEDGING and STORING: ``CollectRecorded`` asks the
+coordinator for the events that it has taken after its cut and before the subtasks' snapshots. An operator's checkpoints
+and savepoints are all of one kind, so the two kinds never overlap.
+
 The table ``pending.LEGAL`` says which input about a checkpoint may come in which phase. The ledger's decisions may come
 in every phase.
 
@@ -16,7 +20,7 @@ in every phase.
 that has finished, or finishes meanwhile, takes part with its final state. One that is not running takes part with what
 its next attempt would restore, unchanged; that is nothing if nothing was ever restored (H47). The coordinator has
 exchanged no event with it since. To keep that true, an attempt that becomes ready while the others are closing is
-*withheld*: the coordinator is told of it after the request for its own snapshot, so everything that they exchange is
+*withheld*: the coordinator learns of it after the request for its own snapshot, so everything that they exchange is
 after the cut.
 
 **Copies** and checkpoints exclude each other (H13), because a subtask with two attempts has no single state. If an
@@ -70,7 +74,7 @@ through one ordered mailbox, which also takes the events of its subtasks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from protocol.attempts.types import (
     AttemptAccepted,
@@ -105,6 +109,7 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    RecordedCollected,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -115,6 +120,7 @@ from protocol.barrier_tracker.vocabulary import (
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import RestoreMode, SubtaskState
 
 
@@ -123,7 +129,8 @@ class BarrierTracker:
 
     ``restored`` is the checkpoint that this application starts from. The shell has already passed it to the
     coordinator's ``reset_to_checkpoint``, before ``start`` (H52). It may be of another parallelism (``rescale``); ids
-    continue above its own (H4). Raises ``LocalProtocolError`` if it cannot be cut to ``parallelism``.
+    continue above its own (H4). ``barriers_apart``: barriers do not travel among the items. ``limits``: what fits into
+    a message. Raises ``LocalProtocolError`` if the checkpoint cannot be cut to ``parallelism``.
     """
 
     def __init__(
@@ -132,6 +139,9 @@ class BarrierTracker:
         parallelism: int,
         config: CheckpointConfig,
         restored: CompletedCheckpoint | None = None,
+        *,
+        barriers_apart: bool = False,
+        limits: WireLimits = DEFAULT_LIMITS,
     ) -> None:
         if parallelism < 1:
             raise LocalProtocolError(f"operator {operator_id!r}: parallelism {parallelism} must be 1 or more")
@@ -139,7 +149,9 @@ class BarrierTracker:
         self._completed = None if restored is None else rescaled(restored, parallelism)
         self._highest_id = VIRTUAL_EMPTY_CHECKPOINT if restored is None else restored.checkpoint_id
         self._attempts = KnownAttempts(parallelism)
-        self._under_way = CheckpointsUnderWay(operator_id, parallelism, config)
+        self._under_way = CheckpointsUnderWay(operator_id, parallelism, config, limits)
+        self._hold_events = config.hold_events
+        self._closes = config.hold_events or barriers_apart  # whether subtasks are asked to close
         self._schedule = CheckpointSchedule(config)
 
     @property
@@ -189,7 +201,10 @@ class BarrierTracker:
 
         Raises ``LocalProtocolError``, and changes nothing, for an input that our own side must not give now.
         """
-        act = _HANDLERS.get(type(input))
+        kind = type(input)
+        if kind in ONE_OF_MANY and self._under_way.take_one_of_many(cast(Any, input)):
+            return []
+        act = _HANDLERS.get(kind)
         if act is None:
             raise LocalProtocolError(f"not an input of a barrier tracker: {input!r}")
         stale = self._why_stale(input)
@@ -218,6 +233,7 @@ class BarrierTracker:
                 | SubtaskDeclined()
                 | CoordinatorSnapshotTaken()
                 | CoordinatorSnapshotFailed()
+                | RecordedCollected()
                 | CheckpointStored()
                 | CheckpointStoreFailed()
             ):
@@ -276,7 +292,7 @@ class BarrierTracker:
         if copies:
             self._under_way.refuse_queued(copies, out)
             return
-        parts, at_rest = self._attempts.parts(self._restore_point())
+        parts, at_rest = self._attempts.parts(self._restore_point(), closes=self._closes, hold_events=self._hold_events)
         pending = self._under_way.start_queued(parts, at_rest, now)
         if not pending.savepoint:
             self._schedule.started(pending.checkpoint_id)
@@ -407,6 +423,9 @@ class BarrierTracker:
                 assert self._attempts.get(part.attempt), f"{part.attempt} has a part, and is over"
 
 
+ONE_OF_MANY = frozenset({SubtaskClosed, SubtaskAcknowledged})
+"""The reports that every subtask gives about each checkpoint."""
+
 _Handler = Callable[[BarrierTracker, Any, float, list[TrackerEffect]], None]
 
 _HANDLERS: dict[type, _Handler] = {
@@ -423,6 +442,7 @@ _HANDLERS: dict[type, _Handler] = {
     SubtaskClosed: BarrierTracker._step,
     CoordinatorSnapshotTaken: BarrierTracker._step,
     CoordinatorSnapshotFailed: BarrierTracker._step,
+    RecordedCollected: BarrierTracker._step,
     SubtaskAcknowledged: BarrierTracker._step,
     SubtaskDeclined: BarrierTracker._step,
     SubtaskFinalState: BarrierTracker._final_state,

@@ -8,7 +8,7 @@ subsumed checkpoint is aborted, but this does not count as a failure. A savepoin
 is stored elsewhere, and its requester waits for this savepoint and no other (H49).
 
 **Withheld** is an attempt that becomes ready while a checkpoint in which it has no part is closing the others. The
-coordinator is told of the attempt after the request for its own snapshot.
+coordinator learns of the attempt after the request for its own snapshot.
 
 **Failures** in a row are counted over all checkpoints except savepoints. More than ``tolerated_failures`` become a
 global failure (H45). From then on everything is *halted* until the operator's reset: pending checkpoints are given up,
@@ -56,6 +56,7 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    RecordedCollected,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -63,6 +64,9 @@ from protocol.barrier_tracker.vocabulary import (
 )
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
+from protocol.subtask.outbound import HELD_OVERHEAD_BYTES
+from protocol.subtask.types import snapshot_bytes_max
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import SubtaskState
 
 Effects = list[TrackerEffect]
@@ -78,6 +82,7 @@ class CheckpointsUnderWay:
     operator_id: str
     parallelism: int
     config: CheckpointConfig
+    limits: WireLimits = DEFAULT_LIMITS
     pending: dict[int, PendingCheckpoint] = field(default_factory=dict)
     queued: tuple[CheckpointTriggered, float] | None = None
     withheld: list[ExecutionAttempt] = field(default_factory=list)
@@ -131,7 +136,7 @@ class CheckpointsUnderWay:
         assert self.queued is not None
         request, self.queued = self.queued[0], None
         pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
-        pending.savepoint = request.savepoint
+        pending.savepoint, pending.hold_events = request.savepoint, self.config.hold_events
         self.pending[request.checkpoint_id] = pending
         return pending
 
@@ -155,6 +160,11 @@ class CheckpointsUnderWay:
             raise LocalProtocolError(pending.describe(word))
         return pending.describe(word) if verdict is Verdict.STALE else None
 
+    def take_one_of_many(self, word: SubtaskClosed | SubtaskAcknowledged) -> bool:
+        """Take a report after which everything waits as before; see ``PendingCheckpoint``."""
+        pending = self.pending.get(word.checkpoint_id)
+        return pending is not None and pending.take_one_of_many(word)
+
     def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
         """Take a step of one checkpoint, which is not stale."""
         pending = self.pending[word.checkpoint_id]
@@ -167,6 +177,31 @@ class CheckpointsUnderWay:
     def _snapshot_taken(self, pending: PendingCheckpoint, word: CoordinatorSnapshotTaken, out: Effects) -> None:
         pending.cut(word.state, word.events_taken)
         self._fail_if_torn(pending, pending.why_torn(), out)
+
+    def _collected(self, pending: PendingCheckpoint, word: RecordedCollected, out: Effects) -> None:
+        problem = pending.collect(word.recorded) or self._why_too_large(pending)
+        if problem:
+            self._fail(pending, problem, out)
+        else:
+            pending.store(self.parallelism, out)
+
+    def _why_too_large(self, pending: PendingCheckpoint) -> str:
+        """Say which part could not be restored, because it does not fit into a message; empty if all do (H62)."""
+        events_max, bytes_max = self.limits.held_events_max, snapshot_bytes_max(self.limits)
+        for part in pending.parts.values():
+            assert part.snapshot is not None
+            held = part.snapshot.held
+            if not held:
+                continue
+            size = sum(len(event.payload) for event in held) + HELD_OVERHEAD_BYTES * len(held)
+            size += sum(len(state.state) for state in part.snapshot.states)
+            if len(held) > events_max or size > bytes_max:
+                return (
+                    f"{part.attempt}: {len(held)} recorded and held events take {size} bytes with its state, where "
+                    f"{events_max} events and {bytes_max} bytes fit into a message: let it send less, lower its "
+                    "upward_events_max and upward_bytes_max, or let checkpoints hold events"
+                )
+        return ""
 
     def _snapshot_failed(self, pending: PendingCheckpoint, word: CoordinatorSnapshotFailed, out: Effects) -> None:
         self._fail(pending, f"coordinator: {word.reason}", out)
@@ -326,6 +361,7 @@ _STEPS: dict[type, _Step] = {
     SubtaskClosed: CheckpointsUnderWay._closed,
     CoordinatorSnapshotTaken: CheckpointsUnderWay._snapshot_taken,
     CoordinatorSnapshotFailed: CheckpointsUnderWay._snapshot_failed,
+    RecordedCollected: CheckpointsUnderWay._collected,
     SubtaskAcknowledged: CheckpointsUnderWay._acknowledged,
     SubtaskDeclined: CheckpointsUnderWay._declined,
     CheckpointStoreFailed: CheckpointsUnderWay._store_failed,

@@ -33,7 +33,9 @@ class CheckpointConfig:
     for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure. ``mode`` holds
     until the first attempt is accepted, which brings its own. ``interval_s``: seconds between due times while an
     attempt runs; None: only on request. ``min_pause_s``: no checkpoint is due for this long after one has ended.
-    ``concurrent_max``: how many may be in progress at the same time.
+    ``concurrent_max``: how many may be in progress at the same time. ``hold_events``: whether an event that is sent
+    while a checkpoint is in progress may have to wait for it. If False, none waits: events to the coordinator are
+    recorded in the checkpoint while they are delivered, so that checkpoints may become larger. Savepoints do the same.
     """
 
     timeout_s: float = 60.0
@@ -42,6 +44,7 @@ class CheckpointConfig:
     interval_s: float | None = None
     min_pause_s: float = 0.0
     concurrent_max: int = 1
+    hold_events: bool = True
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or (self.interval_s is not None and self.interval_s <= 0) or self.min_pause_s < 0:
@@ -55,8 +58,8 @@ class SubtaskSnapshot:
     """A subtask's part of a checkpoint.
 
     ``states``: usually one, its own; several or none if a rescaled checkpoint was never restored (H52).
-    ``held``: the events its valve held, in order (H31). ``events_sent``: how many of its events had left,
-    which is what the coordinator's part covers (H32).
+    ``held``: the events its valve held, in order (H31); before them, those that were recorded (H79). ``events_sent``:
+    how many of its events had left, without the recorded ones, which is what the coordinator's part covers (H32).
     """
 
     states: tuple[SubtaskState, ...] = ()
@@ -126,6 +129,14 @@ class CoordinatorSnapshotTaken:
     checkpoint_id: int
     state: bytes
     events_taken: dict[int, int] = field(default_factory=dict)
+
+
+@value
+class RecordedCollected:
+    """The answer to ``CollectRecorded``: by task attempt id, what the coordinator has recorded, in order (H79)."""
+
+    checkpoint_id: int
+    recorded: dict[int, tuple[HeldEvent, ...]] = field(default_factory=dict)
 
 
 @value
@@ -200,6 +211,7 @@ TrackerInput = (
     | SubtaskClosed
     | CoordinatorSnapshotTaken
     | CoordinatorSnapshotFailed
+    | RecordedCollected
     | SubtaskAcknowledged
     | SubtaskDeclined
     | SubtaskFinalState

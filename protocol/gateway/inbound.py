@@ -14,13 +14,26 @@ See the machine's text. What an item does depends on how far the peer has come:
 
 Events of a restored snapshot are ordinary events, except that they name the subtask which first sent them (H52). So do
 its requests, and nothing waits for their answers (H73).
+
+*Put aside* (H79). If checkpoints hold no events, what the coordinator takes between its cut and the subtask's snapshot
+is recorded in the checkpoint. That is bounded here: for each checkpoint that is cut and waits for the snapshot, this
+half counts what it has delivered since the cut. At the bound of the window it delivers nothing more, and puts aside
+what comes. The window bounds that too, because it is not taken. The snapshot ends the wait. What was put aside before
+it was sent before it and has not reached the coordinator, so the checkpoint gets it as held events.
+
+    | ends the wait for N        | what is aside                                |
+    |----------------------------|----------------------------------------------|
+    | the snapshot for N         | is held in N, then delivered if it now may   |
+    | N is over                  | is delivered if it now may                   |
+    | ``Finished``, success      | is delivered: no other snapshot comes        |
+
+With two concurrent checkpoints, it may be delivered when neither is at the bound.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
-from typing import get_args
+from typing import cast, get_args
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.outbound import Effects, GatewayOutbound
@@ -33,7 +46,7 @@ from protocol.gateway.types import (
     ReportFinished,
     ReportOpened,
 )
-from protocol.ids import ExecutionAttempt
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.streams import IncomingStream, RefuseMessage
 from protocol.wire.messages import (
     CheckpointAcknowledged,
@@ -41,6 +54,7 @@ from protocol.wire.messages import (
     ClosedForCheckpoint,
     EventMessage,
     Finished,
+    HeldEvent,
     Opened,
     RequestMessage,
     RestoredEventMessage,
@@ -50,8 +64,11 @@ from protocol.wire.messages import (
 
 _Payload = EventMessage | RequestMessage | RestoredEventMessage | RestoredRequestMessage
 PAYLOAD = get_args(_Payload)
-_OfCheckpoint = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
-OF_CHECKPOINT = get_args(_OfCheckpoint)
+OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
+OF_CHECKPOINT = get_args(OfCheckpointUp)
+
+_NO_WORDS: frozenset[tuple[type, int]] = frozenset()
+"""Shared by all gateways, of which there may be thousands: each empty set takes 216 bytes."""
 
 
 class _Peer(Enum):
@@ -66,29 +83,37 @@ class GatewayInbound:
     """The items from one attempt. ``outbound``, the other half, gets acknowledgements, and bounds the answers."""
 
     __slots__ = (
+        "_aside",
         "_attempt",
+        "_delivered",
         "_kept",
         "_kept_words",
         "_limits",
         "_outbound",
         "_peer",
         "_ready",
+        "_snapshot",
         "_unanswered",
         "awaits_start",
         "stream",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, outbound: GatewayOutbound) -> None:
+    def __init__(
+        self, attempt: ExecutionAttempt, limits: GatewayLimits, incoming: IncomingStream, outbound: GatewayOutbound
+    ) -> None:
         self._attempt = attempt
         self._limits = limits
         self._outbound = outbound
-        self.stream = IncomingStream()
+        self.stream = incoming
         self._peer = _Peer.RESTORING
         self._ready = False
         self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
-        self._kept: deque[UpItem] = deque()  # arrived before readiness was announced
-        self._kept_words: set[tuple[type, int]] = set()  # the checkpoint items among these: kind and id
-        self._unanswered: set[int] = set()
+        self._kept: list[UpItem] = []  # arrived before readiness was announced
+        self._kept_words: frozenset[tuple[type, int]] = _NO_WORDS  # the checkpoint items among these: kind and id
+        self._unanswered: dict[int, None] = {}  # the requests without an answer
+        self._snapshot = VIRTUAL_EMPTY_CHECKPOINT  # the last one that the peer has taken
+        self._delivered: dict[int, tuple[int, int]] = {}  # since each cut that waits for a snapshot: events, bytes
+        self._aside: list[_Payload] = []
 
     @property
     def finished(self) -> bool:
@@ -145,7 +170,7 @@ class GatewayInbound:
                 effects.append(ReportFinished(item.failure, item.state, item.events_sent))
                 return
         elif isinstance(item, RequestMessage):
-            self._unanswered.add(item.request_id)
+            self._unanswered[item.request_id] = None
         if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
             self._keep(item, effects)
         else:
@@ -163,21 +188,21 @@ class GatewayInbound:
                 self._refuse_stale(item, effects)
                 return
             self._forget_stale(effects)
-            self._kept_words.add(word)
+            self._kept_words |= {word}
         self._kept.append(item)
 
     def _forget_stale(self, effects: Effects) -> None:
         if all(self._outbound.knows(checkpoint_id) for _, checkpoint_id in self._kept_words):
             return
-        waiting, self._kept = self._kept, deque()
+        waiting, self._kept = self._kept, []
         for item in waiting:
             if isinstance(item, OF_CHECKPOINT) and not self._outbound.knows(item.checkpoint_id):
-                self._kept_words.remove((type(item), item.checkpoint_id))
+                self._kept_words -= {(type(item), item.checkpoint_id)}
                 self._refuse_stale(item, effects)
             else:
                 self._kept.append(item)
 
-    def _refuse_stale(self, item: _OfCheckpoint, effects: Effects) -> None:
+    def _refuse_stale(self, item: OfCheckpointUp, effects: Effects) -> None:
         name = f"{type(item).__name__} of {self._attempt}"
         why = "was reported before" if self._outbound.knows(item.checkpoint_id) else "is over or unknown"
         effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} {why}"))
@@ -191,62 +216,124 @@ class GatewayInbound:
         return False
 
     def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
-        if isinstance(item, EventMessage):
-            effects.append(DeliverEvent(item.seq, item.payload))
-        elif isinstance(item, RequestMessage):
-            effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
-        elif isinstance(item, RestoredEventMessage):
-            effects.append(DeliverEvent(item.seq, item.payload, item.sender))
-        elif isinstance(item, RestoredRequestMessage):
-            effects.append(DeliverRequest(item.seq, None, item.payload, item.sender))
+        if isinstance(item, EventMessage) and not self._delivered:  # the usual case
+            effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot))
+        elif type(item) in OF_CHECKPOINT:
+            self._deliver_word(cast(OfCheckpointUp, item), now, effects)
+        elif isinstance(item, (EventMessage, RequestMessage, RestoredEventMessage, RestoredRequestMessage)):
+            if self._delivered and (self._aside or self._is_at_bound()):
+                self._aside.append(item)
+            else:
+                self._deliver_payload(item, effects)
         elif isinstance(item, Finished):
+            self._delivered.clear()
+            self._deliver_aside(effects)
             effects.append(ReportFinished(item.failure, item.state, item.events_sent))
-        elif isinstance(item, Opened):
+        else:
             raise AssertionError("readiness never waits for itself")
-        elif not self._outbound.knows(item.checkpoint_id):
+
+    def _deliver_word(self, item: OfCheckpointUp, now: float, effects: Effects) -> None:
+        if not self._outbound.knows(item.checkpoint_id):
             self._refuse_stale(item, effects)
         elif isinstance(item, ClosedForCheckpoint):
             effects.append(ReportClosed(item.checkpoint_id))
         elif isinstance(item, CheckpointDeclined):
             effects.append(ReportDeclined(item.checkpoint_id, item.reason))
+        elif self._outbound.acknowledge(item, self._aside_as_held(), now, effects):
+            self._snapshot = item.checkpoint_id
+            self.stop_recording(item.checkpoint_id, effects)
+
+    def _deliver_payload(self, item: _Payload, effects: Effects) -> None:
+        after = self._snapshot
+        if isinstance(item, EventMessage):
+            effects.append(DeliverEvent(item.seq, item.payload, None, after))
+        elif isinstance(item, RequestMessage):
+            effects.append(DeliverRequest(item.seq, item.request_id, item.payload, None, after))
+        elif isinstance(item, RestoredEventMessage):
+            effects.append(DeliverEvent(item.seq, item.payload, item.sender, after))
         else:
-            self._outbound.acknowledge(item, now, effects)
+            effects.append(DeliverRequest(item.seq, None, item.payload, item.sender, after))
+        if self._delivered:
+            size = len(item.payload)
+            self._delivered = {n: (count + 1, sum_ + size) for n, (count, sum_) in self._delivered.items()}
+
+    # --- recording ----------------------------------------------------------------------------------------
+
+    def start_recording(self, checkpoint_id: int) -> None:
+        """The cut: what is delivered from here on is recorded in the checkpoint, until the peer's snapshot."""
+        self._delivered[checkpoint_id] = 0, 0
+
+    def stop_recording(self, checkpoint_id: int, effects: Effects) -> None:
+        """The peer's snapshot has come, or the checkpoint is over: deliver what may be delivered now."""
+        if self._delivered.pop(checkpoint_id, None) is not None:
+            self._deliver_aside(effects)
+
+    def _is_at_bound(self) -> bool:
+        limits = self._limits
+        return any(
+            count >= limits.upward_events_max or size >= limits.upward_bytes_max
+            for count, size in self._delivered.values()
+        )
+
+    def _deliver_aside(self, effects: Effects) -> None:
+        while self._aside and not self._is_at_bound():
+            self._deliver_payload(self._aside.pop(0), effects)
+
+    def _aside_as_held(self) -> tuple[HeldEvent, ...]:
+        own, asks = self._attempt.subtask, (RequestMessage, RestoredRequestMessage)
+        return tuple(
+            [HeldEvent(getattr(item, "sender", own), item.payload, isinstance(item, asks)) for item in self._aside]
+        )
+
+    # --- the coordinator ----------------------------------------------------------------------------------
 
     def announce_ready(self, now: float, effects: Effects) -> None:
         """The coordinator knows the subtask: deliver what waits. Called once."""
         self._ready = True
         while self._kept:
-            self._deliver(self._kept.popleft(), now, effects)
-        self._kept_words.clear()
+            self._deliver(self._kept.pop(0), now, effects)
+        self._kept_words = _NO_WORDS
 
     def take(self, seq: int) -> None:
         """Everything delivered up to ``seq`` is taken. Raises ``LocalProtocolError`` if it was not delivered."""
         if seq > self.stream.received_seq:
-            raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it came")
+            raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it arrived")
         if self._kept and seq >= self._kept[0].seq:
             raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it was delivered")
+        if self._aside and seq >= self._aside[0].seq:
+            raise LocalProtocolError(f"item {seq} of {self._attempt} was taken, although it was put aside")
         self.stream.take(seq)
 
     def answer(self, request_id: int) -> None:
         """The request has its answer. Raises ``LocalProtocolError`` if it is not open."""
         if request_id not in self._unanswered:
             raise LocalProtocolError(f"request {request_id} of {self._attempt} is not open")
-        self._unanswered.remove(request_id)
+        del self._unanswered[request_id]
 
     def clear(self) -> None:
         """The attempt is over: forget what is not taken."""
         self.stream.clear()
         self._kept.clear()
-        self._kept_words.clear()
+        self._kept_words = _NO_WORDS
         self._unanswered.clear()
+        self._delivered.clear()
+        self._aside.clear()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for readiness or for an answer."""
-        return not (self._kept or self._unanswered)
+        """Whether nothing waits for readiness, for an answer, or for a snapshot."""
+        return not (self._kept or self._unanswered or self._aside)
+
+    @property
+    def events_aside(self) -> int:
+        """How many events and requests were put aside (H79)."""
+        return len(self._aside)
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)
         words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OF_CHECKPOINT)]
         assert len(words) == len(self._kept_words) == len(self._kept_words.intersection(words))
+        assert all(self._outbound.awaits_snapshot(checkpoint_id) for checkpoint_id in self._delivered)
+        assert not self._aside or self._is_at_bound(), "put aside, and nothing will ever deliver it"
+        assert len(self._aside) <= self.stream.untaken_events

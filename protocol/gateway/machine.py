@@ -31,8 +31,8 @@ decides how it ended: if it were given up here, it would reconnect after a long 
 confirmation, or fail after all its work.
 
 A loss-tolerant event has the same time on the same clock. When that is over, ``ExpireEvent`` ends the wait of its
-sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
-If an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
+sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes up capacity until it
+does. If an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
 
 *Heartbeats.* With ``heartbeat_interval_s``, the gateway looks once in each interval whether anything came from the
 peer. Intervals without a sign of life add up, and at ``heartbeat_timeout_s`` the attempt is given up, as for a late
@@ -45,8 +45,8 @@ the peer when the coordinator has taken them, so the peer's window bounds what w
 taken when it comes. The events and requests that a restored snapshot held come first, and name the subtask that first
 sent them (H31, H52); such a request gets no answer (H73).
 
-Checkpoint items are confirmed a little later: with the next item of a checkpoint, or any other confirmation. Nothing
-waits for them, and a third of a checkpoint's messages would otherwise be such confirmations. A peer that has sent
+Checkpoint items are confirmed a little later: in the next item of a checkpoint, or with any other confirmation. Nothing
+waits for them, and half of a checkpoint's messages would otherwise be such confirmations. A peer that has sent
 ``Finished`` does wait: what it still sends is confirmed immediately.
 
 *Suspicion.* When the connection of an attempt that the coordinator knows is gone, ``ReportSuspected`` says so: usually
@@ -65,6 +65,10 @@ acknowledgement, never at the barrier, or when n is over: complete, aborted, or 
 events the peer had sent at its snapshot comes up with it; the tracker compares that to what the coordinator had taken
 at its cut (H32).
 
+*Checkpoints that hold nothing back* (H79). Without ``hold_events`` nobody is asked to close. ``CutReached(n)`` makes n
+known, and the barrier is the next item. The valve stays open. What is delivered from the cut to the peer's snapshot is
+recorded by the coordinator, within a bound that the inbound half keeps.
+
 The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
 call, last of what is sent.
 """
@@ -76,7 +80,7 @@ from enum import Enum
 from typing import Any
 
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
-from protocol.gateway.inbound import OF_CHECKPOINT, GatewayInbound
+from protocol.gateway.inbound import GatewayInbound
 from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
     CONNECTION_GONE,
@@ -104,8 +108,8 @@ from protocol.gateway.types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import Reaction, TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
-from protocol.wire.messages import Confirm, Heartbeat, Register, Resume, UpMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, IncomingStream, RefuseMessage
+from protocol.wire.messages import OF_CHECKPOINT, Confirm, EventMessage, Heartbeat, Register, Resume, UpMessage
 
 
 class GatewayState(Enum):
@@ -143,13 +147,12 @@ class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
     ``limits``: its timeouts and the bounds on what the peer sends. ``barriers_apart``: barriers travel separately from
-    the items, as ``InjectBarrier``. Not thread-safe: one owner calls it. The first input
-    of any kind starts the reconnect clock, unless it attaches a connection.
+    the items, as ``InjectBarrier``. ``hold_events``: whether checkpoints hold events back (H79). Not thread-safe: one
+    owner calls it. The first input of any kind starts the reconnect clock, unless it attaches a connection.
     """
 
     __slots__ = (
         "_beat_at",
-        "_confirm_sent",
         "_dispatch",
         "_heard",
         "_heard_at",
@@ -158,21 +161,32 @@ class GatewayMachine:
         "_limits",
         "_outbound",
         "_reason",
+        "_records",
         "_silent_s",
         "_state",
         "_suspected",
         "attempt",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, *, barriers_apart: bool = False) -> None:
+    def __init__(
+        self,
+        attempt: ExecutionAttempt,
+        limits: GatewayLimits,
+        *,
+        barriers_apart: bool = False,
+        hold_events: bool = True,
+    ) -> None:
         self.attempt = attempt
         self._id = attempt.task_attempt_id
         self._limits = limits
         self._enter(GatewayState.DETACHED)
         self._reason = ""
-        self._outbound = GatewayOutbound(attempt, limits, barriers_apart=barriers_apart)
-        self._inbound = GatewayInbound(attempt, limits, self._outbound)
-        self._confirm_sent = 0
+        self._records = not hold_events
+        incoming = IncomingStream()
+        self._outbound = GatewayOutbound(
+            attempt, limits, incoming, barriers_apart=barriers_apart, hold_events=hold_events
+        )
+        self._inbound = GatewayInbound(attempt, limits, incoming, self._outbound)
         self._heard_at = 0.0  # when something last came from the peer
         self._suspected = False  # the coordinator has the hint that the attempt may be dead
         self._beat_at: float | None = None  # while a connection is up: when to look for a sign of life
@@ -226,6 +240,8 @@ class GatewayMachine:
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due, on the clock of ``now``. None if no clock runs."""
         if self._state is GatewayState.ATTACHED:
+            if self._beat_at is None and not self._outbound.awaits_any:
+                return None  # as of most gateways at most times
             late, tolerated = self._fatal_deadline(), self._outbound.tolerant_deadline()
             deadline = late if tolerated is None or (late is not None and late < tolerated) else tolerated
             beat_at = self._beat_at
@@ -246,7 +262,6 @@ class GatewayMachine:
         self._outbound.check_invariants()
         self._inbound.check_invariants()
         assert self._outbound.attached == (self._state is GatewayState.ATTACHED)
-        assert self._confirm_sent <= self._inbound.stream.received_seq
         if self._state is GatewayState.OVER:
             assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
             assert self._inbound.idle
@@ -359,7 +374,7 @@ class GatewayMachine:
             reason = (
                 f"{self.attempt} has given no sign of life for {now - self._heard_at:.2f} s, although its connection "
                 "stands: its process is stopped or swapped out, its host hangs, or native code holds Python's "
-                "interpreter lock. If a native call may take so long, raise heartbeat_timeout_s"
+                "interpreter lock. If a native call may take that long, raise heartbeat_timeout_s"
             )
             effects.append(FailAttempt(reason, silent=True))
             self._end(reason, effects)
@@ -382,7 +397,7 @@ class GatewayMachine:
         self._outbound.fail_all(reason, late, effects)
         self._inbound.clear()
 
-    def _fail_at_once(self, input: EventSubmitted, now: float, effects: Effects) -> None:
+    def _fail_immediately(self, input: EventSubmitted, now: float, effects: Effects) -> None:
         effects.append(FailEvent(input.event_id, AttemptOver(self._reason)))
 
     def _ignore(self, input: GatewayInput, now: float, effects: Effects) -> None:
@@ -407,11 +422,15 @@ class GatewayMachine:
         self._send_confirm(effects, _LATER)
 
     def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
-        self._outbound.reach_cut(input.checkpoint_id, effects)
+        checkpoint_id = input.checkpoint_id
+        self._outbound.reach_cut(checkpoint_id, effects)
+        if self._records and not self._inbound.finished and self._outbound.awaits_snapshot(checkpoint_id):
+            self._inbound.start_recording(checkpoint_id)
         self._send_confirm(effects, _LATER)
 
     def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
         self._outbound.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
+        self._inbound.stop_recording(input.checkpoint_id, effects)
         self._send_confirm(effects, _LATER)
 
     # --- up -----------------------------------------------------------------------------------------------
@@ -426,16 +445,29 @@ class GatewayMachine:
             name = f"{type(message).__name__} of task {message.task_attempt_id}"
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
             return _LATER
-        if isinstance(message, Confirm):
-            self._outbound.confirm(message.seq, effects)
-            return _LATER
-        if isinstance(message, PLAIN):
-            if isinstance(message, Heartbeat):  # a sign of life, as its bytes were
+        if not isinstance(message, EventMessage):
+            if isinstance(message, Confirm):
+                self._outbound.confirm(message.seq, effects)
                 return _LATER
-            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
-        if self._inbound.receive(message, now, effects):
-            return _AGAIN
-        return _LATER if isinstance(message, OF_CHECKPOINT) and not self._inbound.finished else _NOW
+            if type(message) in OF_CHECKPOINT:
+                return self._receive_word(message, now, effects)
+            if isinstance(message, PLAIN):
+                if isinstance(message, Heartbeat):  # a sign of life, as its bytes were
+                    return _LATER
+                raise RemoteProtocolError(
+                    f"unexpected {type(message).__name__} on the established connection of {self.attempt}"
+                )
+        return _AGAIN if self._inbound.receive(message, now, effects) else _NOW
+
+    def _receive_word(self, word: Any, now: float, effects: Effects) -> int:
+        """Take an item of a checkpoint, then what it confirms; return when to confirm it."""
+        confirmed = word.confirmed
+        if confirmed > self._outbound.stream.last_seq:
+            raise RemoteProtocolError(f"{type(word).__name__} confirms item {confirmed}, which was never sent")
+        repeated = self._inbound.receive(word, now, effects)
+        if confirmed:
+            self._outbound.confirm(confirmed, effects)
+        return _AGAIN if repeated else _NOW if self._inbound.finished else _LATER
 
     def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
         if self._inbound.ready:
@@ -453,13 +485,14 @@ class GatewayMachine:
     def _send_confirm(self, effects: Effects, when: int) -> None:
         if self._state is not GatewayState.ATTACHED:
             return
-        seq = self._inbound.stream.confirmable_seq
-        if seq > self._confirm_sent:
+        incoming = self._inbound.stream
+        seq = incoming.confirmable_seq
+        if seq > incoming.told_seq:
             if when == _LATER and not any(isinstance(effect, SendToAttempt) for effect in effects):
                 return
         elif when != _AGAIN or not seq:
             return
-        self._confirm_sent = seq
+        incoming.told_seq = seq
         effects.append(SendToAttempt(Confirm(self._id, seq)))
 
     def _enter(self, state: GatewayState) -> None:
@@ -490,7 +523,7 @@ _ACTS: dict[type, _Handler] = {
 _OTHERS: dict[Reaction, _Handler] = {
     Reaction.IGNORE: GatewayMachine._ignore,
     Reaction.REFUSE: GatewayMachine._refuse,
-    Reaction.FAIL: GatewayMachine._fail_at_once,
+    Reaction.FAIL: GatewayMachine._fail_immediately,
 }
 _DISPATCH: dict[GatewayState, dict[type, _Handler]] = {
     state: {kind: _ACTS[kind] if row[place] is Reaction.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}

@@ -21,11 +21,16 @@ opened, so the head of the queue always decides, and order is never lost. With 5
 
 It makes no difference why one opens: through this attempt's own acknowledgement (H41), an abort, or a savepoint that is
 over, for which no completion ever comes (H49).
+
+Without ``hold_events`` (H79), ``CutReached`` is the first sign of a checkpoint, and its barrier is the next item.
+Nothing closes, because first in, first out is enough: what was sent before the cut is before the barrier, and the
+subtask's snapshot proves that it came. The tracker may give the checkpoint up before the coordinator's cut comes here.
+So the id of an abort that comes first is remembered until a later cut, and no barrier leaves for it. If barriers travel
+apart, they could overtake events, so checkpoints begin and close as otherwise; only the subtask's own valve stays open.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 from math import inf
 
@@ -45,7 +50,7 @@ from protocol.gateway.types import (
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.streams import Entry, OutgoingStream
+from protocol.streams import Entry, IncomingStream, OutgoingStream
 from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
@@ -55,6 +60,7 @@ from protocol.wire.messages import (
     CloseForCheckpoint,
     DownItem,
     EventMessage,
+    HeldEvent,
     SavepointTaken,
     StartProcessing,
     UrgentEventMessage,
@@ -79,14 +85,21 @@ _ENDS: dict[CheckpointOutcome, type[CheckpointCompleted | CheckpointAborted | Sa
     CheckpointOutcome.SAVEPOINT: SavepointTaken,
 }
 
+_NONE: frozenset[int] = frozenset()
+"""Shared by all gateways, of which there may be thousands: each empty set takes 216 bytes."""
+
 
 class GatewayPhase(Enum):
-    """How far one checkpoint has come at this gateway. The valve is closed for it from CUT to BARRIER."""
+    """How far one checkpoint has come at this gateway. If it holds events, the valve is closed from CUT to BARRIER."""
 
     REQUESTED = "requested"
     CUT = "cut"
     BARRIER = "barrier"
     ACKNOWLEDGED = "acknowledged"
+
+
+CUT = (GatewayPhase.CUT, GatewayPhase.BARRIER)
+"""The phases of a checkpoint that is cut, and waits for the attempt's snapshot."""
 
 
 class _Checkpoint:
@@ -104,6 +117,7 @@ class GatewayOutbound:
     """The items to one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
+        "_aborted",
         "_apart",
         "_attempt",
         "_awaited",
@@ -111,6 +125,7 @@ class GatewayOutbound:
         "_held",
         "_held_bytes",
         "_id",
+        "_incoming",
         "_last_event_seq",
         "_latest",
         "_latest_cut",
@@ -125,23 +140,34 @@ class GatewayOutbound:
         "answers_pending",
         "attached",
         "closed",
+        "closes",
         "stopped_at",
         "stream",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, *, barriers_apart: bool) -> None:
+    def __init__(
+        self,
+        attempt: ExecutionAttempt,
+        limits: GatewayLimits,
+        incoming: IncomingStream,
+        *,
+        barriers_apart: bool,
+        hold_events: bool,
+    ) -> None:
         self._attempt = attempt
         self._apart = barriers_apart
+        self.closes = hold_events or barriers_apart  # whether a checkpoint closes the valve
         self._id = attempt.task_attempt_id
         self._limits = limits
+        self._incoming = incoming  # of which items of checkpoints confirm what has come
         self.stream: OutgoingStream[DownItem] = OutgoingStream()
         # Held: the id that holds it, its place among all that were submitted, itself.
-        self._held: deque[tuple[int, int, Submitted]] = deque()
+        self._held: list[tuple[int, int, Submitted]] = []
         self._held_bytes = 0
         # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, because
         # there may be thousands, and objects would be work for the garbage collector.
-        self._awaited: deque[tuple[int, float]] = deque()
-        self._tolerated: deque[tuple[int, float]] = deque()  # the same of the loss-tolerant ones that may expire (H72)
+        self._awaited: list[tuple[int, float]] = []
+        self._tolerated: list[tuple[int, float]] = []  # the same of the loss-tolerant ones that may expire (H72)
         self._order = 0  # events and answers submitted, of all kinds;
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
@@ -157,13 +183,14 @@ class GatewayOutbound:
         self.closed: list[int] = []  # the ids that close the valve, ascending
         self._latest: int | None = None
         self._latest_cut: int | None = None
+        self._aborted: frozenset[int] = _NONE  # given up before their cut came; only if nothing makes them known before
 
     # --- connection and clock -----------------------------------------------------------------------------
 
     def attach(self, received_seq: int, now: float, effects: Effects) -> None:
         """Drop what the peer has, send the rest again, and let the confirm clock continue (H24).
 
-        What the peer has may let a barrier leave. It keeps its place, behind what is sent again.
+        What the peer has may let a barrier leave. It keeps its place, after what is sent again.
         """
         entries = self.stream.resume(received_seq)
         self.attached = False
@@ -179,6 +206,11 @@ class GatewayOutbound:
         self.stopped_at = now
 
     @property
+    def awaits_any(self) -> bool:
+        """Whether any event has a clock, so that its wait may end."""
+        return bool(self._awaited or self._tolerated)
+
+    @property
     def unconfirmed_since(self) -> float | None:
         """Since when the oldest unconfirmed event has been out, on the clock of ``now``; None if none is awaited."""
         return self._awaited[0][1] + self._paused_s if self._awaited else None
@@ -188,10 +220,10 @@ class GatewayOutbound:
         return self._deadline_of(self._awaited)
 
     def progress(self, now: float) -> None:
-        """A part of a large message has left: what waits for it or behind it gets the whole time again."""
+        """A part of a large message has left: what waits for it or after it gets the whole time again."""
         self._progressed = now - self._paused_s
 
-    def _deadline_of(self, waiting: deque[tuple[int, float]]) -> float | None:
+    def _deadline_of(self, waiting: list[tuple[int, float]]) -> float | None:
         if not waiting:
             return None
         return max(waiting[0][1], self._progressed) + self._limits.confirm_timeout_s + self._paused_s
@@ -203,7 +235,7 @@ class GatewayOutbound:
     def expire_tolerant(self, now: float, effects: Effects) -> None:
         """End the wait for each late loss-tolerant event. The events themselves stay in the stream (H72)."""
         while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
-            seq, started = self._tolerated.popleft()
+            seq, started = self._tolerated.pop(0)
             event_id = self.stream.entry(seq)[2]
             assert event_id is not None
             waited_s = now - self._paused_s - started
@@ -230,7 +262,7 @@ class GatewayOutbound:
     # --- events and answers -------------------------------------------------------------------------------
 
     def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
-        """Hold the event or send it. The shell has made sure that there is room (H27)."""
+        """Hold the event or send it. The shell has made sure that there is capacity (H27)."""
         self._order += 1
         if not event.loss_tolerant:
             self._submitted += 1
@@ -286,6 +318,10 @@ class GatewayOutbound:
         if self.attached:
             effects.append(SendToAttempt(item))
 
+    def _confirmation(self) -> int:
+        """What an item of a checkpoint confirms: nothing without a connection, as a new one begins with ``Confirm``."""
+        return self._incoming.confirmation() if self.attached else 0
+
     def confirm(self, seq: int, effects: Effects) -> None:
         """The peer has everything up to ``seq`` in its mailbox."""
         self._trim(self.stream.confirm(seq), seq, effects)
@@ -298,11 +334,11 @@ class GatewayOutbound:
                 self.answers_pending -= 1
         awaited = self._awaited
         while awaited and awaited[0][0] <= seq:
-            awaited.popleft()
+            awaited.pop(0)
             self._settled += 1
         tolerated = self._tolerated
         while tolerated and tolerated[0][0] <= seq:
-            tolerated.popleft()
+            tolerated.pop(0)
         if self.closed:
             self._send_barriers(effects)
 
@@ -324,6 +360,7 @@ class GatewayOutbound:
         self.answers_pending = 0
         self._start_held = False
         self._checkpoints.clear()
+        self._aborted = _NONE
         self.closed.clear()
         self.attached = False
         self.stopped_at = None
@@ -336,15 +373,21 @@ class GatewayOutbound:
 
     def request_close(self, checkpoint_id: int, effects: Effects) -> None:
         """Make the checkpoint known and have the subtask close. Raises ``LocalProtocolError`` unless ids increase."""
+        if not self.closes:
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} closes nothing: it begins with its cut")
         if self._latest is not None and checkpoint_id <= self._latest:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must increase")
         self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = _Checkpoint()
-        self._send_item(CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id), effects)
+        close = CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id, self._confirmation())
+        self._send_item(close, effects)
 
     def reach_cut(self, checkpoint_id: int, effects: Effects) -> None:
         """Close for the checkpoint, and send its barrier if nothing is unconfirmed. A late or unknown one closes
         nothing (H44)."""
+        if not self.closes:
+            self._begin_at_cut(checkpoint_id, effects)
+            return
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
@@ -358,6 +401,29 @@ class GatewayOutbound:
         checkpoint.order_at_cut = self._order
         self.closed.append(checkpoint_id)
         self._send_barriers(effects)
+
+    def _begin_at_cut(self, checkpoint_id: int, effects: Effects) -> None:
+        """Send the barrier as the next item, unless the checkpoint was given up before (H79)."""
+        if self._latest_cut is not None and checkpoint_id <= self._latest_cut:
+            raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
+        self._latest = self._latest_cut = checkpoint_id
+        given_up = checkpoint_id in self._aborted
+        self._forget_aborted(checkpoint_id)
+        if given_up:
+            return
+        checkpoint = self._checkpoints[checkpoint_id] = _Checkpoint()
+        checkpoint.phase = GatewayPhase.BARRIER
+        self._send_barrier(checkpoint_id, effects)
+
+    def _forget_aborted(self, checkpoint_id: int) -> None:
+        """Cuts come in the order of the ids, so no cut up to this one comes any more."""
+        if self._aborted:
+            self._aborted = frozenset([n for n in self._aborted if n > checkpoint_id]) or _NONE
+
+    def awaits_snapshot(self, checkpoint_id: int) -> bool:
+        """Whether the checkpoint is cut here, and the attempt's snapshot has not come."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        return checkpoint is not None and checkpoint.phase in CUT
 
     def _send_barriers(self, effects: Effects) -> None:
         """Send the barrier of each checkpoint before whose cut everything is confirmed; no other gateway is waited for
@@ -375,39 +441,55 @@ class GatewayOutbound:
 
     def _send_barrier(self, checkpoint_id: int, effects: Effects) -> None:
         """Send the barrier as the next item, or apart."""
-        # The valve is closed, so the last event in the stream is the last one before the cut.
+        # Nothing was submitted since the cut, or it is held: the last event in the stream is the last one before it.
         events_before = self._last_event_seq
         if self._apart:
             effects.append(InjectBarrier(checkpoint_id, events_before))
         else:
             seq = self.stream.last_seq + 1
-            self._send_item(BarrierMessage(self._id, seq, checkpoint_id, events_before), effects)
+            barrier = BarrierMessage(self._id, seq, checkpoint_id, events_before, self._confirmation())
+            self._send_item(barrier, effects)
 
-    def acknowledge(self, item: CheckpointAcknowledged, now: float, effects: Effects) -> None:
-        """The attempt's own snapshot: report it, open the valve, release held events (H41)."""
+    def acknowledge(
+        self, item: CheckpointAcknowledged, aside: tuple[HeldEvent, ...], now: float, effects: Effects
+    ) -> bool:
+        """The attempt's own snapshot: report it, open the valve, release held events (H41). False if it is refused.
+
+        ``aside``: the events that it had sent before, and the coordinator has not got (H79). They count as held.
+        """
         checkpoint_id = item.checkpoint_id
         checkpoint = self._checkpoints[checkpoint_id]
         if checkpoint.phase is not GatewayPhase.BARRIER:
             phase = checkpoint.phase.value
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
-            return
+            return False
         checkpoint.phase = GatewayPhase.ACKNOWLEDGED
-        effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held, item.events_sent))
-        self._reopen(checkpoint_id, now, effects)
+        events_sent = item.events_sent - len(aside)
+        effects.append(ReportAcknowledged(checkpoint_id, item.state, (*aside, *item.held), events_sent))
+        if checkpoint_id in self.closed:
+            self._reopen(checkpoint_id, now, effects)
+        return True
 
     def end_checkpoint(self, checkpoint_id: int, outcome: CheckpointOutcome, now: float, effects: Effects) -> None:
         """Tell the subtask and open the valve. Unknown ids are ignored (H44, H49)."""
         if self._checkpoints.pop(checkpoint_id, None) is None:
+            if not self.closes and outcome is CheckpointOutcome.ABORTED:
+                self._note_early_abort(checkpoint_id)
             return
-        self._send_item(_ENDS[outcome](self._id, self.stream.last_seq + 1, checkpoint_id), effects)
+        end = _ENDS[outcome](self._id, self.stream.last_seq + 1, checkpoint_id, self._confirmation())
+        self._send_item(end, effects)
         if checkpoint_id in self.closed:
             self._reopen(checkpoint_id, now, effects)
+
+    def _note_early_abort(self, checkpoint_id: int) -> None:
+        if self._latest_cut is None or checkpoint_id > self._latest_cut:
+            self._aborted |= {checkpoint_id}
 
     def _reopen(self, checkpoint_id: int, now: float, effects: Effects) -> None:
         held, closed = self._held, self.closed
         closed.remove(checkpoint_id)
         while held and not (closed and closed[0] <= held[0][0]):
-            _, _, submitted = held.popleft()
+            _, _, submitted = held.pop(0)
             self._held_bytes -= len(submitted.payload)
             self._send_submitted(submitted, now, effects)
         if self._start_held and not held:
@@ -424,8 +506,10 @@ class GatewayOutbound:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert self.closed == sorted(set(self.closed))
-        closing = (GatewayPhase.CUT, GatewayPhase.BARRIER)
-        assert set(self.closed) == {n for n, c in self._checkpoints.items() if c.phase in closing}
+        cut = {n for n, c in self._checkpoints.items() if c.phase in CUT}
+        assert set(self.closed) == (cut if self.closes else set())
+        assert not (self._aborted and self.closes)
+        assert self._latest_cut is None or all(n > self._latest_cut for n in self._aborted)
         assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
         for label, _, _ in self._held:
             assert self.closed, "held, and nothing will ever release it"

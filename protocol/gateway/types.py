@@ -7,6 +7,7 @@ from __future__ import annotations
 from enum import Enum
 
 from protocol.errors import AttemptOver, ConfirmationTimeout
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
@@ -71,7 +72,9 @@ class GatewayLimits:
         bytes_max: the same, in bytes of encoded events.
         upward_events_max: how many events and requests of the task the coordinator may have left untaken. At this bound
             the task's ``send_event`` and ``request`` wait.
-        upward_bytes_max: the same, in bytes.
+        upward_bytes_max: the same, in bytes. If checkpoints hold no events, the two also bound what one checkpoint
+            records of the task's events while it waits for the task's snapshot. At this bound the coordinator takes no
+            more from the task until that snapshot.
         heartbeat_interval_s: how often each task gives a sign of life, at least. None: not at all.
         heartbeat_timeout_s: how long a connected task may give no sign of life before its attempt is killed; at least
             twice the interval. A thread beside the task's own sends them, so a task that computes is not silent. Native
@@ -187,7 +190,7 @@ class CloseRequested:
 @value
 class CutReached:
     """The coordinator's snapshot has returned. The shell gives this at exactly that point of the coordinator's
-    order."""
+    order: after everything that was submitted before, and before anything that is submitted later."""
 
     checkpoint_id: int
 
@@ -275,11 +278,14 @@ class DeliverEvent:
     """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
 
     ``sender`` is the subtask that first sent it, for an event of a restored snapshot (H52); otherwise None.
+    ``after_snapshot``: the last checkpoint whose snapshot the subtask had taken before; -1 for none. No checkpoint up
+    to it records this event (H79).
     """
 
     seq: int
     payload: bytes
     sender: int | None = None
+    after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
 
 
 @value
@@ -287,13 +293,14 @@ class DeliverRequest:
     """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``.
 
     A request of a restored snapshot has no ``request_id``, and its answer is dropped (H73). ``sender`` is the subtask
-    that first sent it (H52); otherwise None.
+    that first sent it (H52); otherwise None. ``after_snapshot``: as in ``DeliverEvent``.
     """
 
     seq: int
     request_id: int | None
     payload: bytes
     sender: int | None = None
+    after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
 
 
 @value

@@ -8,9 +8,22 @@ there, and ``protocol.subtask.urgent`` keeps what comes after them in its place.
 *The barrier apart.* A checkpoint barrier may travel separately from the items, and arrive before or after them. It
 names the item that it follows, and goes into the mailbox when that one has come. Nothing that belongs after the barrier
 can be there before it: the coordinator's valve holds that back until this attempt's snapshot (H41).
+
+*After a barrier.* If checkpoints hold nothing back (H79), an answer may come after a barrier that is still in the
+mailbox. It waits here until every barrier that came before it is met, declined or over, whatever comes later. So does
+an urgent event (``protocol.subtask.urgent``); an ordinary one is after the barrier in the mailbox too.
+
+    | came                  | the answer is given to its asker              |
+    |-----------------------|-----------------------------------------------|
+    | answer, barrier 5     | immediately                                   |
+    | barrier 5, answer, 6  | when 5 is met or over; 6 makes no difference  |
+    | barrier 5, 6, answer  | when both are met or over                     |
 """
 
 from __future__ import annotations
+
+from bisect import insort
+from collections import deque
 
 from protocol.errors import RemoteProtocolError
 from protocol.streams import IncomingStream, RefuseMessage
@@ -49,16 +62,18 @@ class SubtaskInbound:
     ``handles_urgent``: the operator handles urgent events apart from the others.
     """
 
-    __slots__ = ("_apart", "_id", "_outbound", "_started", "handles_urgent", "stream", "urgent")
+    __slots__ = ("_answers", "_apart", "_id", "_outbound", "_started", "_unmet", "handles_urgent", "stream", "urgent")
 
-    def __init__(self, task_attempt_id: int, outbound: SubtaskOutbound) -> None:
+    def __init__(self, task_attempt_id: int, incoming: IncomingStream, outbound: SubtaskOutbound) -> None:
         self._id = task_attempt_id
         self._outbound = outbound
-        self.stream = IncomingStream()
+        self.stream = incoming
         self.urgent = UrgentOrder()
         self.handles_urgent = False
         self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart: the item that each waits for
+        self._unmet: list[int] = []  # barriers that have come and are not met, ascending
+        self._answers: deque[tuple[int, AnswerMessage]] = deque()  # each with the last barrier before it
 
     def take(self, item: DownItem, effects: Effects) -> None:
         """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, if it is out of turn."""
@@ -76,7 +91,7 @@ class SubtaskInbound:
             self._take_answer(item, effects)
         elif isinstance(item, CloseForCheckpoint):
             if not self._outbound.rises(item.checkpoint_id):
-                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must increase")
+                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id} after a later one: ids must increase")
             self.stream.advance()
             self._outbound.close(item.checkpoint_id, effects)
         elif isinstance(item, BarrierMessage):
@@ -85,7 +100,7 @@ class SubtaskInbound:
             self._meet_barrier(item.checkpoint_id, effects)
         elif isinstance(item, StartProcessing):
             if self._started:
-                raise RemoteProtocolError("the operator was told twice to begin with its records")
+                raise RemoteProtocolError("the message that lets the operator begin with its records arrived twice")
             self.stream.advance()
             self._started = True
             self.urgent.put(MailboxStart(), effects)
@@ -97,11 +112,26 @@ class SubtaskInbound:
 
     def _take_urgent(self, item: UrgentEventMessage, effects: Effects) -> None:
         if self.handles_urgent:
-            self.urgent.come(item.payload, effects)
+            self.urgent.come(item.payload, self._unmet[-1] if self._unmet else None, effects)
         else:
             self.urgent.put(MailboxEvent(item.payload), effects)
 
     def _take_answer(self, item: AnswerMessage, effects: Effects) -> None:
+        if self._unmet:
+            self._answers.append((self._unmet[-1], item))
+        else:
+            self._give_answer(item, effects)
+
+    def barrier_met(self, checkpoint_id: int, effects: Effects) -> None:
+        """The barrier no longer counts: let go what waited for it and for none before it."""
+        if checkpoint_id in self._unmet:
+            self._unmet.remove(checkpoint_id)
+            first = self._unmet[0] if self._unmet else None
+            while self._answers and (first is None or first > self._answers[0][0]):
+                self._give_answer(self._answers.popleft()[1], effects)
+            self.urgent.barrier_met(first, effects)
+
+    def _give_answer(self, item: AnswerMessage, effects: Effects) -> None:
         if self._outbound.resolve(item.request_id, effects):
             effects.append(ResolveRequest(item.request_id, item.error, item.payload))
         else:
@@ -117,6 +147,7 @@ class SubtaskInbound:
             self.urgent.put(MailboxAborted(item.checkpoint_id), effects)
         self._apart.pop(item.checkpoint_id, None)
         self._outbound.end_checkpoint(item.checkpoint_id, effects)
+        self.barrier_met(item.checkpoint_id, effects)
 
     def take_after_finish(self, item: DownItem, effects: Effects) -> None:
         """Take an item when nothing reads the mailbox any more. An event is not confirmed (H23) and fails at its
@@ -127,7 +158,9 @@ class SubtaskInbound:
             return
         self.stream.advance()
         if isinstance(item, CloseForCheckpoint):
-            closed = ClosedForCheckpoint(self._id, self._outbound.next_seq, item.checkpoint_id)
+            closed = ClosedForCheckpoint(
+                self._id, self._outbound.next_seq, item.checkpoint_id, self._outbound.confirmation()
+            )
             self._outbound.send_item(closed, effects)
 
     def take_barrier_apart(self, barrier: BarrierArrived, effects: Effects) -> None:
@@ -143,11 +176,20 @@ class SubtaskInbound:
     def forget(self) -> None:
         """The operator has ended, and takes nothing any more."""
         self._apart.clear()
+        self._unmet.clear()
+        self._answers.clear()
         self.urgent.forget()
 
     def _check_barrier(self, item: BarrierMessage) -> None:
-        if self._outbound.phase(item.checkpoint_id) is not SubtaskPhase.CLOSED or item.checkpoint_id in self._apart:
-            raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
+        if not self._outbound.hold_events:
+            if not self._outbound.rises(item.checkpoint_id):
+                raise RemoteProtocolError(
+                    f"barrier of checkpoint {item.checkpoint_id} after a later one: ids must increase"
+                )
+        elif self._outbound.phase(item.checkpoint_id) is not SubtaskPhase.CLOSED or item.checkpoint_id in self._apart:
+            raise RemoteProtocolError(
+                f"barrier of checkpoint {item.checkpoint_id}, for which this subtask was not asked to close"
+            )
         if item.events_before >= item.seq:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
 
@@ -159,6 +201,7 @@ class SubtaskInbound:
 
     def _meet_barrier(self, checkpoint_id: int, effects: Effects) -> None:
         self._outbound.meet_barrier(checkpoint_id)
+        insort(self._unmet, checkpoint_id)
         self.urgent.put(MailboxBarrier(checkpoint_id), effects)
 
     def check_invariants(self) -> None:
@@ -167,3 +210,8 @@ class SubtaskInbound:
         for checkpoint_id, events_before in self._apart.items():
             assert self._outbound.phase(checkpoint_id) is SubtaskPhase.CLOSED
             assert events_before > self.stream.received_seq, "every item before the barrier is here"
+        assert self._unmet == sorted(self._unmet)
+        assert all(self._outbound.phase(n) is SubtaskPhase.BARRIER for n in self._unmet)
+        if self._answers:
+            assert self._unmet, "an answer waits, and nothing will ever release it"
+            assert self._unmet[0] <= self._answers[0][0], "an answer waits, though it may be given"

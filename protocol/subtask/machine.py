@@ -9,7 +9,7 @@ There are two life cycles. The operator restores (``OPENING``), is ``OPEN``, and
 
 *Down* (``protocol.subtask.inbound``). A new item goes into the operator's mailbox, and then the confirmation leaves,
 one for all items of one read (H23). The mailbox is one queue, so no barrier overtakes an event there. Checkpoint items
-are confirmed with the acknowledgement, the next item of a checkpoint, or any other confirmation; nothing waits for
+are confirmed in the acknowledgement, the next item of a checkpoint, or with any other confirmation; nothing waits for
 that. A barrier that comes apart from the items waits until those before it have come. After the operator has finished,
 events still arrive but are never confirmed: the coordinator's side fails them when it learns of the end, instead of
 treating them as handled.
@@ -24,13 +24,18 @@ A barrier that came after one goes into the mailbox when the handler has returne
 
 *Up* (``protocol.subtask.outbound``). An event waits in one queue until it may leave: the valve is closed for no
 checkpoint (H43: for *none* upward, because an event that left early would be in neither snapshot), and the peer's
-window has room. ``CloseForCheckpoint(n)`` closes the valve immediately; what was sent before precedes
+window has capacity. ``CloseForCheckpoint(n)`` closes the valve immediately; what was sent before precedes
 ``ClosedForCheckpoint(n)`` in the stream. The valve reopens for n when the operator has taken its snapshot, which
 carries all that still waits, in order (H31), or when n is over: complete, aborted, or a savepoint, of which the
 operator is not told (H49). Restored events are the first in the queue, and keep the name of the subtask that first sent
 them (H52). Restored events that exceed the window wait, and are in the next snapshot if it comes first. Every event has
 a position, counted over the whole restored history. A snapshot says how many have left, and the coordinator's part of
 the checkpoint must cover exactly these (H32). A snapshot that does not fit into a message is declined.
+
+*Checkpoints that hold nothing back* (H79). Without ``hold_events``, a checkpoint begins here with its barrier, which is
+an item like the others, and the valve never closes. An answer does not go through the mailbox, so its place among the
+barriers is kept here: one that comes after a barrier is given to its asker when that barrier is met, declined or over.
+If barriers come apart, the checkpoint begins with ``CloseForCheckpoint`` as otherwise, and only closes nothing.
 
 *Requests* are treated the same (H33). A held request is in the snapshot as a request. After a restore it arrives as
 one, and gets no answer, because the caller that waited for it died with the attempt (H73). An operator that waits for
@@ -51,11 +56,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import Reaction, TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, IncomingStream, RefuseMessage
 from protocol.subtask.inbound import PAYLOAD, SubtaskInbound
 from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
 from protocol.subtask.types import (
@@ -78,12 +83,16 @@ from protocol.subtask.types import (
     UrgentHandled,
 )
 from protocol.wire.messages import (
+    OF_CHECKPOINT,
     AttemptEnded,
     Confirm,
+    DownItem,
     DownMessage,
+    EventMessage,
     Finished,
     Heartbeat,
     HeldEvent,
+    OfCheckpoint,
     Opened,
     Refused,
     Registered,
@@ -123,12 +132,12 @@ class SubtaskMachine:
 
     ``task_attempt_id``: Spark's task id. ``subtask``: its index, which identifies the sender of held events.
     ``held``: the events that the restored snapshot held, in order; they leave first (H31). ``events_sent``: where the
-    count of sent events continues (H32). Not thread-safe: the shell locks it.
+    count of sent events continues (H32). ``hold_events``: whether checkpoints hold events back (H79). Not thread-safe:
+    the shell locks it.
     """
 
     __slots__ = (
         "_beat_at",
-        "_confirm_sent",
         "_detached_at",
         "_dispatch",
         "_id",
@@ -146,24 +155,28 @@ class SubtaskMachine:
         limits: SubtaskLimits,
         held: tuple[HeldEvent, ...] = (),
         events_sent: int = 0,
+        *,
+        hold_events: bool = True,
     ) -> None:
         self._id = task_attempt_id
         self._limits = limits
         self._enter(SubtaskStatus.OPENING)
         self._detached_at: float | None = None
-        self._confirm_sent = 0
         self._beat_at: float | None = None  # while a connection is up: when to look whether a heartbeat is due
         self._sent_at_beat = (0, 0)  # what had been sent at the previous look
-        self._outbound = SubtaskOutbound(task_attempt_id, subtask, limits, held, events_sent)
-        self._inbound = SubtaskInbound(task_attempt_id, self._outbound)
+        incoming = IncomingStream()
+        self._outbound = SubtaskOutbound(
+            task_attempt_id, subtask, limits, incoming, held, events_sent, hold_events=hold_events
+        )
+        self._inbound = SubtaskInbound(task_attempt_id, incoming, self._outbound)
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
     def handle(self, input: SubtaskInput, now: float) -> list[SubtaskEffect]:
         """Take one input; return what to do, in order. ``now``: a reading of any monotonic clock, in seconds.
 
-        Raises ``GatewayFull`` (H27; it changes nothing, except that ``RoomAvailable`` comes later), ``AttemptOver`` if
-        the operator sends when the attempt is over, ``LocalProtocolError`` for an input that the table or earlier
+        Raises ``GatewayFull`` (H27; it changes nothing, except that ``CapacityAvailable`` comes later), ``AttemptOver``
+        if the operator sends when the attempt is over, ``LocalProtocolError`` for an input that the table or earlier
         inputs forbid, and ``RemoteProtocolError`` if the peer broke the protocol (the shell then drops the connection
         and reports ``ConnectionLost``). In each case nothing was changed.
         """
@@ -190,7 +203,7 @@ class SubtaskMachine:
                 confirm |= self._receive(message, effects)
         except RemoteProtocolError as error:
             broken = error
-        self._send_confirm(effects, at_once=confirm)
+        self._send_confirm(effects, immediately=confirm)
         if broken is not None:
             effects.append(DropConnection(str(broken)))
         return effects
@@ -264,7 +277,7 @@ class SubtaskMachine:
         self._outbound.attach(input.received_seq, effects)
         self._detached_at = None
         self._schedule_beat(now)
-        self._send_confirm(effects, at_once=True)
+        self._send_confirm(effects, immediately=True)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
         if self._outbound.attached:
@@ -285,7 +298,7 @@ class SubtaskMachine:
     def _schedule_beat(self, now: float) -> None:
         interval_s = self._limits.heartbeat_interval_s
         self._beat_at = now + interval_s if interval_s else None
-        self._sent_at_beat = self._outbound.stream.last_seq, self._confirm_sent
+        self._sent_at_beat = self._outbound.stream.last_seq, self._inbound.stream.told_seq
 
     def _beat(self, now: float, effects: Effects) -> None:
         """Send a heartbeat, unless anything else was sent since the previous look (H94).
@@ -296,7 +309,7 @@ class SubtaskMachine:
         assert beat_at is not None
         assert interval_s is not None
         late = now - beat_at >= interval_s
-        if late or self._sent_at_beat == (self._outbound.stream.last_seq, self._confirm_sent):
+        if late or self._sent_at_beat == (self._outbound.stream.last_seq, self._inbound.stream.told_seq):
             effects.append(SendToCoordinator(Heartbeat(self._id)))
         self._schedule_beat(now)
 
@@ -348,7 +361,7 @@ class SubtaskMachine:
             if self._outbound.holds():
                 raise LocalProtocolError(f"{self._outbound.holds()} events have not left: handle the mailbox first")
             if not self._inbound.urgent.idle:
-                raise LocalProtocolError("urgent events have come that are not handled yet")
+                raise LocalProtocolError("some urgent events have arrived and are not handled yet")
             self._outbound.check_final_state(input.state)
         self._outbound.forget()
         self._inbound.forget()
@@ -359,12 +372,14 @@ class SubtaskMachine:
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._outbound.acknowledge(input.checkpoint_id, input.state, effects)
-            self._send_confirm(effects, at_once=False)
+            self._inbound.barrier_met(input.checkpoint_id, effects)
+            self._send_confirm(effects, immediately=False)
 
     def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._outbound.decline(input.checkpoint_id, input.reason, effects)
-            self._send_confirm(effects, at_once=False)
+            self._inbound.barrier_met(input.checkpoint_id, effects)
+            self._send_confirm(effects, immediately=False)
 
     def _is_at_barrier(self, checkpoint_id: int) -> bool:
         """Whether a snapshot is due. False for a checkpoint that is over or unknown, which has no effect (H44)."""
@@ -374,13 +389,15 @@ class SubtaskMachine:
         if phase is not SubtaskPhase.BARRIER:
             raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, which is at {phase.value}")
         if self._inbound.urgent.holds_barrier(checkpoint_id):
-            raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, before urgent events of before it")
+            raise LocalProtocolError(
+                f"a snapshot for checkpoint {checkpoint_id}, before the urgent events that precede it were handled"
+            )
         return True
 
     # --- down ---------------------------------------------------------------------------------------------
 
     def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
-        self._send_confirm(effects, at_once=self._receive(input.message, effects))
+        self._send_confirm(effects, immediately=self._receive(input.message, effects))
 
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
         """Take one message. True if it is an item to be confirmed now, perhaps again."""
@@ -389,35 +406,54 @@ class SubtaskMachine:
             where = "connected" if self._outbound.attached else "not connected"
             effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
             return False
-        if isinstance(message, Confirm):
-            self._outbound.confirm(message.seq, effects)
-            return False
-        if isinstance(message, ENDS):
-            self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
-            return False
-        if isinstance(message, PLAIN):
-            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection")
+        if not isinstance(message, EventMessage):
+            if isinstance(message, Confirm):
+                self._outbound.confirm(message.seq, effects)
+                return False
+            if type(message) in OF_CHECKPOINT:
+                return self._receive_word(cast(OfCheckpoint, message), effects)
+            if isinstance(message, ENDS):
+                self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
+                return False
+            if isinstance(message, PLAIN):
+                raise RemoteProtocolError(f"unexpected {type(message).__name__} on an established connection")
         if self._inbound.stream.is_new(message.seq):
-            if self._state is SubtaskStatus.FINISHED:
-                self._inbound.take_after_finish(message, effects)
-            else:
-                self._inbound.take(message, effects)
+            self._take_item(message, effects)
             return isinstance(message, PAYLOAD)
         return True
+
+    def _receive_word(self, word: OfCheckpoint, effects: Effects) -> bool:
+        """Take an item of a checkpoint, then what it confirms. True if it was a duplicate."""
+        confirmed = word.confirmed
+        if confirmed > self._outbound.stream.last_seq:
+            raise RemoteProtocolError(f"{type(word).__name__} confirms item {confirmed}, which was never sent")
+        is_new = self._inbound.stream.is_new(word.seq)
+        if is_new:
+            self._take_item(cast(DownItem, word), effects)
+        if confirmed:
+            self._outbound.confirm(confirmed, effects)
+        return not is_new
+
+    def _take_item(self, item: DownItem, effects: Effects) -> None:
+        if self._state is SubtaskStatus.FINISHED:
+            self._inbound.take_after_finish(item, effects)
+        else:
+            self._inbound.take(item, effects)
 
     def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
         self._inbound.take_barrier_apart(input, effects)
 
-    def _send_confirm(self, effects: Effects, *, at_once: bool) -> None:
+    def _send_confirm(self, effects: Effects, *, immediately: bool) -> None:
         """Confirm what has come. If that is not urgent, only together with something else, and only if it is new."""
-        seq = self._inbound.stream.confirmable_seq
+        incoming = self._inbound.stream
+        seq = incoming.confirmable_seq
         if not self._outbound.attached or not seq:
             return
-        if not at_once and (
-            seq == self._confirm_sent or not any(isinstance(effect, SendToCoordinator) for effect in effects)
+        if not immediately and (
+            seq == incoming.told_seq or not any(isinstance(effect, SendToCoordinator) for effect in effects)
         ):
             return
-        self._confirm_sent = seq
+        incoming.told_seq = seq
         effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskStatus) -> None:

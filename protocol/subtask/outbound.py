@@ -13,12 +13,15 @@ for none, so it is in the snapshot of each one that was closed when it was sent.
 
 If one of them ends without a snapshot, the event is in the other alone, and leaves when neither is closed.
 
+Without ``hold_events`` no checkpoint closes the valve (H79). What leaves between the coordinator's cut and the snapshot
+is recorded at the other end; the queue has only what waits for the window.
+
 *Bounds.* The window bounds held and unconfirmed events together (H27). What a closed valve holds must fit into one
 frame together with the operator's state, so it has a further bound (``SubtaskLimits``): at most half of a snapshot's
-bytes, and as many events as a snapshot may carry. The sender waits for room as at the window. An event sent inside the
-snapshot ignores both bounds, because room might come only after that snapshot. It waits in the queue like any other,
-and leaves when the peer's window allows. So does one that the handler of an urgent event sends while the valve is
-closed, because the snapshot waits for that handler (H92).
+bytes, and as many events as a snapshot may carry. The sender waits for capacity as at the window. An event sent inside
+the snapshot ignores both bounds, because capacity might become available only after it. It waits in the queue like any
+other, and leaves when the peer's window allows. So does one that the handler of an urgent event sends while the valve
+is closed, because the snapshot waits for that handler (H92).
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from collections import deque
 from enum import Enum
 
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.streams import OutgoingStream
+from protocol.streams import IncomingStream, OutgoingStream
 from protocol.subtask.types import (
+    CapacityAvailable,
     EventSubmitted,
     RequestSubmitted,
-    RoomAvailable,
     SendToCoordinator,
     SubtaskEffect,
     SubtaskLimits,
@@ -57,7 +60,7 @@ HELD_OVERHEAD_BYTES = 16
 
 
 class SubtaskPhase(Enum):
-    """How far one checkpoint has come here. The valve is closed for it until SNAPSHOT."""
+    """How far one checkpoint has come here. If checkpoints hold events, the valve is closed for it until SNAPSHOT."""
 
     CLOSED = "closed"
     BARRIER = "barrier"
@@ -74,6 +77,7 @@ class SubtaskOutbound:
         "_held",
         "_held_bytes",
         "_id",
+        "_incoming",
         "_latest",
         "_limits",
         "_open_requests",
@@ -81,15 +85,26 @@ class SubtaskOutbound:
         "_subtask",
         "attached",
         "events_sent",
+        "hold_events",
         "stream",
     )
 
     def __init__(
-        self, task_attempt_id: int, subtask: int, limits: SubtaskLimits, held: tuple[HeldEvent, ...], events_sent: int
+        self,
+        task_attempt_id: int,
+        subtask: int,
+        limits: SubtaskLimits,
+        incoming: IncomingStream,
+        held: tuple[HeldEvent, ...],
+        events_sent: int,
+        *,
+        hold_events: bool,
     ) -> None:
         self._id = task_attempt_id
+        self.hold_events = hold_events
         self._subtask = subtask
         self._limits = limits
+        self._incoming = incoming  # of which items of checkpoints confirm what has come
         self.attached = False
         self.stream: OutgoingStream[UpItem] = OutgoingStream()
         self.events_sent = events_sent  # events and requests sent in the whole history (H32)
@@ -109,27 +124,31 @@ class SubtaskOutbound:
         self.stream.resume(received_seq)
         self.attached = True
         effects.extend([SendToCoordinator(item) for item in self.stream.unconfirmed()])
-        self._make_room(effects)
+        self._use_capacity(effects)
 
     def confirm(self, seq: int, effects: Effects) -> None:
         """The coordinator has taken everything up to ``seq``."""
         self.stream.confirm(seq)
-        self._make_room(effects)
+        self._use_capacity(effects)
 
-    def _make_room(self, effects: Effects) -> None:
+    def confirmation(self) -> int:
+        """What an item of a checkpoint confirms: nothing without a connection, as a new one begins with ``Confirm``."""
+        return self._incoming.confirmation() if self.attached else 0
+
+    def _use_capacity(self, effects: Effects) -> None:
         if self._held:
             self._release(effects)
         if self._refused is not None:
-            self._announce_room(effects)
+            self._announce_capacity(effects)
 
     # --- events and requests ------------------------------------------------------------------------------
 
     def submit(self, submitted: Submitted, effects: Effects) -> None:
         """Hold or send it. Raises ``GatewayFull`` if the window is full, or a snapshot could not carry more (H27)."""
         unbounded = isinstance(submitted, EventSubmitted) and (
-            submitted.in_snapshot or (submitted.in_urgent and bool(self._closed))
+            submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot())
         )
-        if not unbounded and not self._has_room(submitted):
+        if not unbounded and not self._has_capacity(submitted):
             if self._refused is None:
                 self._refused = submitted
             limits = self._limits
@@ -143,7 +162,7 @@ class SubtaskOutbound:
             if submitted.request_id in self._open_requests:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
             self._open_requests.add(submitted.request_id)
-        # If events wait for the window, there is no room; only an event that needs none could overtake them.
+        # If events wait for the window, there is no capacity; only an event that needs none could overtake them.
         if self._closed or (unbounded and (self._held or not self._fits(submitted))):
             self._held.append(submitted)
             self._held_bytes += len(submitted.payload)
@@ -185,13 +204,13 @@ class SubtaskOutbound:
             self._send_submitted(submitted, effects)
 
     def _fits(self, submitted: Submitted | HeldEvent) -> bool:
-        """Whether the peer's window has room for an event that may leave."""
+        """Whether the peer's window has capacity for an event that may leave."""
         count = self.stream.events_unconfirmed
         if count >= self._limits.window_events:
             return False
         return not count or self.stream.bytes_unconfirmed + len(submitted.payload) <= self._limits.window_bytes
 
-    def _has_room(self, submitted: Submitted) -> bool:
+    def _has_capacity(self, submitted: Submitted) -> bool:
         """Whether a new event may be accepted: held and unconfirmed events together must fit into the window, and what
         a closed valve holds into a snapshot."""
         limits = self._limits
@@ -212,18 +231,18 @@ class SubtaskOutbound:
         """How many bytes the held events take in a snapshot, at most."""
         return self._held_bytes + HELD_OVERHEAD_BYTES * len(self._held)
 
-    def _announce_room(self, effects: Effects) -> None:
+    def _announce_capacity(self, effects: Effects) -> None:
         """Once, when what was refused first would be accepted (H27)."""
-        if self._refused is not None and self._has_room(self._refused):
+        if self._refused is not None and self._has_capacity(self._refused):
             self._refused = None
-            effects.append(RoomAvailable())
+            effects.append(CapacityAvailable())
 
     def resolve(self, request_id: int, effects: Effects) -> bool:
         """The request has its answer. False if it is not open."""
         if request_id not in self._open_requests:
             return False
         self._open_requests.remove(request_id)
-        self._announce_room(effects)
+        self._announce_capacity(effects)
         return True
 
     def open_requests(self) -> list[int]:
@@ -253,15 +272,25 @@ class SubtaskOutbound:
         """How far the checkpoint has come. None if it is over or unknown."""
         return self._checkpoints.get(checkpoint_id)
 
+    def _awaits_snapshot(self) -> bool:
+        """Whether a checkpoint that is not over waits for its snapshot here."""
+        return any(phase is not SubtaskPhase.SNAPSHOT for phase in self._checkpoints.values())
+
     def close(self, checkpoint_id: int, effects: Effects) -> None:
-        """Close for the checkpoint, and report it after everything that was sent before (H40)."""
+        """Close for the checkpoint, and report it after everything that was sent before (H40).
+
+        Without ``hold_events``, only make it known, for a barrier that comes apart.
+        """
         self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = SubtaskPhase.CLOSED
-        self._closed.append(checkpoint_id)
-        self.send_item(ClosedForCheckpoint(self._id, self.next_seq, checkpoint_id), effects)
+        if self.hold_events:
+            self._closed.append(checkpoint_id)
+        self.send_item(ClosedForCheckpoint(self._id, self.next_seq, checkpoint_id, self.confirmation()), effects)
 
     def meet_barrier(self, checkpoint_id: int) -> None:
-        """The barrier is in the mailbox: a snapshot may follow."""
+        """The barrier has come: a snapshot may follow. Without ``hold_events`` it may be the first sign of it (H79)."""
+        if checkpoint_id not in self._checkpoints:
+            self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = SubtaskPhase.BARRIER
 
     def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects) -> None:
@@ -272,9 +301,11 @@ class SubtaskOutbound:
             return
         self._checkpoints[checkpoint_id] = SubtaskPhase.SNAPSHOT
         seq = self.next_seq
-        snapshot = CheckpointAcknowledged(self._id, seq, checkpoint_id, state, self._snapshot_held(), self.events_sent)
+        held, confirmed = self._snapshot_held(), self.confirmation()
+        snapshot = CheckpointAcknowledged(self._id, seq, checkpoint_id, state, held, self.events_sent, confirmed)
         self.send_item(snapshot, effects)
-        self._open(checkpoint_id, effects)
+        if checkpoint_id in self._closed:
+            self._open(checkpoint_id, effects)
 
     def _snapshot_held(self) -> tuple[HeldEvent, ...]:
         return tuple(
@@ -309,7 +340,8 @@ class SubtaskOutbound:
     def decline(self, checkpoint_id: int, reason: str, effects: Effects) -> None:
         """Report that there is no snapshot. The valve stays closed until the checkpoint is over."""
         self._checkpoints[checkpoint_id] = SubtaskPhase.DECLINED
-        self.send_item(CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason), effects)
+        declined = CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason, self.confirmation())
+        self.send_item(declined, effects)
 
     def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> bool:
         """Open the valve for it if needed. False for an unknown checkpoint, which changes nothing (H44)."""
@@ -321,7 +353,7 @@ class SubtaskOutbound:
 
     def _open(self, checkpoint_id: int, effects: Effects) -> None:
         self._closed.remove(checkpoint_id)
-        self._make_room(effects)  # what was refused only because of the snapshot's size may be accepted now
+        self._use_capacity(effects)  # what was refused only because of the snapshot's size may be accepted now
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -338,7 +370,7 @@ class SubtaskOutbound:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         closed = [n for n, phase in self._checkpoints.items() if phase is not SubtaskPhase.SNAPSHOT]
-        assert sorted(closed) == sorted(self._closed)
+        assert sorted(self._closed) == (sorted(closed) if self.hold_events else [])
         assert self._held_bytes == sum(len(held.payload) for held in self._held)
         if self._held:
             assert self._closed or not self._fits(self._held[0]), "held, though it may leave"

@@ -12,6 +12,7 @@ from protocol.wire.messages import DownMessage, UpMessage
 
 __all__ = [
     "BarrierArrived",
+    "CapacityAvailable",
     "ConnectionAttached",
     "ConnectionLost",
     "DropConnection",
@@ -31,7 +32,6 @@ __all__ = [
     "RefuseMessage",
     "RequestSubmitted",
     "ResolveRequest",
-    "RoomAvailable",
     "SendToCoordinator",
     "SnapshotRefused",
     "SnapshotTaken",
@@ -120,8 +120,8 @@ class OperatorOpened:
 class EventSubmitted:
     """The operator sends an event.
 
-    ``in_snapshot``: from inside its own snapshot. Such an event is never refused, because room might come only after
-    that snapshot. The size limit of a snapshot bounds it.
+    ``in_snapshot``: from inside its own snapshot. Such an event is never refused, because capacity might become
+    available only after that snapshot. The size limit of a snapshot bounds it.
     ``in_urgent``: from inside the handler of an urgent event. While a checkpoint closes the valve, it is never refused
     either: the snapshot waits for that handler (H92).
     """
@@ -293,7 +293,7 @@ class EndAttempt:
 
 
 @value
-class RoomAvailable:
+class CapacityAvailable:
     """After ``GatewayFull``: the first refused submission would be accepted now. Once for each row of refusals."""
 
 
@@ -303,7 +303,7 @@ SubtaskEffect = (
     | HandleUrgent
     | ResolveRequest
     | EndAttempt
-    | RoomAvailable
+    | CapacityAvailable
     | RefuseMessage
     | DropConnection
 )

@@ -12,7 +12,10 @@ and is overtaken. What comes after it may have to wait here for it:
     | a barrier             | each handler has returned, so the snapshot includes what it did (H92)  |
     | the word to begin     | each handler has returned (H66, H92)                                   |
 
-Items that wait here keep their order, so one that waits holds back those behind it.
+Items that wait here keep their order, so one that waits holds back those after it.
+
+If checkpoints hold nothing back (H79), an urgent event may come after a barrier that is not met. It was sent after the
+cut, so its handler must not begin before the snapshot: it waits until each barrier before it is met, declined or over.
 """
 
 from __future__ import annotations
@@ -39,13 +42,14 @@ class UrgentOrder:
     ``idle``: each urgent event has been handled, so nothing waits.
     """
 
-    __slots__ = ("_begun", "_came", "_handled", "_waiting", "_waiting_bytes", "idle")
+    __slots__ = ("_after", "_begun", "_came", "_handled", "_waiting", "_waiting_bytes", "idle")
 
     def __init__(self) -> None:
         self.idle = True
         self._came = self._begun = self._handled = 0
         self._waiting: deque[tuple[int, MailboxItem]] = deque()  # with how many urgent events came before
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # of both queues
+        self._after: deque[tuple[int, bytes]] = deque()  # urgent events, each with the last barrier before it
 
     @property
     def came(self) -> int:
@@ -55,13 +59,24 @@ class UrgentOrder:
     @property
     def waiting(self) -> tuple[int, int]:
         """How many items wait here, and the bytes of the events among them."""
-        return len(self._waiting), self._waiting_bytes
+        return len(self._waiting) + len(self._after), self._waiting_bytes
 
-    def come(self, payload: bytes, effects: Effects) -> None:
-        """An urgent event has come."""
+    def come(self, payload: bytes, after: int | None, effects: Effects) -> None:
+        """An urgent event has come. ``after``: the last barrier before it that is not met; None if all are."""
         self._came += 1
         self.idle = False
-        effects.append(HandleUrgent(payload))
+        if after is None:
+            effects.append(HandleUrgent(payload))
+        else:
+            self._after.append((after, payload))
+            self._waiting_bytes += len(payload)
+
+    def barrier_met(self, first_unmet: int | None, effects: Effects) -> None:
+        """A barrier no longer counts. ``first_unmet``: the lowest one that does; None if there is none."""
+        while self._after and (first_unmet is None or first_unmet > self._after[0][0]):
+            _, payload = self._after.popleft()
+            self._waiting_bytes -= len(payload)
+            effects.append(HandleUrgent(payload))
 
     def put(self, item: MailboxItem, effects: Effects) -> None:
         """Put the item into the mailbox, now or when the urgent events before it allow that."""
@@ -76,8 +91,8 @@ class UrgentOrder:
         """The handler of the next urgent event begins."""
         if self._begun > self._handled:
             raise LocalProtocolError("an urgent event was begun before the handler of the previous one had returned")
-        if self._begun == self._came:
-            raise LocalProtocolError("an urgent event was begun that has not come")
+        if self._begun == self._came - len(self._after):
+            raise LocalProtocolError("an urgent event was begun that has not arrived, or still waits for a barrier")
         self._begun += 1
         self._release(effects)
 
@@ -103,6 +118,7 @@ class UrgentOrder:
         """The operator has ended, and handles nothing more."""
         self._begun = self._handled = self._came
         self._waiting.clear()
+        self._after.clear()
         self._waiting_bytes = 0
         self.idle = True
 
@@ -122,4 +138,6 @@ class UrgentOrder:
         assert self.idle == (self._handled == self._came)
         assert not (self.idle and self._waiting), "an item waits, and nothing will ever release it"
         assert not (self._waiting and self._may_pass(*self._waiting[0])), "an item waits, though it may pass"
-        assert self._waiting_bytes == sum(len(i.payload) for _, i in self._waiting if isinstance(i, MailboxEvent))
+        events = sum(len(item.payload) for _, item in self._waiting if isinstance(item, MailboxEvent))
+        assert self._waiting_bytes == events + sum(len(payload) for _, payload in self._after)
+        assert len(self._after) <= self._came - self._begun, "an urgent event was begun before a barrier ahead of it"

@@ -10,9 +10,9 @@ Bytes from the peer are refused with ``RemoteProtocolError`` unless they are exa
 tag, the right number of fields, each of the right type and in range. The caller's own messages must obey the same
 rules, or ``LocalProtocolError`` is raised before they leave: the end that made the mistake reports it.
 
-``EventMessage`` and ``Confirm``, which are sent by the million, and the checkpoint messages of every subtask have a
-fixed layout (all integers 64 bit), which ``struct`` packs and unpacks in one call. The layout is plain msgpack, so the
-same array with shorter integers is decoded too.
+``EventMessage`` and ``Confirm``, which are sent by the million, and the checkpoint messages of every subtask (an
+acknowledgement only if it has no held events) have a fixed layout (all integers 64 bit), which ``struct`` packs and
+unpacks in one call. The layout is plain msgpack, so the same array with shorter integers is decoded too.
 
 Functions here are pure and may be called from any thread.
 """
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from itertools import islice
 from struct import Struct
 from struct import error as StructError
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgpack
 
@@ -37,9 +37,11 @@ from protocol.wire.events import (
     run_steps,
 )
 from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
-from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
+from protocol.wire.framing import CLAIMS_UNCHECKED, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
+    BarrierMessage,
     CheckpointAborted,
+    CheckpointAcknowledged,
     CheckpointCompleted,
     ClosedForCheckpoint,
     CloseForCheckpoint,
@@ -85,12 +87,26 @@ _EVENT_PREFIX = bytes((0x94, EVENT_TAG, 0xCF))
 _CONFIRM_FRAME = Struct(">IBBBQBQ")
 _CONFIRM_BODY = Struct(">BBBQBQ")
 _CONFIRM_PREFIX = bytes((0x93, CONFIRM_TAG, 0xCF))
-# Frame length; msgpack array of 4; tag; u64 task attempt id; u64 seq; u64 checkpoint id.
-_WORD_FRAME = Struct(">IBBBQBQBQ")
-_WORD_BODY = Struct(">BBBQBQBQ")
+# Frame length; msgpack array of 5; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 confirmed.
+_WORD_FRAME = Struct(">IBBBQBQBQBQ")
+_WORD_BODY = Struct(">BBBQBQBQBQ")
 _Word = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
 _WORD_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Word)}
 _WORDS: dict[int, type[_Word]] = {BY_KIND[kind][0]: kind for kind in get_args(_Word)}
+# Frame length; msgpack array of 6; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 events before;
+# u64 confirmed.
+_BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
+_BARRIER_BODY = Struct(">BBBQBQBQBQBQ")
+_BARRIER_TAG = BY_KIND[BarrierMessage][0]
+_BARRIER_PREFIX = bytes((0x96, _BARRIER_TAG, 0xCF))
+# Frame length; msgpack array of 8; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
+# follows, then a list without held events, u64 events sent, and u64 confirmed.
+_ACKNOWLEDGED_HEAD = Struct(">IBBBQBQBQBI")
+_ACKNOWLEDGED_BODY = Struct(">BBBQBQBQBI")
+_ACKNOWLEDGED_END = Struct(">BBQBQ")
+_ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
+_ACKNOWLEDGED_PREFIX = bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF))
+_ACKNOWLEDGED_LEAST = _ACKNOWLEDGED_BODY.size + _ACKNOWLEDGED_END.size
 
 
 def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
@@ -101,23 +117,64 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     of the wrong type or out of range, or a frame over ``limits.message_bytes_max`` (a state that is too large).
     """
     try:
-        if isinstance(message, EventMessage):
+        if type(message) is EventMessage:
             task, seq, size = message.task_attempt_id, message.seq, len(message.payload)
             if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max:
-                head = _EVENT_HEAD.pack(25 + size, 0x94, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
-                return head + message.payload
-        elif isinstance(message, Confirm):
+                return _EVENT_HEAD.pack(25 + size, 0x94, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size) + message.payload
+        elif type(message) is Confirm:
             task, seq = message.task_attempt_id, message.seq
             if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
                 return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
-        elif (tag := _WORD_TAGS.get(type(message))) is not None:
-            word = cast(_Word, message)
-            task, seq, checkpoint_id = word.task_attempt_id, word.seq, word.checkpoint_id
-            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and 0 <= checkpoint_id <= INT_MAX:
-                return _WORD_FRAME.pack(29, 0x94, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
+        elif (encode := _OF_CHECKPOINT.get(type(message))) is not None:
+            return encode(message, limits) or _encode_checked(message, limits)
     except (TypeError, StructError):
         pass  # a field has a wrong type; the checks below name it
     return _encode_checked(message, limits)
+
+
+# Of integers that are all in range, the union of their bits is in range too, and of others it is not.
+
+
+def _encode_word(word: Any, limits: WireLimits) -> bytes:
+    """Encode it in the fixed layout. Nothing if a number is out of range."""
+    task, seq, checkpoint_id, confirmed = word.task_attempt_id, word.seq, word.checkpoint_id, word.confirmed
+    if seq and 0 <= task | seq | checkpoint_id | confirmed <= INT_MAX:
+        tag = _WORD_TAGS[type(word)]
+        return _WORD_FRAME.pack(38, 0x95, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xCF, confirmed)
+    return b""
+
+
+def _encode_barrier(barrier: Any, limits: WireLimits) -> bytes:
+    task, seq, checkpoint_id = barrier.task_attempt_id, barrier.seq, barrier.checkpoint_id
+    before, confirmed = barrier.events_before, barrier.confirmed
+    if seq and 0 <= task | seq | checkpoint_id | before | confirmed <= INT_MAX:
+        return _BARRIER_FRAME.pack(
+            *(47, 0x96, _BARRIER_TAG, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xCF, before, 0xCF, confirmed)
+        )
+    return b""
+
+
+def _encode_acknowledged(snapshot: Any, limits: WireLimits) -> bytes:
+    """Encode one without held events in the fixed layout. Nothing if it has some, or a field is out of range."""
+    if snapshot.held:
+        return b""
+    task, seq, checkpoint_id = snapshot.task_attempt_id, snapshot.seq, snapshot.checkpoint_id
+    state, sent, confirmed = snapshot.state, snapshot.events_sent, snapshot.confirmed
+    size = _ACKNOWLEDGED_LEAST + len(state)
+    numbers_fit = seq and 0 <= task | seq | checkpoint_id | sent | confirmed <= INT_MAX
+    if numbers_fit and type(state) is bytes and size <= limits.message_bytes_max:
+        head = _ACKNOWLEDGED_HEAD.pack(
+            *(size, 0x98, _ACKNOWLEDGED_TAG, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xC6, len(state))
+        )
+        return head + state + _ACKNOWLEDGED_END.pack(0x90, 0xCF, sent, 0xCF, confirmed)
+    return b""
+
+
+_OF_CHECKPOINT: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
+    **dict.fromkeys(get_args(_Word), _encode_word),
+    BarrierMessage: _encode_barrier,
+    CheckpointAcknowledged: _encode_acknowledged,
+}
 
 
 def _encode_checked(message: Message, limits: WireLimits) -> bytes:
@@ -166,12 +223,40 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
-    elif len(body) == 29 and body[0] == 0x94 and (kind := _WORDS.get(body[1])) is not None:
-        _, _, mark_task, task, mark_seq, seq, mark_id, checkpoint_id = _WORD_BODY.unpack(body)
-        if mark_task == mark_seq == mark_id == 0xCF and (0 < seq <= INT_MAX and max(task, checkpoint_id) <= INT_MAX):
-            return kind(task, seq, checkpoint_id)
-    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED_BYTES else None
+    elif len(body) == 38 and body[0] == 0x95 and (kind := _WORDS.get(body[1])) is not None:
+        _, _, mark_task, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _WORD_BODY.unpack(body)
+        if mark_task == mark_seq == mark_id == mark_last == 0xCF and (
+            seq and task | seq | checkpoint_id | confirmed <= INT_MAX
+        ):
+            return kind(task, seq, checkpoint_id, confirmed)
+    elif len(body) == 47 and body[:3] == _BARRIER_PREFIX:
+        values = _BARRIER_BODY.unpack(body)
+        _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_before, before, mark_last, confirmed = values
+        if mark_seq == mark_id == mark_before == mark_last == 0xCF and (
+            seq and task | seq | checkpoint_id | before | confirmed <= INT_MAX
+        ):
+            return BarrierMessage(task, seq, checkpoint_id, before, confirmed)
+    elif body[:3] == _ACKNOWLEDGED_PREFIX and (acknowledged := _decode_acknowledged(body)) is not None:
+        return acknowledged
+    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED else None
     return _decode_checked(body, limits) if message is None else message
+
+
+def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
+    """Decode one in the fixed layout. None if it has another layout, or a number out of range."""
+    end = len(body) - _ACKNOWLEDGED_END.size
+    size = end - _ACKNOWLEDGED_BODY.size
+    if size < 0:
+        return None
+    _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_state, claimed = _ACKNOWLEDGED_BODY.unpack_from(body)
+    no_entries, mark_sent, sent, mark_last, confirmed = _ACKNOWLEDGED_END.unpack_from(body, end)
+    if (
+        mark_seq == mark_id == mark_sent == mark_last == 0xCF
+        and (mark_state == 0xC6 and no_entries == 0x90 and claimed == size)
+        and (seq and task | seq | checkpoint_id | sent | confirmed <= INT_MAX)
+    ):
+        return CheckpointAcknowledged(task, seq, checkpoint_id, body[end - size : end], (), sent, confirmed)
+    return None
 
 
 def _decode_small(body: bytes, limits: WireLimits) -> Message | None:

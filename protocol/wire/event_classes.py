@@ -188,7 +188,7 @@ def _import_for(name: object) -> Registration:
     if module is None:
         failure = _failures.get(name) if isinstance(name, str) else None
         if failure is not None:
-            raise ValueError(f"{what}, because its class did not come along ({failure}): define it in a module")
+            raise ValueError(f"{what}, because its class was not sent with it ({failure}): define it in a module")
         raise ValueError(
             f"{what}: import the module that defines it where the event is handled, or define it above the call of "
             "subtask() if it is in a notebook or in the main program"
@@ -202,7 +202,7 @@ def _import_for(name: object) -> Registration:
         ) from error
     registration = _by_name.get(str(name))
     if registration is None:
-        raise ValueError(f"{what}, although its module {module} is imported: has it the same release on both sides?")
+        raise ValueError(f"{what}, although its module {module} is imported: use the same release of it on both sides")
     return registration
 
 

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import suppress
 from functools import cache
-from gc import get_referents
+from gc import get_referents, is_tracked
 from typing import Any, NamedTuple, cast
 
 import msgpack
@@ -36,7 +36,7 @@ from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
 from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, PartEvent, mark
-from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, CODEC_LIMITS, WireLimits
+from protocol.wire.framing import CLAIMS_UNCHECKED, CODEC_LIMITS, WireLimits
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, PLACEHOLDER, LeafReader, skim
 
 __all__ = [
@@ -62,12 +62,14 @@ _PLAIN = _SCALARS | _CONTAINERS
 _PART_HEAD = b"\x93" + mark(ExtensionType.PART_EVENT)
 """How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
 _MARK_START = b"\xc7\x00"
+_TIMESTAMP_CODE = b"\xff"
+"""Before the data of msgpack's own extension type, which it decodes by itself. Other values may have this byte, too."""
 _TUPLE_START = mark(ExtensionType.TUPLE)
 _REGISTERED_START = mark(ExtensionType.REGISTERED)
 _FEW = 16
 """So many values are looked at one by one."""
 _MANY = 64
-"""So many values are looked into at once: a list may be many of them, and is then listed as often."""
+"""The number of values that are looked into together: a list may be many of them, and is then listed as often."""
 _EQUAL_HASHES_MAX = 16
 """How many different members of a set, or keys of a dict, may have the same hash, if any of them is not a scalar: a
 peer can choose decimals or tuples whose hashes are equal, and comparing all of them would take minutes."""
@@ -95,7 +97,14 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     A ``PartEvent`` encloses such an event with the name of its part.
     """
     kind = type(value)
-    if kind not in _SCALARS:
+    if (
+        kind is dict
+        and not is_tracked(value)  # so it has scalars, and perhaps tuples
+        and len(cast("dict[Any, Any]", value)) <= limits.event_entries_few
+        and not get_referents(*get_referents(value))
+    ):
+        pass  # it has no tuples
+    elif kind not in _SCALARS:
         level: Any = value if kind is list or kind is tuple else get_referents(value) if kind is dict else ()
         if 0 < len(level) <= limits.event_entries_few:
             for entry in level:
@@ -114,10 +123,8 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
         packer = _Packer(default=_lower, strict_types=True)
     try:
         data: bytes = packer.pack(value)
-    except _LargeArrayMet:
-        return _encode_large_arrays(value, limits)
     except Exception as error:  # also what the fields of a registered class raise
-        raise _unsendable(value, error, limits) from error
+        return _encode_otherwise(value, error, limits)
     size = len(data)
     if size <= _PACKER_BYTES_MAX:  # it keeps its buffer
         _packers.append(packer)
@@ -126,8 +133,16 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     return data
 
 
+def _encode_otherwise(value: object, error: Exception, limits: WireLimits) -> bytes:
+    """Encode an event with large arrays, or raise for one that msgpack cannot pack."""
+    if type(error) is _LargeArrayMet:
+        return _encode_large_arrays(value, limits)
+    raise _unsendable(value, error, limits) from error
+
+
 def _check(value: Any, kind: type, limits: WireLimits) -> None:
-    if not _is_small(value, kind, limits):
+    level = _first_level(value, kind, limits)
+    if level is None or not _is_small(level, limits):
         _check_value(value, limits)
 
 
@@ -228,35 +243,44 @@ def _leaves() -> Any:
     return leaf_values
 
 
-def _is_small(value: Any, kind: type, limits: WireLimits) -> bool:
+def _first_level(value: Any, kind: type, limits: WireLimits) -> Collection[Any] | None:
+    """Return what the event contains. None for what is not a container, and for a map that is too large."""
+    if kind is list or kind is tuple:
+        return cast("Collection[Any]", value)
+    if kind is dict:
+        return get_referents(value) if len(value) <= limits.event_map_entries_max else None
+    return _fields_or_members(value, kind, limits)
+
+
+def _is_small(level: Collection[Any], limits: WireLimits) -> bool:
     """Whether the counts of an event are within the limits, as far as that can be told cheaply. False if in doubt.
 
-    The marks of what is not plain are counted by assuming that each entry needs one.
+    ``level`` is what the event contains. Each entry of a level is counted as a container with two marks, unless this
+    shows too many.
     """
-    if kind is list or kind is tuple:
-        level = value
-    elif kind is dict:
-        if len(value) > limits.event_map_entries_max:
-            return False
-        level = get_referents(value)
-    else:
-        level = _fields_or_members(value, kind, limits)
-        if level is None:
-            return False
-    room = limits.event_entries_unchecked - len(level)
-    if room < 0 or limits.event_nesting_max == 1:
-        return False
+    entries, containers, over = len(level), 1, cast("Collection[Any]", ())
     for _ in range(limits.event_nesting_max - 1):
-        below = _inside_of(level, room)
+        below = _inside_of(level, limits.event_items_max - entries)
         if not below:
-            return below is not None
+            if below is None:
+                return False
+            return _are_few(entries, containers + len(level), limits) or (
+                _are_few(entries, containers, limits) and _SCALARS.issuperset(map(type, level))
+            )
+        # Only now, because it takes long: if there is nothing below, there was no class among what was found.
+        if not _PLAIN.issuperset(map(type, over)):
+            return False
         if len(below) > limits.event_map_entries_max and _has_large_map(level, limits):
             return False
-        room -= len(below)
-        if room < 0:
+        entries, containers = entries + len(below), containers + len(level)
+        if not _are_few(entries, containers, limits):
             return False
-        level = below
+        over, level = level, below
     return False
+
+
+def _are_few(entries: int, containers: int, limits: WireLimits) -> bool:
+    return containers <= limits.event_containers_max and entries + 2 * containers <= limits.event_items_max
 
 
 def _fields_or_members(value: Any, kind: type, limits: WireLimits) -> Collection[Any] | None:
@@ -269,27 +293,26 @@ def _fields_or_members(value: Any, kind: type, limits: WireLimits) -> Collection
     return None
 
 
-def _inside_of(level: Any, room: int) -> list[Any] | None:
-    """Return what the containers of a level contain. None if that is more than there is room for, or not plain.
+def _inside_of(level: Collection[Any], at_most: int) -> list[Any] | None:
+    """Return what is inside the entries of a level. None if that is more than ``at_most``.
 
-    A list may be there many times, and is then listed as often: so a few values are looked into at once.
+    A list may be there many times, and is then listed as often: so only a few values are looked into together. What is
+    inside other objects than containers leads to their classes, and from there to everything: see ``_PLAIN``.
     """
-    if len(level) <= _FEW:
-        lists = [entry for entry in level if type(entry) not in _SCALARS]
-        if not _PLAIN.issuperset(map(type, lists)):
-            return None if get_referents(*lists) else []
+    values: Any = level
+    if len(values) <= _FEW:
+        lists = [entry for entry in values if type(entry) not in _SCALARS]
         # A list that is the only container of its level is looked into without a copy.
         return lists[0] if len(lists) == 1 and type(lists[0]) is list else get_referents(*lists)
-    below = get_referents(*level[:_FEW])
-    start, count = _FEW, len(level)
+    below = get_referents(*values[:_FEW])
+    start, count = _FEW, len(values)
     while start < count:
-        if len(below) > room:
+        if len(below) > at_most:
             return None
         end = start + (_MANY if below else 4 * _MANY)
-        below += get_referents(*level[start:end])
+        below += get_referents(*values[start:end])
         start = end
-    # What is inside other objects leads to their classes, and from there to everything.
-    return None if below and not _PLAIN.issuperset(map(type, level)) else below
+    return below
 
 
 def _has_large_map(level: Iterable[Any], limits: WireLimits) -> bool:
@@ -468,36 +491,59 @@ def decode_event(data: bytes, limits: WireLimits = CODEC_LIMITS) -> Any:
     The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
     """
     size = len(data)
-    if size <= limits.event_bytes_uncounted:
+    if size <= limits.event_bytes_flat:
         try:
-            if size > CLAIMS_UNCHECKED_BYTES:
-                _scan(data)
-            event = _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
+            return _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
         except _UNPACK_ERRORS:
-            return _decode_extended(data, limits)  # it has extension types, or is wrong
-        if size <= limits.event_nesting_max or type(event) in _SCALARS:  # each level takes a byte
-            return event
-        level = event if type(event) is list else event.values()
-        if len(level) > _FEW:
-            _check_nesting_at_once(level, limits)
-            return event
-        for entry in level:
-            if type(entry) not in _SCALARS:
-                _check_nesting_at_once(level, limits)
-                break
+            return _decode_flat(data, limits)  # it has extension types, or is wrong
+    if size > limits.event_bytes_uncounted:
+        return run_steps(decode_event_in_steps(data, limits, size))
+    try:
+        event = _unpack(
+            data, strict_map_key=False, max_array_len=CLAIMS_UNCHECKED, max_ext_len=0, ext_hook=_refuse_extension
+        )
+    except _UNPACK_ERRORS as error:
+        return _decode_long_list(data, limits) if "max_array_len" in str(error) else _decode_extended(data, limits)
+    if type(event) in _SCALARS:
         return event
-    return run_steps(decode_event_in_steps(data, limits, size))
-
-
-def _decode_plain(data: bytes, limits: WireLimits) -> Any:
-    """Decode an event of at most ``CLAIMS_UNCHECKED_BYTES`` without extension types. Raises what msgpack does."""
-    event = _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
-    if len(data) > limits.event_nesting_max:
-        _check_nesting_at_once(event, limits)
+    level = event if type(event) is list else event.values()
+    if len(level) > _FEW:
+        _check_nesting_of_all(level, limits)
+        return event
+    for entry in level:
+        if type(entry) not in _SCALARS:
+            _check_nesting_of_all(level, limits)
+            break
     return event
 
 
-def _check_nesting_at_once(level: Any, limits: WireLimits) -> None:
+def _decode_flat(data: bytes, limits: WireLimits) -> Any:
+    """Decode an event of at most ``event_bytes_flat`` that has extension types.
+
+    It is too small to exceed a limit, and its maps are too small for keys of equal hashes to take long. So if its only
+    extension types are leaves, they are all that is left to build.
+    """
+    if _MARK_START not in data and _TIMESTAMP_CODE not in data:
+        with suppress(*_UNPACK_ERRORS):
+            return _unpack(data, strict_map_key=False, ext_hook=_leaves().decode_leaf)
+    return _decode_extended(data, limits)
+
+
+def _decode_long_list(data: bytes, limits: WireLimits) -> Any:
+    """Decode a small event that claims a list of more than ``CLAIMS_UNCHECKED`` entries.
+
+    msgpack may allocate a list when it reads its header, and lists can nest. So what is claimed is checked first.
+    """
+    try:
+        _scan(data)
+        event = _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
+    except _UNPACK_ERRORS:
+        return _decode_extended(data, limits)
+    _check_nesting_of_all(event if type(event) is list else event.values(), limits)
+    return event
+
+
+def _check_nesting_of_all(level: Any, limits: WireLimits) -> None:
     """As ``_check_nesting``, for the entries of a small list or dict without extension types."""
     for _ in range(limits.event_nesting_max - 1):
         if len(level) <= _FEW:
@@ -651,11 +697,23 @@ def _decode_extended(data: bytes, limits: WireLimits) -> Any:
         name, start = _part_name(data, limits)
         return PartEvent(name, decode_event(data[start:], limits))
     try:
-        if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F and len(data) <= CLAIMS_UNCHECKED_BYTES:
+        if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F:
             # A short tuple is often all there is: then what follows its mark is a list that plain msgpack can carry.
-            with suppress(*_UNPACK_ERRORS):
-                return tuple(_decode_plain(bytes((data[0] - 1,)) + data[4:], limits))
-        if len(data) > CLAIMS_UNCHECKED_BYTES:
+            try:
+                values = _unpack(
+                    bytes((data[0] - 1,)) + data[4:],
+                    strict_map_key=False,
+                    max_array_len=CLAIMS_UNCHECKED,
+                    max_ext_len=0,
+                    ext_hook=_refuse_extension,
+                )
+            except _UNPACK_ERRORS:
+                pass  # it has other extension types, too, or is wrong
+            else:
+                if len(data) > limits.event_nesting_max:
+                    _check_nesting_of_all(values, limits)
+                return tuple(values)
+        if len(data) > CLAIMS_UNCHECKED:
             _scan(data)
         for kind in _builders_for(data):
             builder = kind(limits, counted=False)
@@ -929,7 +987,7 @@ def _detail(error: BaseException) -> str:
 
 
 def _refuse_extension(code: int, data: bytes) -> None:
-    raise ValueError(f"extension type {code}")
+    raise ValueError  # decoding begins again
 
 
 def _meet_extension(code: int, data: bytes) -> None:

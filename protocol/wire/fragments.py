@@ -20,7 +20,6 @@ Both ends are sans-IO, and each object serves one connection and one thread.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
 from io import BytesIO
@@ -145,14 +144,15 @@ class Outbox:
     """What one end of a connection sends, in the order of the wire.
 
     ``busy``: a large message is under way, so the caller writes what ``next`` returns, as fast as the peer reads.
-    ``kept_bytes``: the size of the small messages that wait behind it. A large one takes no memory beside its payload.
+    ``kept_bytes``: the size of the small messages that wait behind it. A large one takes no
+    memory in addition to its payload.
     """
 
     __slots__ = ("_limits", "_waiting", "busy", "kept_bytes")
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
-        self._waiting: deque[bytes | LargeMessage] = deque()
+        self._waiting: list[bytes | LargeMessage] = []
         self.busy = False
         self.kept_bytes = 0
 
@@ -193,7 +193,7 @@ class Outbox:
                 size = most
                 if first.bytes_left:
                     break
-            waiting.popleft()
+            del waiting[0]
         self.busy = bool(waiting)
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
@@ -266,7 +266,7 @@ class FragmentDecoder:
         return [decode_message(one, limits) if isinstance(one, bytes) else one for one in self.feed(data)]
 
     def _feed_large(self, data: bytes) -> list[bytes | Message]:
-        """Write what belongs to the present part to its place at once: it would otherwise be copied twice more."""
+        """Write what belongs to the present part straight to its place; otherwise it would be copied twice more."""
         self.is_another = False
         complete: list[bytes | Message] = []
         if self._part_left:

@@ -14,9 +14,9 @@ from protocol.errors import RemoteProtocolError
 
 _LENGTH = Struct(">I")
 
-CLAIMS_UNCHECKED_BYTES = 1024
-"""Up to this size, the claims of an event or a message are not checked first: 512 nested lists, each with this many
-claimed entries, take 4 MiB."""
+CLAIMS_UNCHECKED = 1024
+"""A list that claims so many entries at most is not checked first, nor is a message of so many bytes. msgpack nests at
+most 1024 lists: if each claims this, they take 8 MiB until the end of the data is met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class WireLimits:
     when it is sent. A snapshot carries at most ``held_events_max`` held events. A message whose body is larger than
     ``fragment_bytes`` travels in parts of this size (``protocol.wire.fragments``).
 
-    Three follow from the others. Each container and each entry takes a byte, so an event of at most
-    ``event_bytes_uncounted`` exceeds none of the counts. One with at most ``event_entries_unchecked`` entries exceeds
+    Four follow from the others. Each container and each entry takes a byte, so an event of at most
+    ``event_bytes_uncounted`` exceeds none of the counts, and one of at most ``event_bytes_flat`` does not nest too deep
+    either. One with at most ``event_entries_unchecked`` entries exceeds
     none either, except that of one map, whatever extension types it has, and one with ``event_entries_few`` not even
     that.
     """
@@ -50,6 +51,7 @@ class WireLimits:
     held_events_max: int = 2**16
     fragment_bytes: int = 256 * 1024
     event_bytes_uncounted: int = field(init=False, repr=False, compare=False)
+    event_bytes_flat: int = field(init=False, repr=False, compare=False)
     event_entries_unchecked: int = field(init=False, repr=False, compare=False)
     event_entries_few: int = field(init=False, repr=False, compare=False)
 
@@ -62,14 +64,16 @@ class WireLimits:
         if self.event_nesting_max > 512:
             raise ValueError(f"event_nesting_max must be at most 512, is {self.event_nesting_max}")
         if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.message_bytes_max:
-            raise ValueError("message_bytes_max leaves no room for an event of event_bytes_max and its headers")
+            raise ValueError("message_bytes_max leaves no space for an event of event_bytes_max and its headers")
         if 5 + 64 + 4 * self.text_chars_max > self.fragment_bytes:
-            raise ValueError("fragment_bytes leaves no room for a text and the headers of its message")
+            raise ValueError("fragment_bytes leaves no space for a text and the headers of its message")
         counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
         object.__setattr__(self, "event_bytes_uncounted", min(self.event_bytes_max, *counts))
+        object.__setattr__(self, "event_bytes_flat", min(self.event_bytes_uncounted, self.event_nesting_max))
         unchecked = min(counts[:2]) // 2 - 1
         object.__setattr__(self, "event_entries_unchecked", unchecked)
-        object.__setattr__(self, "event_entries_few", min(16, unchecked, self.event_map_entries_max))
+        few = min(16, unchecked, self.event_map_entries_max) if self.event_nesting_max > 1 else 0
+        object.__setattr__(self, "event_entries_few", few)
 
     @classmethod
     def for_events(cls, event_bytes_max: int) -> WireLimits:
@@ -131,6 +135,10 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
+        if not self._buffer and len(data) > 4:
+            (length,) = _LENGTH.unpack_from(data)
+            if len(data) == 4 + length and 0 < length <= self._frame_bytes_max:
+                return [data[4:]]  # one whole frame, which is the usual case
         source: bytes | memoryview = data
         buffered: memoryview | None = None
         if self._buffer:

@@ -40,6 +40,8 @@ class Purpose(Enum):
     """The JVM of one driver. The identity is the driver's own random one."""
     CONTROL = b"control"
     """A driver's requests. There is no identity."""
+    STREAMS = b"streams"
+    """The process in which Spark plans a stream of one source. The identity is ``identity_of(name)``."""
     ATTEMPTS = b"attempts"
     """Tokens of attempts (H74). No connection uses this key."""
     CERTIFICATE = b"certificate"

@@ -6,7 +6,7 @@ All numbers are big-endian, except NumPy's, which are little-endian. Bytes from 
 module writes raise ``ValueError``; every size is checked before memory is taken for it.
 
 A time zone arrives as its offset from UTC, because a region's rules are not part of the value. Arrays arrive as
-arrays of their own, contiguous and writable.
+separate arrays, contiguous and writable.
 
 NumPy is optional. It is imported when the first of its values arrives, and never for one that leaves.
 """

@@ -6,6 +6,9 @@ There are two kinds. *Items* belong to one of the two ordered streams of an atte
 1 in its direction. Its sender keeps it until the peer confirms it (``Confirm``, cumulative), and sends it again after a
 reconnect; the number identifies duplicates (H22, H24, H30). *Plain* messages open, resume and end a connection.
 
+An item of a checkpoint carries ``confirmed``: what a ``Confirm`` beside it would say (0: nothing new). So these items,
+which are most of what a quiet subtask exchanges, need no separate confirmations.
+
 Every message names its attempt by Spark's task attempt id (H1, H3); ``Register`` introduces it. A payload is the bytes
 of one msgpack value: the user's event, encoded at the sender (H21).
 
@@ -15,7 +18,7 @@ The order of fields is the wire format (a msgpack array, the tag first): append,
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 from protocol.values import value
 
@@ -146,6 +149,7 @@ class ClosedForCheckpoint:
     task_attempt_id: int
     seq: int
     checkpoint_id: int
+    confirmed: int = 0
 
 
 @value
@@ -162,6 +166,7 @@ class CheckpointAcknowledged:
     state: bytes
     held: tuple[HeldEvent, ...]
     events_sent: int
+    confirmed: int = 0
 
 
 @value
@@ -172,6 +177,7 @@ class CheckpointDeclined:
     seq: int
     checkpoint_id: int
     reason: str
+    confirmed: int = 0
 
 
 @value
@@ -223,7 +229,7 @@ class Registered:
     """Plain: the task is accepted, with what it restores. ``states`` is empty for the virtual empty checkpoint.
 
     Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74). ``heartbeat_interval_s``: how often
-    the task gives a sign of life; 0 if it need not (H94).
+    the task gives a sign of life; 0 if it need not (H94). ``hold_events``: whether checkpoints hold events back (H79).
     """
 
     task_attempt_id: int
@@ -237,6 +243,7 @@ class Registered:
     events_sent: int  # where the subtask's count of sent events continues (H32)
     token: bytes = b""
     heartbeat_interval_s: float = 0.0
+    hold_events: bool = True
 
 
 @value
@@ -298,6 +305,7 @@ class CloseForCheckpoint:
     task_attempt_id: int
     seq: int
     checkpoint_id: int
+    confirmed: int = 0
 
 
 @value
@@ -308,6 +316,7 @@ class BarrierMessage:
     seq: int
     checkpoint_id: int
     events_before: int
+    confirmed: int = 0
 
 
 @value
@@ -317,6 +326,7 @@ class CheckpointCompleted:
     task_attempt_id: int
     seq: int
     checkpoint_id: int
+    confirmed: int = 0
 
 
 @value
@@ -326,6 +336,7 @@ class CheckpointAborted:
     task_attempt_id: int
     seq: int
     checkpoint_id: int
+    confirmed: int = 0
 
 
 @value
@@ -335,6 +346,7 @@ class SavepointTaken:
     task_attempt_id: int
     seq: int
     checkpoint_id: int
+    confirmed: int = 0
 
 
 @value
@@ -360,7 +372,7 @@ def describe_wait(call: str, awaited_s: float, place: str) -> str:
 class UrgentEventMessage:
     """Item: an operator event for ``handle_urgent``, which does not wait for the task's thread (H90).
 
-    A kind of message by itself, so that an ordinary event is no larger.
+    A kind of message by itself, so that ordinary events do not grow.
     """
 
     task_attempt_id: int
@@ -401,8 +413,28 @@ DownItem = (
     | SavepointTaken
     | StartProcessing
 )
+OfCheckpoint = (
+    ClosedForCheckpoint
+    | CheckpointAcknowledged
+    | CheckpointDeclined
+    | CloseForCheckpoint
+    | BarrierMessage
+    | CheckpointCompleted
+    | CheckpointAborted
+    | SavepointTaken
+)
+"""The items that carry ``confirmed``."""
+OF_CHECKPOINT: frozenset[type] = frozenset(get_args(OfCheckpoint))
 UpMessage = Register | Resume | Confirm | Heartbeat | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Downward = DownMessage | CoordinatorAwaited
 """The messages that a subtask may receive. Its machine handles all except the note."""
 Message = UpMessage | Downward
+
+
+def confirmed_by(message: Message) -> int:
+    """How many items this message confirms, counted from the first one; 0 if it confirms none."""
+    kind = type(message)
+    if kind is Confirm:
+        return cast(Confirm, message).seq
+    return cast(OfCheckpoint, message).confirmed if kind in OF_CHECKPOINT else 0

@@ -173,7 +173,7 @@ class Application:
     async def deployed(self) -> list[SparkTask]:
         """Start a new job whose attempts are accepted, but not open yet."""
         self.start_job()
-        return await self._launch_all(opens_at_once=False)
+        return await self._launch_all(opens_immediately=False)
 
     async def running(self, *, barrier: bool = False) -> list[SparkTask]:
         """Start a new job whose attempts are all ready."""
@@ -214,10 +214,10 @@ class Application:
     def _stage_id(self) -> int:
         return 10 * self._job_id
 
-    async def _launch_all(self, *, opens_at_once: bool = True) -> list[SparkTask]:
+    async def _launch_all(self, *, opens_immediately: bool = True) -> list[SparkTask]:
         tasks = [self.launch(subtask) for subtask in range(self.parallelism)]
         for task in tasks:
-            task.opens_at_once = opens_at_once
+            task.opens_immediately = opens_immediately
             self.register(task)
         await self.settle()
         return tasks
@@ -243,6 +243,9 @@ class Application:
             self.cancelled.append(job_id)
             self._kill_all(reason)  # one job runs at a time
             self.post(JobEnded(job_id, False, reason))
+
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Nothing to do: every fact is delivered."""
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         raise AssertionError("no fact is lost here: the ledger has nothing to ask")

@@ -99,12 +99,12 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
         await under_test.call("reset_to_checkpoint", 2, b"y")
         await under_test.kit.advance(60.0)
         assert given_up == ["close", "start"]
-        assert caplog.text.count("given up") == 2
+        assert caplog.text.count("close abandoned") == 2
         caplog.clear()
         await under_test.call("reset_to_checkpoint", 3, b"z")  # the third one closes immediately
         await under_test.kit.advance(60.0)
         assert len(under_test.coordinators) == 4
-        assert "given up" not in caplog.text
+        assert "close abandoned" not in caplog.text
 
 
 async def test_calls_during_a_long_close_wait_for_the_new_coordinator() -> None:  # S91, R103
@@ -409,5 +409,5 @@ async def test_a_call_before_the_start_or_after_the_end_is_an_error() -> None:  
         await under_test.call("close")
         await under_test.call("notify_checkpoint_complete", 1)
         assert [str(error) for _, error in under_test.errors] == [
-            "under test is not between its start and its close"
+            "under test is not running: use it only after start and before close"
         ] * 2

@@ -107,7 +107,7 @@ async def test_the_enumerator_learns_of_each_reader() -> None:  # S119, R114
         assert source.context.parallelism == 3
 
 
-async def test_a_failed_reader_is_no_reader_any_more() -> None:  # S120, R114
+async def test_a_failed_reader_is_not_a_reader_any_more() -> None:  # S120, R114
     source = Source()
     async with running_operator(source.coordinator, parallelism=3) as world:
         task, *_ = await readers(world, 0, 1, 2)
@@ -120,7 +120,7 @@ async def test_the_failure_of_an_attempt_that_was_never_a_reader_does_nothing() 
     source = Source()
     async with running_operator(source.coordinator) as world:
         task = world.accept(0)
-        task.opens_at_once = False
+        task.opens_immediately = False
         await world.settle()
         world.fail(task)
         await world.settle()
@@ -214,7 +214,7 @@ async def test_an_exception_of_the_enumerator_fails_the_job(method: str) -> None
         source.enumerator.raises[method] = ValueError("no such partition")
         (reader,) = await readers(world, 0)
         reader.request_split()
-        reader.send("an event of its own")
+        reader.send("its own event")
         await world.settle()
         (failure,) = world.reported(GlobalFailureRaised)
         assert "no such partition" in failure.cause

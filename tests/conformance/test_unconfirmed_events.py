@@ -32,7 +32,7 @@ def test_an_event_that_is_confirmed_before_the_cut_is_not_waited_for() -> None:
     assert line.barriers == [1]
 
 
-def test_an_event_whose_fate_is_known_at_once_is_never_waited_for() -> None:
+def test_an_event_whose_fate_is_known_immediately_is_never_waited_for() -> None:
     """S27 (R45; H26, H28): one is confirmed the moment it leaves, and one needs no confirmation."""
     line = Line()
     event = line.send("hello")
@@ -54,7 +54,7 @@ def test_unconfirmed_events_fail_with_the_cause_of_their_attempts_end() -> None:
     assert all("the executor was lost" in why for why in line.failed.values())
 
 
-def test_an_event_after_the_end_of_its_attempt_fails_at_once_with_that_cause() -> None:
+def test_an_event_after_the_end_of_its_attempt_fails_immediately_with_that_cause() -> None:
     """S29 (R21; H14, H26)."""
     line = Line()
     line.end("the executor was lost")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing import Pool
 
-from tests.exploration import SCOPES, Result, explore
+from tests.exploration import SCOPES, Result, counts, explore
 from tests.exploration.scopes import DEFAULT
 
 
@@ -21,7 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="say which scopes there are")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at a time")
     parser.add_argument("--whole", action="store_true", help="leave no order out; for tiny scopes")
+    parser.add_argument("--check", action="store_true", help="fail if the numbers are not those of counts.json")
+    parser.add_argument("--write", action="store_true", help="put the numbers into counts.json")
     options = parser.parse_args(arguments)
+    if options.whole and (options.check or options.write):
+        parser.error("counts.json has the numbers with reductions: use --check and --write without --whole")
     if options.list:
         for scope in SCOPES.values():
             print(f"{'*' if scope.name in DEFAULT else ' '} {scope.name:<18} {scope.about}")
@@ -41,7 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = [result.scope.name for result in results if result.violation is not None]
     print(f"{len(results)} scopes, {states} states, {transitions} transitions")
     print(f"the contract is broken in: {', '.join(broken)}" if broken else "each is complete, and the contract holds")
-    return 1 if broken else 0
+    changed = counts.differences(results) if options.check else []
+    for line in changed:
+        print(line)
+    if changed:
+        print("the machines have changed: if that is intended, explain it in the commit and run this with --write")
+    if options.write:
+        counts.write(results)
+    return 1 if broken or changed else 0
 
 
 def run(names: list[str], jobs: int, *, reduce: bool) -> list[Result]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.coordination.taken_events import TakenEvents
-from protocol.barrier_tracker import CoordinatorSnapshotTaken
+from protocol.barrier_tracker import CollectRecorded, CoordinatorSnapshotTaken, RecordedCollected
 from protocol.gateway.types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
@@ -38,12 +38,12 @@ class Reset:
     checkpoint_id: int
 
 
-def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
-    """Return how many events the coordinator has received and sent, by subtask."""
+def read_counts(state: bytes) -> dict[int, tuple[int, int, int]]:
+    """Return how many events the coordinator has received and sent, and how many requests answered, by subtask."""
     counts = {}
     for word in state.split():
-        subtask, came, went = map(int, word.replace(b"=", b":").split(b":"))
-        counts[subtask] = came, went
+        subtask, came, went, answered = map(int, word.replace(b"=", b":").split(b":"))
+        counts[subtask] = came, went, answered
     return counts
 
 
@@ -74,6 +74,8 @@ class CoordinatorEnd:
         self.handed: dict[int, int] = {}
         self.received: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
         self.sent: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
+        self.answered: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
+        self.unheld = scope.unheld
         self.snapshots: dict[int, bytes] = {}
         self.told: dict[int, tuple[str, int]] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), ("reset", -1))
         self.pending: set[int] = set()
@@ -97,8 +99,12 @@ class CoordinatorEnd:
                 self._hear(message, out)
             case v.Snapshot(checkpoint_id):
                 self._snapshot(checkpoint_id, out)
+            case CollectRecorded(checkpoint_id):
+                collected = self.taken.collect(checkpoint_id)
+                out.append((v.To.TRACKER, RecordedCollected(checkpoint_id, collected)))
             case v.CheckpointEnded(checkpoint_id, completed, in_doubt):
                 self._end_checkpoint(checkpoint_id, completed)
+                self.taken.drop(checkpoint_id)
                 if not completed:
                     self.aborted.add(checkpoint_id)
                 if in_doubt:
@@ -140,7 +146,8 @@ class CoordinatorEnd:
         )
         v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", f"{event.payload!r} comes as {event}")
         v.demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
-        self.taken.take(attempt, subtask)
+        payload = event.payload
+        self.taken.take(attempt, subtask, payload, is_request=event.is_request, after_snapshot=event.after_snapshot)
         self.received[subtask] += 1
         place = self.taken.position(subtask)
         v.demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
@@ -153,6 +160,7 @@ class CoordinatorEnd:
         out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq)))
 
     def _answer(self, slot: int, request_id: int, out: list[v.Output]) -> None:
+        self.answered[self.live[slot].subtask] += 1
         out.append((v.To.GATEWAYS + slot, AnswerSubmitted(request_id, "", b"answer")))
 
     def _snapshot(self, checkpoint_id: int, out: list[v.Output]) -> None:
@@ -162,8 +170,11 @@ class CoordinatorEnd:
         self.pending.add(checkpoint_id)
         self.prepared[checkpoint_id] = ()
         self.prepared = {cut: (*referring, checkpoint_id) for cut, referring in self.prepared.items()}
-        words = [b"%d=%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
+        counts = self.received, self.sent, self.answered
+        words = [b"%d=%d:%d:%d" % (s, *[count[s] for count in counts]) for s in range(self.subtasks)]
         state = self.snapshots[checkpoint_id] = b" ".join(words)
+        if self.unheld:
+            self.taken.record(checkpoint_id)
         out.extend((v.To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
         out.append((v.To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
 
@@ -183,8 +194,8 @@ class CoordinatorEnd:
         match message:
             case Ready(attempt, events_sent):
                 last, number = self.told[attempt.subtask]
-                v.demand(last == "reset", "H10", f"{attempt} is ready behind {last} {number}")
-                v.demand(attempt.attempt > number, "H2", f"{attempt} is ready behind number {number}")
+                v.demand(last == "reset", "H10", f"{attempt} is ready after {last} {number}")
+                v.demand(attempt.attempt > number, "H2", f"{attempt} is ready after number {number}")
                 self.told[attempt.subtask] = "ready", attempt.attempt
                 slot = v.Slot(attempt.task_attempt_id - 1)
                 self.live[slot] = attempt
@@ -195,7 +206,7 @@ class CoordinatorEnd:
                 out.append((v.To.GATEWAYS + slot, ReadyAnnounced()))
             case Failed(attempt):
                 last, number = self.told[attempt.subtask]
-                v.demand(last == "reset" or number == attempt.attempt, "H10", f"{attempt} fails behind {last} {number}")
+                v.demand(last == "reset" or number == attempt.attempt, "H10", f"{attempt} fails after {last} {number}")
                 v.demand(last != "failed", "H10", f"{attempt} fails twice")
                 self.told[attempt.subtask] = "failed", attempt.attempt
                 self._forget(attempt.task_attempt_id - 1)
@@ -223,7 +234,7 @@ class CoordinatorEnd:
         v.demand(attempt is not None, "H86", f"the attempt in slot {slot} finishes, and is not known to be alive")
         assert attempt is not None
         last, number = self.told[attempt.subtask]
-        v.demand((last, number) == ("ready", attempt.attempt), "H86", f"{attempt} finishes behind {last} {number}")
+        v.demand((last, number) == ("ready", attempt.attempt), "H86", f"{attempt} finishes after {last} {number}")
         heard = self.received[attempt.subtask]
         v.demand(heard == self.to_hear, "H86", f"{attempt} finishes after {heard} of {self.to_hear} events")
         self.told[attempt.subtask] = "finished", attempt.attempt
@@ -244,13 +255,14 @@ class CoordinatorEnd:
 
     def _reset(self, subtask: int, checkpoint_id: int) -> None:
         last, number = self.told[subtask]
-        v.demand(last == "failed", "H10", f"subtask {subtask} is reset behind {last} {number}")
+        v.demand(last == "failed", "H10", f"subtask {subtask} is reset after {last} {number}")
         expected = -1 if self.batch else self.complete
         v.demand(checkpoint_id == expected, "H18", f"reset to {checkpoint_id}, told complete was {expected}")
         v.demand(not self.pending, "H16", f"subtask {subtask} is reset while {self.pending} are pending")
         self.told[subtask] = "reset", number
         counts = read_counts(self.snapshots[checkpoint_id]) if checkpoint_id >= 0 else {}
-        self.received[subtask], self.sent[subtask] = counts.get(subtask, (0, 0))
+        at_cut = counts.get(subtask, (0, 0, 0))
+        self.received[subtask], self.sent[subtask], self.answered[subtask] = at_cut
 
     def facts(self) -> CoordinatorFacts:
         return CoordinatorFacts(self)

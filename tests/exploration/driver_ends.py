@@ -112,8 +112,10 @@ class TrackerEnd:
     """
 
     def __init__(self, scope: Scope) -> None:
-        config = t.CheckpointConfig(tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent)
-        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config)
+        config = t.CheckpointConfig(
+            tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent, hold_events=not scope.unheld
+        )
+        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config, barriers_apart=scope.apart)
         self.subtasks = scope.subtasks
         self.latest = -1
         self.open: set[int] = set()
@@ -178,6 +180,8 @@ class TrackerEnd:
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
             case t.SnapshotCoordinator(checkpoint_id):
                 out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id)))
+            case t.CollectRecorded():
+                out.append((v.To.COORDINATOR, effect))
             case t.StoreCheckpoint(checkpoint):
                 self._check(checkpoint)
                 self.writing.add(checkpoint.checkpoint_id)
@@ -247,12 +251,12 @@ class TrackerEnd:
         """Restore the checkpoint, and compare both ends of every channel."""
         theirs = read_counts(checkpoint.coordinator_state)
         for subtask in range(self.subtasks):
-            came, went = theirs.get(subtask, (0, 0))
+            came, went, answered = theirs.get(subtask, (0, 0, 0))
             snapshot = checkpoint.subtask_states.get(subtask, t.SubtaskSnapshot())
             name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
-            sent = received = 0
+            sent = received = got = 0
             if snapshot.states:
-                task, sent, received = map(int, snapshot.states[0].state.split(b":"))
+                task, sent, received, got = map(int, snapshot.states[0].state.split(b":"))
                 own = snapshot.states[0].subtask
                 v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
                 known = self.tracker._restore_point()
@@ -260,6 +264,7 @@ class TrackerEnd:
                 late = task in self.over and not same
                 v.demand(not late, "H44", f"{name} holds the state of task {task}, which was over")
             v.demand(went == received, "invariant", f"{name}, down: {went} events sent, {received} received")
+            v.demand(answered == got, "invariant", f"{name}, down: {answered} answers given, {got} received")
             held = len(snapshot.held)
             text = f"{name}, up: {sent} events sent, {came} received and {held} stored"
             v.demand(sent == came + held, "invariant", text)

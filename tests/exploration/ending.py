@@ -36,8 +36,8 @@ def check_end(world: World, state: State) -> None:
         name = f"attempt {slot // scope.attempts}#{slot % scope.attempts}"
         gateway, task = world.gateways.facts[state[base + GATEWAY]], world.tasks.facts[state[base + TASK]]
         link = world.links.values[state[base + LINK]]
-        demand(gateway.idle, "H26", f"the gateway of {name} holds something for ever")
-        demand(not state[base + GATEWAY_BOX], "H48", f"the gateway of {name} has mail for ever")
+        demand(gateway.idle, "H26", f"the gateway of {name} holds something forever")
+        demand(not state[base + GATEWAY_BOX], "H48", f"the gateway of {name} has mail forever")
         over = gateway.over or not gateway.exists
         if not over:
             demand(task.life is Life.RUNNING, "H19", f"{name} has a gateway, and is {task.life.value}")
@@ -45,7 +45,7 @@ def check_end(world: World, state: State) -> None:
             demand(False, "H48", f"{name} is {task.life.value}, and nobody listens")
         if task.life is Life.RUNNING:
             demand(link.bound == 1 and link.open, "H24", f"{name} has no connection")
-            demand(task.done, "H48", f"{name} has not exchanged everything, or holds something for ever")
+            demand(task.done, "H48", f"{name} has not exchanged everything, or holds something forever")
             demand(task.sent_seq == gateway.taken_seq, "H30", f"not all that {name} has said was taken")
     for subtask in range(scope.subtasks):
         places = range(subtask * scope.attempts, (subtask + 1) * scope.attempts)

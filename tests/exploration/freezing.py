@@ -32,7 +32,7 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 
 def items_of(value: object, but: frozenset[str]) -> list[tuple[str, Any]]:
-    """Return the state of an object: its slots and its ``__dict__``, by name."""
+    """Return the state of an object: the names and values of its slots and its ``__dict__``."""
     found = [(name, getattr(value, name)) for name in fields_of(type(value)) if hasattr(value, name)]
     found += sorted(getattr(value, "__dict__", {}).items())
     return [(name, field) for name, field in found if name not in but and not callable(field)]

@@ -17,29 +17,29 @@ from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.wire.messages import AttemptEnded, BarrierMessage, Registered, Resumed
 from tests.exploration import vocabulary as v
-
-LIMITS = g.GatewayLimits(upward_events_max=64)
-"""High enough that no bound is reached: bounds are explored one machine at a time, elsewhere."""
+from tests.exploration.scopes import Scope
 
 
 class GatewayEnd:
     """See the module. It is empty until its attempt is accepted.
 
-    For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, the
+    For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed_events``, the
     loss-tolerant ones whose wait is not over (``tolerated``), and for each checkpoint that was cut how many had been
     submitted then (``cuts``), and how many requests had been answered (``answered_at``).
     """
 
-    def __init__(self, slot: int, *, tolerant: bool, apart: bool) -> None:
+    def __init__(self, slot: int, scope: Scope) -> None:
         self.slot = v.Slot(slot)
-        self.tolerant = tolerant  # the scope's events down are loss-tolerant
-        self.apart = apart
+        self.tolerant = scope.tolerant  # the scope's events down are loss-tolerant
+        self.apart = scope.apart
+        self.unheld = scope.unheld
+        self.limits = g.GatewayLimits(upward_events_max=scope.window)
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
         self.machine: GatewayMachine | None = None
         self.over = False
         self.submitted = 0
-        self.confirmed = 0
+        self.confirmed_events = 0
         self.unsettled: set[int] = set()
         self.tolerated: set[int] = set()
         self.answered = 0
@@ -71,7 +71,7 @@ class GatewayEnd:
                 self._hang_up(reason, out)
                 v.demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
                 self.machine, self.registered, self.cuts, self.answered_at = None, None, {}, {}
-                self.submitted = self.confirmed = self.answered = 0
+                self.submitted = self.confirmed_events = self.answered = 0
                 self.tolerated = set()
             case v.OutOfTime():
                 deadline = self.machine.next_deadline()
@@ -84,22 +84,24 @@ class GatewayEnd:
             self.machine.check_invariants()
             waits = self.tolerated and not self.machine.statistics().held_events
             if waits and self.machine.state is GatewayState.ATTACHED:
-                v.demand(self.machine.next_deadline() is not None, "H72", f"{self.attempt} waits for ever for an event")
+                v.demand(self.machine.next_deadline() is not None, "H72", f"{self.attempt} waits forever for an event")
         return out
 
     def _open(self, effect: t.RestoreAttempt, out: list[v.Output]) -> None:
         self.attempt = attempt = effect.attempt
-        self.machine = GatewayMachine(attempt, LIMITS, barriers_apart=self.apart)
+        limits = self.limits
+        self.machine = GatewayMachine(attempt, limits, barriers_apart=self.apart, hold_events=not self.unheld)
         self.registered = Registered(
             attempt.task_attempt_id,
             attempt.attempt,
             effect.checkpoint_id,
             effect.states,
             effect.held,
-            LIMITS.reconnect_timeout_s,
-            LIMITS.upward_events_max,
-            LIMITS.upward_bytes_max,
+            limits.reconnect_timeout_s,
+            limits.upward_events_max,
+            limits.upward_bytes_max,
             effect.events_sent,
+            hold_events=not self.unheld,
         )
         self._attach(None, False, out)
 
@@ -151,8 +153,10 @@ class GatewayEnd:
         self.unsettled.discard(event_id)
         self.tolerated.discard(event_id)
         if confirmed:
-            v.demand(event_id == self.confirmed, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn")
-            self.confirmed += 1
+            v.demand(
+                event_id == self.confirmed_events, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn"
+            )
+            self.confirmed_events += 1
 
     def _expire(self, event_id: int) -> None:
         """End the wait for an event, which must be loss-tolerant, and only once (H72)."""
@@ -161,8 +165,13 @@ class GatewayEnd:
 
     def _check_drained(self, checkpoint_id: int) -> None:
         cut = self.cuts.get(checkpoint_id)
-        holds = cut is not None and (self.tolerant or self.confirmed >= cut)
-        v.demand(holds, "H42", f"barrier {checkpoint_id} of {self.attempt} leaves: {self.confirmed} of {cut} confirmed")
+        in_place = self.tolerant or (self.unheld and not self.apart)  # its place in the stream is enough
+        holds = cut is not None and (in_place or self.confirmed_events >= cut)
+        v.demand(
+            holds,
+            "H42",
+            f"barrier {checkpoint_id} of {self.attempt} leaves: {self.confirmed_events} of {cut} confirmed",
+        )
 
     # --- effects of its machine ---
 
@@ -185,10 +194,11 @@ class GatewayEnd:
                     self._settle(event_id, False)
                 case g.ExpireEvent(event_id):
                     self._expire(event_id)
-                case g.DeliverEvent(seq, payload, sender):
-                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender)))
-                case g.DeliverRequest(seq, request_id, payload, sender):
-                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender, request_id, True)))
+                case g.DeliverEvent(seq, payload, sender, after):
+                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender, after_snapshot=after)))
+                case g.DeliverRequest(seq, request_id, payload, sender, after):
+                    came = v.EventCame(self.slot, seq, payload, sender, request_id, True, after)
+                    out.append((v.To.COORDINATOR, came))
                 case g.FailAttempt(reason):
                     v.demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
                     out.append((v.To.BRIDGE, AttemptCondemned(v.OPERATOR, task, reason)))

@@ -21,7 +21,8 @@ off forever. Every check happens inside the step of one part. The reductions are
   come up would write as well: it holds nothing that an acknowledgement would release.
 - A task reads when it can do nothing else, as in *first*.
 - A gateway takes a confirmation that settles no event, and a task takes any confirmation: the items that it trims
-  matter only after a loss, and the resume names the same items again.
+  matter only after a loss, and the resume names the same items again. For the same reason, it makes no difference which
+  of the peer's items an item of a checkpoint confirms. That depends on the order in which a part reads and writes.
 
 *First*, before anything else:
 - The steps of one task that has something to read, other than its own end: only the task reads there, and others write
@@ -60,7 +61,7 @@ from tests.exploration.world import (
     base_of,
 )
 
-HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Failed, Reset, AttemptFinished, Suspected)
+TAKEN_IMMEDIATELY = (EventCame, CheckpointEnded, SavepointEnded, Failed, Reset, AttemptFinished, Suspected)
 LOCAL = (To.DOWN, To.APART)
 ENDS = (AttemptEnded, Refused)
 
@@ -81,7 +82,7 @@ class Reduction:
         self.steps = steps
         self._free = Memo[tuple[int, int, int], bool](lambda key: self._find_free(*key))
         self._heard = Memo(self._find_heard)
-        self._at_once: dict[tuple[int, ...], Step | None] = {}
+        self._immediate: dict[tuple[int, ...], Step | None] = {}
         self._of_slot: dict[tuple[int, ...], SlotSteps] = {}
 
     # --- immediate steps ---
@@ -89,13 +90,13 @@ class Reduction:
     def settle(self, state: list[int], done: list[Step]) -> None:
         """Take every immediate step; ``done`` collects them. Raises ``Broken``."""
         while True:
-            step = self._next_at_once(state)
+            step = self._next_immediate(state)
             if step is None:
                 return
             done.append(step)
             self.steps.do(state, step)
 
-    def _next_at_once(self, state: list[int]) -> Step | None:
+    def _next_immediate(self, state: list[int]) -> Step | None:
         world = self.world
         head = world.boxes.head
         if state[COORDINATOR_BOX]:
@@ -113,9 +114,9 @@ class Reduction:
             base = base_of(slot)
             if state[base + GATEWAY_BOX] or state[base + LINK]:
                 key = slot, slot + 1 in open_, state[BUDGETS], *state[base : base + WIDTH]
-                if key not in self._at_once:
-                    self._at_once[key] = self._of_slot_at_once(state, slot, slot + 1 in open_)
-                step = self._at_once[key]
+                if key not in self._immediate:
+                    self._immediate[key] = self._immediate_of_slot(state, slot, slot + 1 in open_)
+                step = self._immediate[key]
                 if step is not None:
                     return step
         return None
@@ -124,9 +125,9 @@ class Reduction:
         """Whether the coordinator takes this message immediately."""
         value: Any = self.world.messages.values[message]
         asks = isinstance(value, EventCame) and value.request_id is not None
-        return isinstance(value, HEARD_AT_ONCE) and not asks
+        return isinstance(value, TAKEN_IMMEDIATELY) and not asks
 
-    def _of_slot_at_once(self, state: list[int], slot: int, is_open: bool) -> Step | None:
+    def _immediate_of_slot(self, state: list[int], slot: int, is_open: bool) -> Step | None:
         world, base, head = self.world, base_of(slot), self.world.boxes.head
         if state[base + GATEWAY_BOX]:
             message = head[state[base + GATEWAY_BOX]]

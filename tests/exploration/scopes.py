@@ -25,7 +25,8 @@ class Scope:
     ``greets``: the coordinator sends its next event from inside ``subtask_ready``. ``late``: subtasks that are not
     started at the beginning; the others are ready. ``tolerant``: the downward events are loss-tolerant.
     ``forgeries``: registrations under task ids that do not exist. ``lost_starts``: the facts that tasks have
-    started do not come. ``urgent``: every other downward event is urgent, from the first on.
+    started do not come. ``urgent``: every other downward event is urgent, from the first on. ``unheld``: checkpoints
+    hold no events (H79). ``window``: how many upward events may be untaken, and how many a checkpoint records.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Scope:
     tolerant: bool = False
     lost_starts: bool = False
     urgent: bool = False
+    unheld: bool = False
+    window: int = 64
     mode: RestoreMode = RestoreMode.STREAMING
 
     def __post_init__(self) -> None:
@@ -85,9 +88,11 @@ _ALL = (
     Scope(
         "batch", "a retry that starts from nothing, two checkpoints", attempts=2, failures=1, checkpoints=2, mode=BATCH
     ),
-    Scope("two-at-once", "two checkpoints at once", events_up=2, events_down=2, checkpoints=2, concurrent=2),
+    Scope("two-together", "two concurrent checkpoints", events_up=2, events_down=2, checkpoints=2, concurrent=2),
     Scope("aborts", "three checkpoints, of which up to two are given up (G3)", events_down=2, checkpoints=3, aborts=2),
-    Scope("aborts-at-once", "two at once, of which any is given up (G4)", checkpoints=2, concurrent=2, aborts=2),
+    Scope(
+        "aborts-together", "two concurrent ones, of which any is given up (G4)", checkpoints=2, concurrent=2, aborts=2
+    ),
     Scope("declines", "a subtask declines, the storage fails", checkpoints=3, declines=1, store_failures=1),
     Scope(
         "in-doubt",
@@ -100,7 +105,14 @@ _ALL = (
     Scope("forged", "a claim beside a living attempt (H75)", drops=1, finishes=True, forgeries=1),
     Scope("forged-batch", "the same in batch mode", finishes=True, forgeries=1, mode=BATCH),
     Scope("forged-unheard", "the same, and the attempt's start was lost", finishes=True, forgeries=1, lost_starts=True),
-    Scope("apart", "barriers on their own way, two at once", events_down=2, checkpoints=2, concurrent=2, apart=True),
+    Scope(
+        "apart",
+        "barriers on their own way, two concurrent ones",
+        events_down=2,
+        checkpoints=2,
+        concurrent=2,
+        apart=True,
+    ),
     Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
     Scope("requests", "the last event up wants an answer", events_up=2, checkpoints=2, asks=True, in_snapshot=True),
     Scope(
@@ -143,7 +155,7 @@ _ALL = (
     Scope("urgent", "urgent events and a checkpoint (H91, H92)", events_down=3, urgent=True),
     Scope("urgent-drop", "the same, and the connection breaks", events_up=0, events_down=3, drops=1, urgent=True),
     Scope("urgent-aborts", "urgent events, a checkpoint that is given up", 1, 1, 0, 3, 1, 2, aborts=1, urgent=True),
-    Scope("urgent-two", "urgent events, two checkpoints at once", 1, 1, 0, 3, 2, 2, urgent=True),
+    Scope("urgent-two", "urgent events, two concurrent checkpoints", 1, 1, 0, 3, 2, 2, urgent=True),
     Scope("urgent-apart", "urgent events, barriers on their own way", 1, 1, 0, 3, apart=True, urgent=True),
     Scope(
         "urgent-greeting",
@@ -179,11 +191,153 @@ _ALL = (
         failures=1,
         drops=1,
     ),
+    Scope("unheld", "checkpoints that hold nothing (H79)", events_up=2, events_down=2, unheld=True),
+    Scope("unheld-drop", "the same, and the connection breaks", drops=1, unheld=True),
+    Scope("unheld-fail", "the same, and the task dies", attempts=2, failures=1, unheld=True),
+    Scope("unheld-two", "two concurrent ones", 1, 1, 2, 2, 2, 2, unheld=True),
+    Scope("unheld-aborts", "two, of which any is given up", 1, 1, 1, 2, 1, 2, aborts=2, unheld=True),
+    Scope("unheld-aborts-long", "three, of which up to two are given up", 1, 1, 1, 2, 1, 3, aborts=2, unheld=True),
+    Scope(
+        "unheld-aborts-together",
+        "two concurrent ones, of which any is given up",
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        aborts=2,
+        unheld=True,
+    ),
+    Scope(
+        "unheld-declines",
+        "a subtask declines, the storage fails",
+        checkpoints=3,
+        declines=1,
+        store_failures=1,
+        unheld=True,
+    ),
+    Scope("unheld-savepoint", "a savepoint beside a checkpoint", 1, 1, 1, 1, 2, 1, savepoints=1, unheld=True),
+    Scope("unheld-apart", "barriers on their own way, two concurrent ones", 1, 1, 1, 2, 2, 2, apart=True, unheld=True),
+    Scope("unheld-apart-drop", "the same, and the connection breaks", drops=1, apart=True, unheld=True),
+    Scope(
+        "unheld-requests",
+        "the last event up wants an answer, two concurrent ones",
+        events_up=2,
+        checkpoints=2,
+        concurrent=2,
+        asks=True,
+        in_snapshot=True,
+        unheld=True,
+    ),
+    Scope(
+        "unheld-deferred",
+        "the answer comes later, two concurrent ones, one is given up",
+        checkpoints=2,
+        concurrent=2,
+        aborts=1,
+        asks=True,
+        defers=True,
+        unheld=True,
+    ),
+    Scope(
+        "unheld-deferred-fail",
+        "the answer comes later, and the task may die before",
+        attempts=2,
+        checkpoints=2,
+        failures=1,
+        asks=True,
+        defers=True,
+        unheld=True,
+    ),
+    Scope("unheld-deferred-drop", "and the connection breaks", drops=1, asks=True, defers=True, unheld=True),
+    Scope(
+        "recorded",
+        "a retry restores what was recorded",
+        attempts=2,
+        events_up=3,
+        events_down=1,
+        checkpoints=2,
+        failures=1,
+        unheld=True,
+    ),
+    Scope(
+        "recorded-request",
+        "a retry restores a request that was recorded (H73)",
+        attempts=2,
+        events_up=2,
+        events_down=0,
+        failures=1,
+        asks=True,
+        unheld=True,
+    ),
+    Scope(
+        "recorded-bound",
+        "more than is recorded is put aside; the task may die",
+        attempts=2,
+        events_up=3,
+        events_down=0,
+        checkpoints=2,
+        concurrent=2,
+        failures=1,
+        window=2,
+        unheld=True,
+    ),
+    Scope(
+        "bound-finish",
+        "what was put aside comes when the subtask finishes",
+        events_up=3,
+        events_down=0,
+        drops=1,
+        finishes=True,
+        window=2,
+        unheld=True,
+    ),
+    Scope(
+        "unheld-greeting",
+        "what subtask_ready sends comes before the first record (H66)",
+        attempts=2,
+        events_down=2,
+        failures=1,
+        greets=True,
+        unheld=True,
+    ),
+    Scope("unheld-urgent", "urgent events, two concurrent checkpoints", 1, 1, 0, 3, 2, 2, urgent=True, unheld=True),
+    Scope(
+        "unheld-urgent-aborts", "urgent events, one is given up", 1, 1, 0, 3, 1, 2, aborts=1, urgent=True, unheld=True
+    ),
+    Scope("unheld-goodbye", "a subtask finishes, or dies before", attempts=2, failures=1, finishes=True, unheld=True),
+    Scope(
+        "unheld-tolerant",
+        "loss-tolerant events that run out of time",
+        events_down=2,
+        timeouts=2,
+        tolerant=True,
+        unheld=True,
+    ),
+    Scope("unheld-finish", "subtasks finish during a checkpoint", 2, 1, 1, 1, 1, 1, finishes=True, unheld=True),
+    Scope("unheld-late", "a subtask starts during a checkpoint", 2, 1, 1, 1, 1, 2, late=1, unheld=True),
+    Scope("unheld-example", "two subtasks, a task that dies", 2, 2, 1, 0, 1, 1, failures=1, unheld=True),
+    Scope(
+        "unheld-example-long", "the same, events both ways, two checkpoints", 2, 2, 1, 1, 1, 2, failures=1, unheld=True
+    ),
+    Scope("unheld-example-two", "two subtasks, two concurrent checkpoints", 2, 1, 1, 0, 2, 2, unheld=True),
+    Scope("unheld-example-down", "the same, with events down", 2, 1, 0, 1, 2, 2, unheld=True),
+    Scope(
+        "unheld-deep",
+        "one subtask with all of it",
+        attempts=2,
+        checkpoints=2,
+        concurrent=2,
+        failures=1,
+        drops=1,
+        unheld=True,
+    ),
     Scope(
         "deep", "one subtask with all of it", attempts=2, events_up=2, events_down=2, checkpoints=2, failures=1, drops=1
     ),
 )
-LONG = frozenset({"example-events"})
+LONG = frozenset({"example-events", "unheld-aborts-long", "unheld-example-long"})
 """Excluded from the default, which must finish within ten minutes on two cores."""
 DEFAULT = tuple(scope.name for scope in _ALL if scope.name not in LONG)
 SCOPES = {scope.name: scope for scope in _ALL}

@@ -92,7 +92,7 @@ class Steps:
         self._do[step.what](state, step.slot, step.message)
 
     def _take(self, place: int, state: list[int], slot: int, message: int) -> None:
-        """Let a part of the driver take the first message of its mailbox, which lies behind it in a state."""
+        """Let a part of the driver take the first message of its mailbox, which lies after it in a state."""
         state[place + 1] = self.world.boxes.rest[state[place + 1]]
         self.world.driver(place, state, message)
 

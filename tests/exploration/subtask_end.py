@@ -76,6 +76,10 @@ class SubtaskEnd:
         self.sent = 0
         self.received = 0
         self.put = 0
+        self.handled = 0  # by this attempt: events, and answers given
+        self.got = 0  # answers, of its history
+        self.hold_events = True
+        self.in_barrier = False
         self.urgent: deque[bytes] = deque()
         self.begun = self.acted = 0
         self.expected: dict[int, int] = {}
@@ -125,6 +129,7 @@ class SubtaskEnd:
             case v.EndUrgent():
                 self.acted += 1
                 self.received += 1
+                self.handled += 1
                 self.put += 1
                 self._handle(s.UrgentHandled(), out)
             case v.Finish():
@@ -154,6 +159,7 @@ class SubtaskEnd:
         self.machine = None
         self.mailbox.clear()
         self.sent = self.received = self.put = self.to_greet = self.begun = self.acted = 0
+        self.handled = self.got = 0
         self.urgent.clear()
         self.expected = {}
         out.append((v.To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
@@ -162,7 +168,7 @@ class SubtaskEnd:
         """Take the answer to its registration: it restores, and opens immediately."""
         for state in message.states:
             v.demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
-            _, self.sent, self.received = map(int, state.state.split(b":"))
+            _, self.sent, self.received, self.got = map(int, state.state.split(b":"))
         for place, event in enumerate(message.held):
             sent = event_up(self.subtask, self.sent - len(message.held) + place)
             v.demand(
@@ -170,7 +176,10 @@ class SubtaskEnd:
             )
         self.begun = self.acted = (self.received + 1) // 2 if self.has_urgent else 0
         limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
-        self.machine = SubtaskMachine(self.task, self.subtask, limits, message.held, message.events_sent)
+        self.hold_events = message.hold_events
+        self.machine = SubtaskMachine(
+            self.task, self.subtask, limits, message.held, message.events_sent, hold_events=message.hold_events
+        )
         self.life, self.attached = Life.RUNNING, True
         self._handle(ConnectionAttached(0), out)
         self.to_greet = self.received + (self.greeted and self.received < self.to_receive)
@@ -211,6 +220,11 @@ class SubtaskEnd:
         assert isinstance(barrier, s.MailboxBarrier)
         assert self.machine is not None
         if self.machine.wants_snapshot(barrier.checkpoint_id):
+            if not self.hold_events:
+                cut = self.expected.pop(barrier.checkpoint_id, None)
+                what = f"task {self.task} meets barrier {barrier.checkpoint_id} after {self.handled} events and answers"
+                v.demand(self.handled == cut, "H23", f"{what}, not {cut}")
+            self.in_barrier = True  # no mail is handled before the snapshot
             if declines:
                 self._handle(s.SnapshotRefused(barrier.checkpoint_id, "not now"), out)
             else:
@@ -220,6 +234,7 @@ class SubtaskEnd:
                     self._handle(s.EventSubmitted(payload, in_snapshot=True), out)
                 self._check_snapshot()
                 self._handle(s.SnapshotTaken(barrier.checkpoint_id, self._state()), out)
+            self.in_barrier = False
         self._handle_mail()
 
     def _check_snapshot(self) -> None:
@@ -230,11 +245,11 @@ class SubtaskEnd:
             v.demand(whole, "H92", f"{what}, and {self.received} events in all")
 
     def _state(self) -> bytes:
-        return b"%d:%d:%d" % (self.task, self.sent, self.received)
+        return b"%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got)
 
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
-        while self.mailbox and not isinstance(self.mailbox[0], s.MailboxBarrier):
+        while not self.in_barrier and self.mailbox and not isinstance(self.mailbox[0], s.MailboxBarrier):
             item = self.mailbox.popleft()
             if isinstance(item, s.MailboxEvent):
                 place = 2 * (self.received - self.acted) + 1 if self.has_urgent else self.received
@@ -246,18 +261,19 @@ class SubtaskEnd:
                     text = f"task {self.task} handles {item.payload!r} when {self.begun} urgent events have begun"
                     v.demand(2 * self.begun > place, "H91", text)
                 self.received += 1
+                self.handled += 1
             elif isinstance(item, s.MailboxStart):
                 v.demand(not self.started, "H66", f"task {self.task} begins twice")
-                text = f"task {self.task} begins with its records behind {self.received} events of {self.to_greet}"
+                text = f"task {self.task} begins with its records after {self.received} events of {self.to_greet}"
                 v.demand(self.received >= self.to_greet, "H66", text)
                 self.started = True
 
     def _put(self, item: s.MailboxItem) -> None:
         if isinstance(item, s.MailboxEvent):
             self.put += 1
-        elif isinstance(item, s.MailboxBarrier):
+        elif isinstance(item, s.MailboxBarrier) and self.hold_events:
             cut = self.expected.pop(item.checkpoint_id, None)
-            what = f"task {self.task} gets barrier {item.checkpoint_id} behind {self.put} events"
+            what = f"task {self.task} gets barrier {item.checkpoint_id} after {self.put} events"
             v.demand(self.put == cut, "H23", f"{what}, not {cut}")
         elif isinstance(item, s.MailboxCompleted | s.MailboxAborted):
             self.expected.pop(item.checkpoint_id, None)
@@ -277,7 +293,7 @@ class SubtaskEnd:
         for effect in effects:
             match effect:
                 case s.SendToCoordinator(message):
-                    confirmed = confirmed or isinstance(message, m.Confirm)
+                    confirmed = confirmed or m.confirmed_by(message) > 0
                     out.append((v.To.UP, v.CameUp(message)))
                 case s.PutInMailbox(item):
                     v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
@@ -291,6 +307,8 @@ class SubtaskEnd:
                 case s.ResolveRequest():
                     v.demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
                     self.unanswered = False
+                    self.got += 1
+                    self.handled += 1
                     self.put += 1  # it has its place towards the barriers too
                 case DropConnection(why):
                     v.demand(False, "H22", f"task {self.task} drops its connection: {why}")
@@ -314,7 +332,7 @@ class SubtaskEnd:
             self.life,
             self.attached,
             self.condemned,
-            running and self.started and not all_sent,
+            running and self.started and not all_sent and has_capacity(machine),
             running and bool(self.mailbox),
             running and bool(self.urgent) and self.begun == self.acted,
             running and self.begun > self.acted,
@@ -324,6 +342,11 @@ class SubtaskEnd:
             done and not machine.statistics().closed_for and only_words_unconfirmed(machine),
             machine._outbound.stream.last_seq,
         )
+
+
+def has_capacity(machine: SubtaskMachine) -> bool:
+    """Whether the operator would not have to wait for capacity to send."""
+    return machine._outbound._has_capacity(s.EventSubmitted(b"1>1"))
 
 
 def only_words_unconfirmed(machine: SubtaskMachine) -> bool:

@@ -206,6 +206,7 @@ class EventCame:
     sender: int | None = None
     request_id: int | None = None
     is_request: bool = False
+    after_snapshot: int = -1
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class World:
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
             state += [
-                self.gateways.number(GatewayEnd(slot, tolerant=scope.tolerant, apart=scope.apart)),
+                self.gateways.number(GatewayEnd(slot, scope)),
                 0,
                 self.tasks.number(task),
                 0,

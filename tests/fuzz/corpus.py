@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "corpus"
 
 
 def inputs(target_name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and bytes of a target's inputs, ordered by name."""
+    """Yield the names and bytes of a target's inputs, in the order of the names."""
     for file in sorted((FOLDER / target_name).glob("*.hex")):
         lines = [line for line in file.read_text("ascii").splitlines() if not line.startswith("#")]
         yield file.stem, bytes.fromhex("".join(lines))

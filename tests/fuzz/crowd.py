@@ -22,7 +22,7 @@ from typing import Any, cast
 from protocol.wire.handshake import PROTOCOL_VERSION
 from spark_bridge.subtask.tls import TlsStream, client_context
 
-AT_ONCE = 32
+IN_A_ROW = 32
 """The number of connections to a port that are being opened at the same time."""
 HELD_MAX = 4000
 """The number of open connections to a port: the other ends are files of the server, and these are files here."""
@@ -37,7 +37,7 @@ class _Crowd:
 
     def __init__(self, address: tuple[str, int], *, tls: bool, per_s: float | None) -> None:
         self.address = address
-        self._pause_s = 0.0 if per_s is None else AT_ONCE / per_s
+        self._pause_s = 0.0 if per_s is None else IN_A_ROW / per_s
         self.opened = 0
         self.held: dict[_Stranger, None] = {}
         hello = TlsStream(client_context(), pin=bytes(32)).start() if tls else _HELLO
@@ -108,7 +108,7 @@ async def _main(settings: dict[str, Any]) -> None:
         name: _Crowd((host, port), tls=settings["tls"], per_s=settings["per_s"])
         for name, (host, port) in settings["ports"].items()
     }
-    coming = [loop.create_task(crowd.come()) for crowd in crowds.values() for _ in range(AT_ONCE)]
+    coming = [loop.create_task(crowd.come()) for crowd in crowds.values() for _ in range(IN_A_ROW)]
     ended = loop.create_task(end.read())
     while not ended.done():
         sys.stdout.write(json.dumps({name: crowd.opened for name, crowd in crowds.items()}) + "\n")

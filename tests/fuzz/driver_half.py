@@ -113,6 +113,9 @@ class PlayedSpark:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self.faults.append(f"job {job_id} was cancelled: {reason}")
 
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Nothing to do: every fact is delivered."""
+
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 
@@ -194,7 +197,7 @@ class DriverHalf:
     async def add(self, system: ActorSystem, operator: str) -> None:
         coordinator = self.honest if operator == HONEST else self.victim
         limits = GatewayLimits() if operator == HONEST else VICTIM_LIMITS
-        # A hostile task may lie about its own snapshot, which fails that checkpoint of its own operator.
+        # A hostile task may lie about its own snapshot, which fails that checkpoint of the same operator.
         checkpoint = CheckpointConfig() if operator == HONEST else CheckpointConfig(tolerated_failures=2**31)
         config = OperatorConfig(operator, PARALLELISM[operator], gateway=limits, checkpoint=checkpoint)
         ports = OperatorPorts(

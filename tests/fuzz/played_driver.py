@@ -143,6 +143,7 @@ class PlayedDriver:
         except BaseException:
             self._connected.cancel()
             raise
+        assert description.pop("stages") == []
         self._endpoint = TaskEndpoint(
             **{**description, "mode": RestoreMode(description["mode"])},
             key=address.keys.task_key(HONEST),
@@ -166,7 +167,7 @@ class PlayedDriver:
 
     async def reading(self) -> dict[str, Any]:
         """What the coordinator has seen."""
-        reading: dict[str, Any] = await self.ask("request", [HONEST, "reading", PATIENCE_S])
+        reading: dict[str, Any] = await self.ask("request", [HONEST, "reading", PATIENCE_S, None])
         return reading
 
     async def until_at_work(self, events: int = 10) -> None:

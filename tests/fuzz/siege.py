@@ -45,7 +45,7 @@ SERVER = {
 # The attackers make it hold read and write buffers of each connection, each hostile task's window, the data
 # sent to that task, and snapshots. The rest is memory that the allocator does not return.
 MEMORY_GROWTH_BYTES_MAX = 128 * 2**20
-AT_ONCE = 12
+CONCURRENT = 12
 """The number of concurrent attacks."""
 
 
@@ -132,7 +132,7 @@ class Siege:
         self.lines: dict[str, list[range]] = {}
         self._free_subtasks = list(range(PARALLELISM[VICTIM]))
         self._attempts: Counter[int] = Counter()
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(CONCURRENT)
         self._slots = asyncio.Semaphore(PARALLELISM[VICTIM])
 
     async def attack(self, attacks: Sequence[Attack | HostileTask]) -> None:
@@ -149,7 +149,7 @@ class Siege:
                 async with self._slots:
                     await self._hostile_task(attack, intruder)
             else:
-                async with self._room:
+                async with self._slots:
                     await attack(intruder)
         except Exception as error:
             error.add_note(f"in the attack {attack.__name__}")

@@ -38,7 +38,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 # --- memory for claimed sizes -------------------------------------------------------------------------------------
 
 
-def test_lists_in_one_another_that_claim_much_take_no_room() -> None:  # H62
+def test_lists_in_one_another_that_claim_much_take_no_memory() -> None:  # H62
     # 130 KB took 39 MiB with msgpack 1.2, and 500 MiB with msgpack 1.1, which makes the whole list at its header.
     claims = (b"\xdd" + (2**17).to_bytes(4, "big")) * 500 + bytes(2**17)
 
@@ -56,7 +56,7 @@ def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
 
     def decode() -> None:
         with pytest.raises(RemoteProtocolError, match=r"Registered\.states "):
-            decode_message(b"\x9c\x1e\x01\x01\x01" + bush)
+            decode_message(b"\x9d\x1e\x01\x01\x01" + bush)
 
     assert peak_bytes(decode) < 4 * len(bush)
 

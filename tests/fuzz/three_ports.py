@@ -219,7 +219,7 @@ async def _serve_once(sidecar: BesiegedSidecar, times: list[tuple[float, float]]
 
 _PURPOSES = {"control": Purpose.CONTROL, "relay": Purpose.RELAY, "tasks": Purpose.TASKS}
 _SPOILT_FRAMES = (b"\xff" * 4, b"\x00" * 4, b"\x00\x00\x00\x03abc")
-AT_ONCE = 12
+CONCURRENT = 12
 """The number of concurrent attacks."""
 
 
@@ -228,13 +228,13 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
     async with besieged_sidecar(random, tls=tls) as sidecar:
         await _serve_once(sidecar, [])
         files, resident_bytes = await sidecar.files_at_rest(), sidecar.resident_bytes
-        room, lines = asyncio.Semaphore(AT_ONCE), dict[str, list[range]]()
+        slots, lines = asyncio.Semaphore(CONCURRENT), dict[str, list[range]]()
 
         async def one(attack: Attack, port: str) -> None:
             purpose = _PURPOSES[port]
             address = sidecar.ports[port]
             intruder = Intruder(Random(random.random()), address, sidecar.keys, lines, sidecar.pin, purpose)
-            async with room:
+            async with slots:
                 try:
                     await attack(intruder)
                 except Exception as error:

@@ -11,7 +11,7 @@ from protocol.streams import RefuseMessage
 from tests.exploration.freezing import freeze
 
 BUT = frozenset({"_refused"})
-"""The submission that waits for ``RoomAvailable``, which a refusal may leave (H27)."""
+"""The submission that waits for ``CapacityAvailable``, which a refusal may leave (H27)."""
 
 
 @contextmanager

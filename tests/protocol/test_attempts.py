@@ -231,7 +231,7 @@ def a_streaming_attempt() -> Playbook:
 
 
 def test_in_streaming_mode_a_copy_takes_over_and_the_subtask_is_reset_first() -> None:
-    book = a_streaming_attempt()  # H13, H18: the copy restores the state that the coordinator was told of
+    book = a_streaming_attempt()  # H13, H18: the copy restores the state that the coordinator was notified of
     copy = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1, mode=STREAMING))
     assert copy == ["kill 10", "failed 1#0 SUPERSEDED", "reset 1", "accept 1#1 task 11"]
     assert book.feed(opened(11)) == ["ready 1#1"]
@@ -274,7 +274,7 @@ def test_a_condemned_attempt_is_killed_by_its_own_id_and_over_immediately() -> N
     assert book.feed(goodbye(10), end(10, 1, KILLED)) == ["stale OperatorEnded task 10"]
 
 
-def test_an_attempt_that_is_silent_is_killed_with_a_kind_of_its_own() -> None:
+def test_an_attempt_that_is_silent_is_killed_with_a_separate_kind() -> None:
     book = a_running_attempt()  # H94
     answers = book.feed(AttemptCondemned("words", 10, "no sign of life", silent=True))
     assert answers == ["kill 10", "failed 1#0 HEARTBEAT_TIMEOUT", "reset 1"]

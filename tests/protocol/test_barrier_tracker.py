@@ -311,7 +311,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() ->
 @pytest.mark.parametrize(
     ("ended", "who"),
     [
-        (t.SubtaskDeclined(A, 1, "no room"), "no room"),
+        (t.SubtaskDeclined(A, 1, "no space"), "no space"),
         (t.AbortRequested(1, "the user said so"), "the user said so"),
         (t.CoordinatorSnapshotFailed(1, "returned None"), "returned None"),
     ],

@@ -93,7 +93,7 @@ def test_a_second_live_attempt_aborts_pending_checkpoints() -> None:
     # H13: it is undecided whose snapshot would count. The checkpoint does not fail (H45).
     dialogue = Dialogue(tolerated_failures=0).run(A, B).cut(1, A, B)
     assert dialogue.tell(accepted(A2)) == [
-        t.NotifyCheckpointAborted(1, "subtask 0 has 2 attempts at once"),
+        t.NotifyCheckpointAborted(1, "subtask 0 has 2 concurrent attempts"),
         t.RestoreAttempt(A2, -1, (), (), 0),
     ]
 
@@ -101,7 +101,7 @@ def test_a_second_live_attempt_aborts_pending_checkpoints() -> None:
 def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:  # H13
     dialogue = Dialogue().run(A, B)
     dialogue.tell(accepted(A2))
-    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.RefuseCheckpoint(1, "subtask 0 has 2 attempts at once")]
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.RefuseCheckpoint(1, "subtask 0 has 2 concurrent attempts")]
     dialogue.tell(SubtaskFailed(A2, FAILED))
     assert t.NotifyCheckpointComplete(2) in dialogue.complete(2, A, B)
 

@@ -72,7 +72,7 @@ def test_no_barrier_is_handed_over_for_a_checkpoint_that_is_over() -> None:  # H
 # --- the subtask ------------------------------------------------------------------------------------------
 
 
-def test_a_barrier_behind_its_items_is_put_into_the_mailbox_at_once() -> None:  # H23
+def test_a_barrier_after_its_items_is_put_into_the_mailbox_immediately() -> None:  # H23
     subtask = a_closed_subtask(5)
     hear(subtask, m.EventMessage(7, 2, b"a"))
     assert arrive(subtask, 5, 2) == [s.PutInMailbox(s.MailboxBarrier(5))]
@@ -136,7 +136,7 @@ def test_a_barrier_that_comes_twice_is_one(events_before: int) -> None:  # H44
 def test_a_barrier_cannot_come_both_ways() -> None:
     subtask = a_closed_subtask(5)
     arrive(subtask, 5, 9)
-    with pytest.raises(RemoteProtocolError, match="nothing was closed"):
+    with pytest.raises(RemoteProtocolError, match="was not asked to close"):
         hear(subtask, m.BarrierMessage(7, 2, 5, 0))
 
 

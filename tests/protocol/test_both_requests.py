@@ -21,10 +21,10 @@ def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
     hear(subtask, m.CloseForCheckpoint(7, 1, 5))
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
-    assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
+    assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1, 2) in sent(effects)
 
 
-def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
+def test_an_answer_given_after_the_cut_waits_for_the_acknowledgement() -> None:
     # H41: it comes after the checkpoint, like an event
     gateway = a_wide_gateway()
     hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))

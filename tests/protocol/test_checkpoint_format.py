@@ -284,7 +284,7 @@ def test_what_could_not_be_read_back_is_not_written(stored: StoredCheckpoint) ->
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_no_checkpoint(data: bytes) -> None:  # H50
+def test_arbitrary_bytes_are_not_a_checkpoint(data: bytes) -> None:  # H50
     for candidate in (data, sealed(data)):
         with pytest.raises(CheckpointCorrupt):
             decode_checkpoint(candidate)

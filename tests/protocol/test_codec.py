@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import gc
 import math
 from collections import namedtuple
 from dataclasses import fields, replace
@@ -34,7 +35,7 @@ from protocol.wire.codec import (
 )
 from protocol.wire.extension_types import ExtensionType
 from protocol.wire.format import BY_KIND
-from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES
+from protocol.wire.framing import CLAIMS_UNCHECKED
 from tests.fuzz.target import within_memory
 
 SMALL = WireLimits(
@@ -66,6 +67,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.Registered(
         7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8
     ),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, hold_events=False),
     m.Resumed(7, 4),
     m.Refused(7, m.RefusalCode.CONCURRENT_RUN, "one at a time"),
     m.AttemptEnded(7, "killed"),
@@ -143,7 +145,7 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
         with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} (must|1 exceeds max_map_len)"):
-            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b"", 0.0))
+            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b"", 0.0, True))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -166,8 +168,8 @@ def test_one_invalid_entry_among_many_is_found(place: int, entry: object, text: 
     """The entries are checked by column, and their extremes stand for all."""
     held: list[object] = [(sender, bytes(sender), sender % 2 == 0) for sender in range(99)]
     held.insert(place, entry)
-    body = packed(15, 7, 1, 1, b"state", held, 0)
-    assert len(body) > CLAIMS_UNCHECKED_BYTES
+    body = packed(15, 7, 1, 1, b"state", held, 0, 0)
+    assert len(body) > CLAIMS_UNCHECKED
     with pytest.raises(RemoteProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
         decode_message(body)
     if isinstance(entry, tuple) and len(entry) == 3:
@@ -181,7 +183,7 @@ def test_lists_inside_an_entry_take_no_more_memory_than_entries_may() -> None:  
     tree = b"\x90"
     while len(tree) < 200_000:
         tree = b"\x93" + tree * 3
-    body = b"\x97\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\x00"
+    body = b"\x98\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\x00\x00"
 
     def refused(data: bytes) -> None:
         with pytest.raises(RemoteProtocolError, match=r"held must hold lists of single values"):
@@ -202,7 +204,7 @@ def test_an_unknown_tag_is_named() -> None:  # H60
 
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("body", [packed(), packed("1", 2), packed(True, 1, 2), b"\x01", b"\xc0", b"\x80", b"\xc1"])
-def test_a_body_that_is_no_tagged_list_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_tagged_list_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_message(body)
 
@@ -246,16 +248,45 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(head)
     with pytest.raises(RemoteProtocolError, match="must be from"):
         decode_message(codec._CONFIRM_BODY.pack(0x93, 2, 0xCF, 2**63, 0xCF, 1))
-    for task, seq, checkpoint_id in ((2**63, 1, 1), (1, 0, 1), (1, 2**63, 1), (1, 1, 2**63)):
+    for task, seq, checkpoint_id, count, last in (
+        (2**63, 1, 1, 0, 0),
+        (1, 0, 1, 0, 0),
+        (1, 2**63, 1, 0, 0),
+        (1, 1, 2**63, 0, 0),
+        (1, 1, 1, 2**63, 0),
+        (1, 1, 1, 0, 2**63),
+    ):
+        numbers = (0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(codec._WORD_BODY.pack(0x94, 35, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id))
+            decode_message(codec._WORD_BODY.pack(0x95, 35, *numbers, 0xCF, count | last))
+        with pytest.raises(RemoteProtocolError, match="must be from"):
+            decode_message(codec._BARRIER_BODY.pack(0x96, 36, *numbers, 0xCF, count, 0xCF, last))
+        head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, *numbers, 0xC6, 2)
+        with pytest.raises(RemoteProtocolError, match="must be from"):
+            decode_message(head + b"st" + codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, count, 0xCF, last))
+
+
+def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
+    end = codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, 0, 0xCF, 0)
+    for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
+        head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)
+        with pytest.raises(RemoteProtocolError):
+            decode_message(head + b"st" + end)
+
+
+def test_an_acknowledgement_that_is_too_large_does_not_leave() -> None:
+    limits = WireLimits(message_bytes_max=1000, event_bytes_max=100, text_chars_max=100)
+    fitting = m.CheckpointAcknowledged(1, 1, 1, bytes(1000 - codec._ACKNOWLEDGED_LEAST), (), 0)
+    assert len(encode_message(fitting, limits)) == 4 + 1000
+    with pytest.raises(LocalProtocolError, match="keep less state"):
+        encode_message(replace(fitting, state=bytes(1001)), limits)
 
 
 def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
     """Signed 64-bit integers take as many bytes."""
-    body = bytes((0x94, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1))
+    body = bytes((0x95, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1, 6))
     assert len(body) == codec._WORD_BODY.size
-    assert decode_message(body) == m.CloseForCheckpoint(7, 8, -1)
+    assert decode_message(body) == m.CloseForCheckpoint(7, 8, -1, 6)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +300,13 @@ def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
         m.CloseForCheckpoint(1, 0, 1),
         m.CloseForCheckpoint(1, 1, -2),
         m.CloseForCheckpoint(1, 1, 2**63),
+        m.BarrierMessage(1, 1, 1, -1),
+        m.BarrierMessage(1, 1, 2**63, 0),
+        m.CheckpointAcknowledged(1, 0, 1, b"", (), 0),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), 2**63),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), 0, 2**63),
+        m.CheckpointCompleted(1, 1, 1, -1),
+        m.BarrierMessage(1, 1, 1, 0, 2**63),
     ],
 )
 def test_a_number_out_of_range_does_not_leave(message: m.Message) -> None:
@@ -276,7 +314,7 @@ def test_a_number_out_of_range_does_not_leave(message: m.Message) -> None:
         encode_message(message)
 
 
-def test_what_is_no_message_does_not_leave() -> None:
+def test_what_is_not_a_message_does_not_leave() -> None:
     with pytest.raises(LocalProtocolError, match="str is not a message"):
         encode_message("hello")  # type: ignore[arg-type]
 
@@ -333,9 +371,9 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_a_time_that_is_no_time_is_refused(value: float) -> None:
+def test_a_time_that_is_not_a_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b"", 0.0))
+        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b"", 0.0, True))
 
 
 @given(st.binary(max_size=200))
@@ -599,6 +637,30 @@ def test_a_claimed_count_or_length_takes_no_memory(header: bytes) -> None:  # H6
 
 
 @pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("entries", [CLAIMS_UNCHECKED, CLAIMS_UNCHECKED + 1, 8000])
+@pytest.mark.parametrize("around", [b"", b"\x91" * 3, b"\x81\xa1k"], ids=["alone", "in lists", "in a map"])
+def test_small_events_that_only_claim_long_lists_take_little_memory(entries: int, around: bytes) -> None:  # H62
+    size = DEFAULT_LIMITS.event_bytes_uncounted
+    claims = (around + (b"\xdc" + entries.to_bytes(2, "big")) * size)[:size]
+
+    def decode(data: bytes) -> None:
+        with pytest.raises(RemoteProtocolError):
+            decode_event(data)
+
+    within_memory(decode, claims, 9 * 2**20 // size)
+    assert decode_event(around + b"\xdc" + entries.to_bytes(2, "big") + bytes(entries)) is not None
+
+
+def test_a_dict_of_tuples_that_would_unfold_into_a_huge_event_is_refused() -> None:  # H21, H62
+    unfolding: Any = (0,)
+    for _ in range(5):
+        unfolding = (unfolding,) * 16
+        gc.collect()  # it no longer tracks a tuple of such tuples, so the dict below is not tracked either
+    with pytest.raises(EventEncodeError, match="more than"):
+        encode_event({"unfolding": unfolding})
+
+
+@pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize(
     "data",
     [
@@ -614,7 +676,7 @@ def test_a_claimed_count_or_length_takes_no_memory(header: bytes) -> None:  # H6
         b"\x91\xc7\x00\x05",
     ],
 )
-def test_what_is_no_event_is_a_remote_error(data: bytes) -> None:  # H62
+def test_what_is_not_an_event_is_a_remote_error(data: bytes) -> None:  # H62
     with pytest.raises(RemoteProtocolError):
         decode_event(data)
 

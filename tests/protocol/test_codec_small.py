@@ -20,7 +20,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.wire import codec
 from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
 from protocol.wire.format import BY_TAG
-from protocol.wire.messages import CheckpointAcknowledged, Message
+from protocol.wire.messages import Finished, Message
 from tests.fuzz import mutations, samples
 from tests.fuzz.target import about_input, within_memory
 from tests.protocol.test_codec import SAMPLES, SMALL, body_of, either_msgpack, packed
@@ -147,7 +147,7 @@ def test_an_odd_value_in_any_place_is_judged_alike(message: Message, odd: bytes)
 
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("body", [{2: 0, 5: 0, 6: 0}, b"\x02\x05\x06", bytearray(b"\x0c\x07\x01"), "\x02\x05\x06"])
-def test_what_is_no_list_is_no_message_whatever_its_entries_are(body: object) -> None:
+def test_what_is_not_a_list_is_not_a_message_whatever_its_entries_are(body: object) -> None:
     # H60: the keys of a map and the bytes of a value would make one
     data = bytes(msgpack.packb(body))
     assert compare(data) is None
@@ -155,10 +155,10 @@ def test_what_is_no_list_is_no_message_whatever_its_entries_are(body: object) ->
         decode_message(data)
 
 
-def of_size(size: int) -> tuple[CheckpointAcknowledged, bytes]:
-    """Return an acknowledgement whose body takes this many bytes, at least some hundreds."""
-    empty = CheckpointAcknowledged(7, 4, 5, bytes(300), (), 12)
-    message = CheckpointAcknowledged(7, 4, 5, bytes(300 + size - len(body_of(empty))), (), 12)
+def of_size(size: int) -> tuple[Finished, bytes]:
+    """Return a completion message whose body takes this many bytes, at least some hundreds."""
+    empty = Finished(7, 4, "", bytes(300), 12)
+    message = Finished(7, 4, "", bytes(300 + size - len(body_of(empty))), 12)
     body = body_of(message)
     assert len(body) == size
     return message, body

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import gc
 import pickle
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from pyspark import cloudpickle
 
 from protocol.errors import EventEncodeError, RemoteProtocolError
-from protocol.wire import event_classes
+from protocol.wire import event_classes, events
 from protocol.wire.codec import WireLimits, decode_event, decode_event_in_steps, encode_event, run_steps
 from protocol.wire.event_classes import event, registered, registration_of
 from protocol.wire.extension_types import ExtensionType, PartEvent
@@ -135,6 +136,20 @@ def test_the_name_and_the_fields_are_what_travels() -> None:
 
 def packed(*values: Any) -> bytes:
     return bytes(msgpack.packb([msgpack.ExtType(ExtensionType.REGISTERED, b""), *values]))
+
+
+def test_what_a_class_refers_to_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = 0
+
+    def counted(*values: Any) -> list[Any]:
+        nonlocal seen
+        found = gc.get_referents(*values)
+        seen += len(found)
+        return found
+
+    monkeypatch.setattr(events, "get_referents", counted)
+    encode_event([[[Rules(number)] for number in range(20)]])
+    assert 20 <= seen < 1000  # and not the modules, through the class
 
 
 def test_appended_fields_get_their_defaults() -> None:  # H97

@@ -185,7 +185,7 @@ def test_equal_sets_have_equal_bytes() -> None:  # splits are compared by their 
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_an_array_arrives_contiguous_writable_and_of_its_own(array: Any) -> None:  # H96
+def test_an_array_arrives_contiguous_writable_and_separate(array: Any) -> None:  # H96
     data = encode_event({"a": array})
     back = decode_event(data)["a"]
     assert type(back) is np.ndarray
@@ -263,7 +263,7 @@ def array_bytes(name: bytes, shape: tuple[int, ...], data: bytes) -> bytes:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_data_that_is_no_value_is_a_remote_error(code: int, data: bytes) -> None:  # H62, H96
+def test_data_that_is_not_a_value_is_a_remote_error(code: int, data: bytes) -> None:  # H62, H96
     leaf = msgpack.packb(msgpack.ExtType(code, data))
     for event in (leaf, b"\x91" + leaf, b"\x81\x01" + leaf, b"\x81" + leaf + b"\x01", b"\x92\xc7\x00\x02" + leaf):
         with pytest.raises(RemoteProtocolError):

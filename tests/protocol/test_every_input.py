@@ -17,13 +17,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +72,7 @@ DEFAULTS: dict[str, Pool] = {
 """The values of a field that no walk mentions, by its type."""
 ACTS = "acts"
 REMEMBERED = frozenset({"_refused", "_now"})
-"""What a refused input may change: the sender that waits for ``RoomAvailable`` (H27), the reading of the clock."""
+"""What a refused input may change: the sender that waits for ``CapacityAvailable`` (H27), the reading of the clock."""
 
 
 class Walk(ABC):
@@ -105,7 +105,7 @@ class Walk(ABC):
 
     @abstractmethod
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
-        """Return the values of fields, by name."""
+        """Return the names and values of fields."""
 
     @abstractmethod
     def leading(self) -> list[type]:
@@ -276,6 +276,7 @@ class EndWalk(Walk):
             "seq": (kept if kind is m.Confirm else [came + 1], [came, came + 2, sent.last_seq + 1, -1, HUGE]),
             "received_seq": (kept, [sent.confirmed_seq - 1, sent.last_seq + 1, HUGE]),
             "checkpoint_id": ([latest + 1, latest + 3] if starts else ids, [*phases, latest, latest + 1, -1, HUGE]),
+            "confirmed": (kept, [sent.last_seq + 1, -1, HUGE]),
             "payload": PAYLOADS,
         }
 
@@ -303,13 +304,19 @@ class EndWalk(Walk):
         self.seen.update(map(type, together))
         assert [isinstance(effect, g.DropConnection) for effect in together].count(True) == (error is not None)
         assert without_confirms(together) == without_confirms(apart)
-        but = REMEMBERED | {"_confirm_sent", "_heard_at", "stopped_at", "_detached_at"}
+        but = REMEMBERED | {"told_seq", "confirmed", "_heard_at", "stopped_at", "_detached_at"}
         assert freeze(whole.machine, but) == freeze(one_by_one.machine, but)
 
 
 def without_confirms(effects: Iterable[Any]) -> list[Any]:
     left = [effect for effect in effects if not isinstance(effect, g.DropConnection)]
-    return [effect for effect in left if not isinstance(getattr(effect, "message", None), m.Confirm)]
+    return [
+        replace(effect, message=replace(cast(m.OfCheckpoint, message), confirmed=0))
+        if type(message) in m.OF_CHECKPOINT
+        else effect
+        for effect in left
+        if not isinstance(message := getattr(effect, "message", None), m.Confirm)
+    ]
 
 
 class GatewayWalk(EndWalk):
@@ -331,15 +338,22 @@ class GatewayWalk(EndWalk):
             10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60, heartbeat_interval_s=beats, heartbeat_timeout_s=6.0
         )
         return GatewayMachine(
-            ExecutionAttempt("words", 2, 1, 7), limits, barriers_apart=self.dice.choice((False, True))
+            ExecutionAttempt("words", 2, 1, 7),
+            limits,
+            barriers_apart=self.dice.choice((False, True)),
+            hold_events=self.dice.choice((False, True)),
         )
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         inbound, values = self.machine._inbound, super().values(kind, fits)
         open_requests = sorted(inbound._unanswered)
         if kind is g.ItemTaken:
-            delivered = inbound._kept[0].seq - 1 if inbound._kept else inbound.stream.received_seq
+            waiting = inbound._kept or inbound._aside
+            delivered = waiting[0].seq - 1 if waiting else inbound.stream.received_seq
             values["seq"] = range(delivered + 1), [delivered + 1, HUGE, -1]
+        if kind is g.CutReached and not self.machine._outbound.closes:  # the first sign of its checkpoint
+            latest = self.machine._outbound._latest or 0
+            values["checkpoint_id"] = [latest + 1, latest + 3], [*self.phases(), latest, -1]
         return {
             **values,
             "event_id": ([self.fresh], []),
@@ -357,7 +371,7 @@ class GatewayWalk(EndWalk):
             g.EventSubmitted,
             *(kind for kind, at in self.phase_of.items() if at in phases),
         ]
-        kinds += [g.CloseRequested] if len(phases) < 3 else []
+        kinds += [g.CloseRequested if self.machine._outbound.closes else g.CutReached] if len(phases) < 3 else []
         kinds += [g.CheckpointOver] if GatewayPhase.ACKNOWLEDGED in phases else []
         kinds += [] if inbound._ready else [g.ReadyAnnounced]
         return [*kinds, m.Opened] if inbound._peer is Peer.RESTORING else kinds
@@ -394,12 +408,17 @@ class SubtaskWalk(EndWalk):
             heartbeat_interval_s=self.dice.choice((0.0, 2.0)),
         )
         held = tuple(HeldEvent(5, bytes(n), n % 2 == 1) for n in range(self.dice.choice((0, 0, 2, 6))))
-        return SubtaskMachine(7, 2, limits, held, self.dice.choice((0, 11)))
+        hold_events = self.dice.choice((False, True, True))
+        return SubtaskMachine(7, 2, limits, held, self.dice.choice((0, 11)), hold_events=hold_events)
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         came, asked = self.machine._inbound.stream.received_seq, sorted(self.machine._outbound._open_requests)
+        values = super().values(kind, fits)
+        if kind is m.BarrierMessage and not self.machine._outbound.hold_events:  # the first sign of its checkpoint
+            latest = self.machine._outbound._latest or 0
+            values["checkpoint_id"] = [latest + 1, latest + 3], [*self.phases(), latest, -1, HUGE]
         return {
-            **super().values(kind, fits),
+            **values,
             "events_before": ([came, came + (kind is s.BarrierArrived), 0], [HUGE, -1, came + 2]),
             "request_id": ([self.fresh] if kind is s.RequestSubmitted else asked, [*asked, self.fresh, -1, HUGE]),
             "state": ([b"", bytes(20)], [bytes(500)]),
@@ -440,10 +459,18 @@ class TrackerWalk(Walk):
     def build(self) -> b.BarrierTracker:
         pick = self.dice.choice
         modes, intervals, pauses = list(RestoreMode), (None, 4.0, 0.1), (0.0, 0.7)
-        config = b.CheckpointConfig(10.0, pick((0, 2, 50)), pick(modes), pick(intervals), pick(pauses), pick((1, 2, 3)))
+        failures, immediately, hold_events, apart = (
+            pick((0, 2, 50)),
+            pick((1, 2, 3)),
+            pick((True, False)),
+            pick((True, False)),
+        )
+        config = b.CheckpointConfig(
+            10.0, failures, pick(modes), pick(intervals), pick(pauses), immediately, hold_events=hold_events
+        )
         snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), 5)
         restored = b.CompletedCheckpoint(4, pick((3, 2)), b"c", {0: snapshot})
-        return b.BarrierTracker("words", 3, config, pick((None, restored)))
+        return b.BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
 
     def row(self) -> Any:
         return self.machine.phase
@@ -497,6 +524,7 @@ class TrackerWalk(Walk):
             "subtask": (sorted(machine._attempts.resets_owed), [0, 1, 2]),
             "events_taken": ([restored], [{task: count + HUGE for task, count in restored.items()}]),
             "events_sent": ([sent], [sent + 1]),
+            "recorded": ([{}], [{task: (HeldEvent(0, b"r"),) for task in restored}]),
             "reason": ([FailureReason(FailureKind.KILLED, "")] if kind is a.SubtaskFailed else ["no"], []),
             "connection_id": ([attempt.task_attempt_id], []),
         }  # fmt: skip
@@ -518,6 +546,7 @@ class TrackerWalk(Walk):
             b.SubtaskClosed,
             b.CoordinatorSnapshotTaken,
             b.SubtaskAcknowledged,
+            b.RecordedCollected,
             b.CheckpointStored,
         )
         for kind in words:

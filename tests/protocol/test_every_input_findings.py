@@ -39,7 +39,7 @@ def test_what_waits_is_refused_at_the_very_moment_that_the_ledger_names(since: f
 
 
 @pytest.mark.parametrize("partition", [-1, 4])
-def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition: int) -> None:
+def test_the_death_of_a_task_without_a_place_is_not_news_of_any_subtask(partition: int) -> None:
     # H11: Spark uses -1 for a partition that it does not know.
     playbook = Playbook(parallelism=4)
     playbook.feed(job(), reg(1, 0))
@@ -56,7 +56,7 @@ def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition
     ],
     ids=lambda machine: type(machine).__name__,
 )
-def test_what_is_no_input_at_all_is_refused(machine: Any) -> None:
+def test_what_is_not_an_input_at_all_is_refused(machine: Any) -> None:
     with pytest.raises(LocalProtocolError, match="not an input of"):
         machine.handle("hello", 1.0)
 
@@ -76,7 +76,7 @@ def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
     assert tracker.open_assignments == {1: [7]}
 
 
-def test_a_history_that_is_a_list_is_no_snapshot() -> None:
+def test_a_history_that_is_a_list_is_not_a_snapshot() -> None:
     # H56: it used to be an IndexError, which explains nothing.
     with pytest.raises(LocalProtocolError, match="not a snapshot of split assignments"):
         SplitAssignmentTracker.restore({"open": {}, "by_checkpoint": [1]})

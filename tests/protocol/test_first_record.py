@@ -40,7 +40,7 @@ def test_an_operator_that_does_not_wait_is_not_told_to_begin() -> None:  # H66
     assert gateway.handle(g.ReadyAnnounced(), 1.0) == []
 
 
-def test_an_operator_that_opens_after_it_was_announced_is_told_to_begin_at_once() -> None:  # H66
+def test_an_operator_that_opens_after_it_was_announced_is_told_to_begin_immediately() -> None:  # H66
     gateway = a_gateway()
     assert sent(hear(gateway, m.Opened(7, 1, awaits_start=True)))[0] == m.StartProcessing(7, 1)
 
@@ -80,7 +80,7 @@ def test_an_attempt_that_is_over_is_not_told_to_begin() -> None:  # H66, H26
     assert gateway.handle(g.ReadyAnnounced(), 2.0) == []
 
 
-def test_the_operator_meets_the_word_to_begin_behind_the_events_and_once() -> None:  # H66, H22
+def test_the_operator_meets_the_word_to_begin_after_the_events_and_once() -> None:  # H66, H22
     subtask = SubtaskMachine(7, 2, WIDE)
     subtask.handle(ConnectionAttached(0), 0.0)
     opened = subtask.handle(s.OperatorOpened(awaits_start=True), 0.0)
@@ -89,7 +89,7 @@ def test_the_operator_meets_the_word_to_begin_behind_the_events_and_once() -> No
     mailbox = [effect.item for effect in items if isinstance(effect, s.PutInMailbox)]
     assert mailbox == [s.MailboxEvent(b"rule"), s.MailboxStart()]
     assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, m.StartProcessing(7, 2)))
-    with pytest.raises(RemoteProtocolError, match="told twice to begin"):
+    with pytest.raises(RemoteProtocolError, match="begin with its records arrived twice"):
         hear_down(subtask, m.StartProcessing(7, 3))
 
 

@@ -50,7 +50,7 @@ def failed(effects: Sequence[g.GatewayEffect]) -> list[int]:
 # --- down -------------------------------------------------------------------------------------------------
 
 
-def test_an_event_leaves_at_once_and_is_confirmed_by_the_peer() -> None:  # H22, H23
+def test_an_event_leaves_immediately_and_is_confirmed_by_the_peer() -> None:  # H22, H23
     gateway = a_gateway()
     assert gateway.handle(g.EventSubmitted(41, b"a"), 1.0) == [g.SendToAttempt(m.EventMessage(7, 1, b"a"))]
     assert gateway.handle(g.EventSubmitted(42, b"b"), 1.0) == [g.SendToAttempt(m.EventMessage(7, 2, b"b"))]
@@ -220,7 +220,7 @@ def test_a_second_report_of_the_same_loss_does_not_start_the_reconnect_clock_aga
     assert gateway.next_deadline() == 34.0
 
 
-def test_a_gateway_that_never_gets_a_connection_does_not_wait_for_ever() -> None:  # H48
+def test_a_gateway_that_never_gets_a_connection_does_not_wait_forever() -> None:  # H48
     gateway = a_gateway(connected=False, ready=False)
     assert gateway.next_deadline() is None
     gateway.handle(g.EventSubmitted(1, b"a"), 5.0)
@@ -261,7 +261,7 @@ def test_a_loss_tolerant_event_expires_after_the_same_timeout_and_stays_on_its_w
     assert "loss-tolerant event 1 (item 1)" in str(expired.error)
     assert "was not confirmed within 10.000 s" in str(expired.error)
     assert gateway.next_deadline() == 13.0
-    assert gateway.statistics().unconfirmed_events == 2  # H27: it takes room until it arrives
+    assert gateway.statistics().unconfirmed_events == 2  # H27: it takes up capacity until it arrives
     assert hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
     gateway.check_invariants()
 
@@ -311,7 +311,7 @@ def test_a_loss_tolerant_event_expires_though_its_peer_has_said_goodbye() -> Non
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-def test_when_the_attempt_is_over_what_is_unconfirmed_fails_once_and_at_once() -> None:  # H14, H26
+def test_when_the_attempt_is_over_what_is_unconfirmed_fails_once_and_immediately() -> None:  # H14, H26
     gateway = a_gateway()
     gateway.handle(g.EventSubmitted(1, b"a"), 1.0)
     gateway.handle(g.EventSubmitted(2, b"b", loss_tolerant=True), 1.0)
@@ -396,7 +396,7 @@ def test_a_duplicate_is_dropped_and_confirmed_again() -> None:  # H30
 
 def test_a_hole_is_the_peers_fault_and_changes_nothing() -> None:  # H30
     gateway = a_gateway()
-    with unchanged(gateway), pytest.raises(RemoteProtocolError, match="item 2 came, but 1"):
+    with unchanged(gateway), pytest.raises(RemoteProtocolError, match="item 2 arrived, but item 1"):
         hear(gateway, m.EventMessage(7, 2, b"b"))
 
 
@@ -425,7 +425,7 @@ def test_the_news_of_a_failure_does_not_wait_for_readiness() -> None:
     assert hear(gateway, m.Finished(7, 2, "ValueError", b"", 0)) == [g.ReportFinished("ValueError", b"", 0)]
 
 
-def test_the_own_items_of_the_protocol_are_confirmed_at_once_but_never_past_an_untaken_event() -> None:  # H27
+def test_the_own_items_of_the_protocol_are_confirmed_immediately_but_never_past_an_untaken_event() -> None:  # H27
     gateway = a_gateway()
     assert hear(gateway, m.Opened(7, 1)) == [g.ReportOpened(), g.SendToAttempt(m.Confirm(7, 1))]
     hear(gateway, m.EventMessage(7, 2, b"a"))
@@ -488,13 +488,13 @@ def test_an_answer_goes_the_way_of_an_event() -> None:  # H33
 
 def test_an_event_cannot_be_taken_before_it_came() -> None:
     gateway = a_gateway()
-    with pytest.raises(LocalProtocolError, match="before it came"):
+    with pytest.raises(LocalProtocolError, match="before it arrived"):
         gateway.handle(g.ItemTaken(1), 1.0)
 
 
 @pytest.mark.parametrize("plain", [m.Resume(7, "words", 0), m.Register(7, "words", 2, 0, 0, 0, 4, "here", "3.11")])
 def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: m.UpMessage) -> None:
-    with pytest.raises(RemoteProtocolError, match="in the middle"):
+    with pytest.raises(RemoteProtocolError, match="established connection"):
         hear(a_gateway(), plain)
 
 

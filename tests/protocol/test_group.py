@@ -87,17 +87,20 @@ def test_a_round_is_answered_when_all_have_called() -> None:  # H103
     assert group.tell(Called(A, 1, 0, "all_gather()", "a")) == [Answer((A, B), ("a", "b"), 0)]
 
 
+SAME_CALLS = ": all members must make the same calls in the same order"
+
+
 def test_calls_of_different_kinds_fail_in_all_members() -> None:  # H103
     group = a_group_of(A, B)
     effects = group.tell(Called(B, 1, 0, "barrier()"), Called(A, 1, 0, "all_gather()", "a"))
-    text = "rank 0 calls all_gather(), subtask 1 (attempt 0) calls barrier()"
+    text = "rank 0 calls all_gather(), subtask 1 (attempt 0) calls barrier()" + SAME_CALLS
     assert effects == [RejectCall(A, text), RejectCall(B, text)]
 
 
-def test_a_step_that_not_all_save_is_no_checkpoint() -> None:  # H105
+def test_a_step_that_not_all_save_is_not_a_checkpoint() -> None:  # H105
     group = a_group_of(A, B)
     effects = group.tell(Called(A, 1, 0, SAVE, 7), Called(B, 1, 0, SAVE, 8))
-    text = "rank 0 calls save(7), subtask 1 (attempt 0) calls save(8)"
+    text = "rank 0 calls save(7), subtask 1 (attempt 0) calls save(8)" + SAME_CALLS
     assert effects == [RejectCall(A, text), RejectCall(B, text)]
 
 

@@ -22,7 +22,7 @@ def test_the_derivation_is_hkdf_with_one_block() -> None:  # H76: RFC 5869
     assert RING.task_key("words") == Key(hashlib.sha256(b"words").digest()[:16], expanded)
 
 
-def test_each_purpose_and_each_identity_has_a_key_of_its_own() -> None:  # H76
+def test_each_purpose_and_each_identity_has_a_separate_key() -> None:  # H76
     identities = (NO_IDENTITY, identity_of("words"), identity_of("numbers"))
     keys = [RING.key(purpose, identity).secret for purpose in Purpose for identity in identities]
     assert len(set(keys)) == len(Purpose) * len(identities)

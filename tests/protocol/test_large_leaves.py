@@ -116,7 +116,7 @@ def test_no_step_copies_a_whole_leaf() -> None:  # H62
         b"\xdd\xff\xff\xff\xff",
     ],
 )
-def test_bytes_that_are_no_event_are_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:  # H62
+def test_bytes_that_are_not_an_event_are_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:  # H62
     with cutting(monkeypatch), pytest.raises(RemoteProtocolError):
         decode_event(data, LIMITS)
 

@@ -13,7 +13,7 @@ import pytest
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SubtaskGateway
 from protocol.overrides import errors_in_overrides, names_never_called
-from spark_bridge.sink.operator import FileSinkOperator
+from spark_bridge.sinks.files.task import FileSinkOperator
 from spark_bridge.subtask import SplitReader, SubtaskOperator
 
 

@@ -27,7 +27,7 @@ def test_a_fixed_delay_without_a_number_never_gives_up() -> None:
     assert delays(FixedDelay(restarts_max=None, delay_s=3), [0] * 50) == [3] * 50
 
 
-def test_no_restart_gives_up_at_once() -> None:
+def test_no_restart_gives_up_immediately() -> None:
     assert delays(NO_RESTART, [10]) == [None]
 
 

@@ -103,6 +103,6 @@ def test_ids_go_on_increasing_after_a_restore() -> None:  # H4
 
 
 @pytest.mark.parametrize("snapshot", [{}, {"open": 3}, {"open": {0: 1}}, {"open": {}, "by_checkpoint": {1: 2}}])
-def test_what_is_no_snapshot_is_refused(snapshot: dict[str, object]) -> None:
+def test_what_is_not_a_snapshot_is_refused(snapshot: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError, match="not a snapshot"):
         SplitAssignmentTracker.restore(snapshot)

@@ -71,7 +71,7 @@ def test_the_next_item_is_new_an_earlier_one_a_duplicate_and_a_later_one_a_hole(
     stream.advance()
     assert not stream.is_new(1)
     assert not stream.is_new(0)
-    with pytest.raises(RemoteProtocolError, match="item 3 came, but 2"):
+    with pytest.raises(RemoteProtocolError, match="item 3 arrived, but item 2"):
         stream.is_new(3)
     assert stream.received_seq == 1
 

@@ -55,7 +55,7 @@ def test_an_event_is_in_the_mailbox_before_it_is_confirmed() -> None:  # H23
     ]
 
 
-def test_one_read_of_many_frames_costs_one_confirm_behind_all_of_them() -> None:  # H23
+def test_one_read_of_many_frames_costs_one_confirm_after_all_of_them() -> None:  # H23
     subtask = a_subtask()
     batch: list[m.DownMessage] = [
         m.EventMessage(7, 1, b"a"),
@@ -78,7 +78,7 @@ def test_a_duplicate_is_dropped_and_confirmed_again() -> None:  # H22
 
 def test_a_hole_is_the_peers_fault_and_changes_nothing() -> None:  # H22
     subtask = a_subtask()
-    with unchanged(subtask), pytest.raises(RemoteProtocolError, match="item 3 came, but 1"):
+    with unchanged(subtask), pytest.raises(RemoteProtocolError, match="item 3 arrived, but item 1"):
         hear(subtask, m.EventMessage(7, 3, b"a"))
 
 
@@ -99,7 +99,7 @@ def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
 
 @pytest.mark.parametrize("plain", [m.Resumed(7, 0), m.Registered(7, 0, -1, (), (), 30.0, 3, 100, 0)])
 def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: m.DownMessage) -> None:
-    with pytest.raises(RemoteProtocolError, match="in the middle"):
+    with pytest.raises(RemoteProtocolError, match="established connection"):
         hear(a_subtask(), plain)
 
 
@@ -131,7 +131,7 @@ def test_a_resumed_connection_carries_only_what_the_coordinator_does_not_have() 
     assert sent(effects) == [m.EventMessage(7, 3, b"b"), m.Confirm(7, 1)]
 
 
-def test_at_the_window_the_operator_is_refused_and_told_once_when_there_is_room() -> None:  # H27
+def test_at_the_window_the_operator_is_refused_and_told_once_when_there_is_capacity() -> None:  # H27
     subtask = a_subtask()
     for _ in range(3):
         subtask.handle(s.EventSubmitted(b"x"), 1.0)
@@ -139,7 +139,7 @@ def test_at_the_window_the_operator_is_refused_and_told_once_when_there_is_room(
         for _ in range(2):
             with pytest.raises(GatewayFull, match="3 unconfirmed"):
                 subtask.handle(s.EventSubmitted(b"x"), 1.0)
-    assert hear(subtask, m.Confirm(7, 2)) == [s.RoomAvailable()]
+    assert hear(subtask, m.Confirm(7, 2)) == [s.CapacityAvailable()]
     assert hear(subtask, m.Confirm(7, 3)) == []
 
 
@@ -169,7 +169,7 @@ def test_restored_events_beyond_the_window_wait_for_confirmations() -> None:  # 
         m.RestoredEventMessage(7, 5, 5, b"5"),
     ]
     effects = hear(subtask, m.Confirm(7, 3))
-    assert effects == [s.RoomAvailable()]
+    assert effects == [s.CapacityAvailable()]
 
 
 def test_the_figures_are_visible() -> None:  # H27
@@ -201,7 +201,7 @@ def test_open_requests_are_bounded_although_they_are_confirmed() -> None:  # H27
     with pytest.raises(GatewayFull, match="3 open requests"):
         subtask.handle(s.RequestSubmitted(4, b"?"), 1.0)
     assert len(sent(subtask.handle(s.EventSubmitted(b"x"), 1.0))) == 1
-    assert s.RoomAvailable() in hear(subtask, m.AnswerMessage(7, 1, 2, "", b"!"))
+    assert s.CapacityAvailable() in hear(subtask, m.AnswerMessage(7, 1, 2, "", b"!"))
 
 
 def test_a_request_id_in_use_is_refused() -> None:
@@ -297,7 +297,7 @@ def test_a_reconnect_in_time_stops_the_clock() -> None:  # H24
     assert subtask.handle(s.TimePassed(), 99.0) == []
 
 
-def test_a_subtask_that_never_gets_a_connection_does_not_wait_for_ever() -> None:  # H48
+def test_a_subtask_that_never_gets_a_connection_does_not_wait_forever() -> None:  # H48
     subtask = a_subtask(connected=False)
     assert subtask.next_deadline() == 30.0
 

@@ -51,16 +51,16 @@ def mailbox(effects: list[s.SubtaskEffect]) -> list[object]:
     return [effect.item for effect in effects if isinstance(effect, s.PutInMailbox)]
 
 
-def test_the_valve_closes_at_once_behind_everything_that_was_sent_before() -> None:  # H40
+def test_the_valve_closes_immediately_after_everything_that_was_sent_before() -> None:  # H40
     subtask = a_subtask(limits=WIDE)
     assert send(subtask, b"before") == [b"before"]
     effects = hear(subtask, m.CloseForCheckpoint(7, 1, 5))
-    assert sent(effects) == [m.ClosedForCheckpoint(7, 3, 5), m.Confirm(7, 1)]
+    assert sent(effects) == [m.ClosedForCheckpoint(7, 3, 5, 1)]
     assert send(subtask, b"after") == []
     assert subtask.statistics().closed_for == (5,)
 
 
-def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None:  # H31, G1
+def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_after_it() -> None:  # H31, G1
     subtask = a_closed_subtask(5)
     send(subtask, b"a", b"b")
     assert hear(subtask, m.BarrierMessage(7, 2, 5, 0))[0] == s.PutInMailbox(s.MailboxBarrier(5))
@@ -77,7 +77,7 @@ def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:  # H24
     assert not subtask.all_confirmed
 
 
-def test_a_barrier_lies_in_the_mailbox_behind_the_events_that_came_before_it() -> None:  # H23
+def test_a_barrier_lies_in_the_mailbox_after_the_events_that_came_before_it() -> None:  # H23
     subtask = a_closed_subtask(5)
     batch: list[m.DownMessage] = [m.EventMessage(7, 2, b"a"), m.BarrierMessage(7, 3, 5, 2), m.EventMessage(7, 4, b"b")]
     effects = subtask.handle_batch(batch, 1.0)
@@ -90,11 +90,11 @@ def test_a_barrier_lies_in_the_mailbox_behind_the_events_that_came_before_it() -
 
 def test_a_barrier_without_a_close_is_the_peers_fault() -> None:  # H40
     subtask = a_closed_subtask()
-    with unchanged(subtask), pytest.raises(RemoteProtocolError, match="nothing was closed"):
+    with unchanged(subtask), pytest.raises(RemoteProtocolError, match="was not asked to close"):
         hear(subtask, m.BarrierMessage(7, 1, 5, 0))
 
 
-def test_a_barrier_that_names_an_event_behind_itself_is_the_peers_fault() -> None:  # H23
+def test_a_barrier_that_names_an_event_after_itself_is_the_peers_fault() -> None:  # H23
     subtask = a_closed_subtask(5)
     with unchanged(subtask), pytest.raises(RemoteProtocolError, match="has overtaken item 2"):
         hear(subtask, m.BarrierMessage(7, 2, 5, 2))
@@ -158,8 +158,7 @@ def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> N
     subtask = a_closed_subtask(5)
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     assert sent(subtask.handle(s.SnapshotRefused(5, "disk full"), 1.0)) == [
-        m.CheckpointDeclined(7, 3, 5, "disk full"),
-        m.Confirm(7, 2),
+        m.CheckpointDeclined(7, 3, 5, "disk full", 2)
     ]
     assert send(subtask, b"a") == []
     assert events(hear(subtask, m.CheckpointAborted(7, 3, 5))) == [b"a"]
@@ -174,12 +173,11 @@ def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:  # H33, H
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
     assert sent(effects) == [
         m.CheckpointAcknowledged(
-            7, 3, 5, b"", (m.HeldEvent(2, b"a"), m.HeldEvent(2, b"?", is_request=True), m.HeldEvent(2, b"b")), 0
+            7, 3, 5, b"", (m.HeldEvent(2, b"a"), m.HeldEvent(2, b"?", is_request=True), m.HeldEvent(2, b"b")), 0, 2
         ),
         m.EventMessage(7, 4, b"a"),
         m.RequestMessage(7, 5, 1, b"?"),
         m.EventMessage(7, 6, b"b"),
-        m.Confirm(7, 2),
     ]
     assert len(hear(subtask, m.AnswerMessage(7, 3, 1, "", b"!"))) == 2
 
@@ -208,10 +206,10 @@ def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() 
     assert sent(hear(subtask, m.BarrierMessage(7, 2, 5, 0))) == []
     assert subtask.handle(s.SnapshotTaken(5, b""), 1.0) == []
     assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 5))) == []
-    assert sent(hear(subtask, m.CloseForCheckpoint(7, 4, 6))) == [m.ClosedForCheckpoint(7, 4, 6), m.Confirm(7, 4)]
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 4, 6))) == [m.ClosedForCheckpoint(7, 4, 6, 4)]
 
 
 def test_a_finished_subtask_answers_that_it_is_closed() -> None:  # H47
     subtask = a_subtask(limits=WIDE)
     subtask.handle(s.OperatorFinished("", b"s"), 1.0)
-    assert sent(hear(subtask, m.CloseForCheckpoint(7, 1, 5))) == [m.ClosedForCheckpoint(7, 3, 5), m.Confirm(7, 1)]
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 1, 5))) == [m.ClosedForCheckpoint(7, 3, 5, 1)]

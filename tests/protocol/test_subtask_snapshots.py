@@ -72,7 +72,7 @@ def test_the_count_goes_on_where_the_restored_history_ended() -> None:
     assert answer.events_sent == 43
 
 
-def test_what_leaves_behind_a_snapshot_is_in_the_count_of_the_next() -> None:  # H32
+def test_what_leaves_after_a_snapshot_is_in_the_count_of_the_next() -> None:  # H32
     subtask = a_subtask_at_its_barrier(WIDE)
     send(subtask, b"a", b"b")
     first = take(subtask)
@@ -118,7 +118,7 @@ def test_a_restored_event_that_has_not_left_keeps_its_name_in_the_next_snapshot(
 # --- size -------------------------------------------------------------------------------------------------
 
 
-def test_a_state_that_fits_no_frame_is_declined_with_the_sizes_and_the_mend() -> None:
+def test_a_state_that_fits_no_frame_is_declined_with_the_sizes_and_the_fix() -> None:
     # H45, H62: it must not reach the codec, which could only end the attempt
     subtask = a_subtask_at_its_barrier()
     answer = take(subtask, b"x" * 201)
@@ -150,8 +150,8 @@ def test_what_just_fits_passes_the_codec() -> None:
     send_all(subtask, count)
     with pytest.raises(GatewayFull):
         subtask.handle(s.EventSubmitted(b"x"), 1.0)
-    room = limits.snapshot_bytes_max - count * (1 + HELD_OVERHEAD_BYTES)
-    answer = take(subtask, bytes(room))
+    left = limits.snapshot_bytes_max - count * (1 + HELD_OVERHEAD_BYTES)
+    answer = take(subtask, bytes(left))
     assert isinstance(answer, m.CheckpointAcknowledged)
     assert len(encode_message(answer, wire)) <= wire.message_bytes_max
 
@@ -161,14 +161,14 @@ def send_all(subtask: SubtaskMachine, count: int) -> None:
         subtask.handle(s.EventSubmitted(b"x"), 1.0)
 
 
-def test_a_closed_valve_holds_no_more_than_half_a_snapshot_and_tells_when_there_is_room() -> None:
-    # H27, H62: whatever the window size; otherwise the operator's events would leave no room for its state
+def test_a_closed_valve_holds_no_more_than_half_a_snapshot_and_tells_when_there_is_capacity() -> None:
+    # H27, H62: whatever the window size; otherwise the operator's events would leave no space for its state
     subtask = a_subtask_at_its_barrier()
     send(subtask, bytes(50))
     with unchanged(subtask), pytest.raises(GatewayFull, match="a checkpoint may hold 4 events and 100 bytes"):
         subtask.handle(s.EventSubmitted(bytes(50)), 1.0)
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
-    assert effects[-2:] == [s.RoomAvailable(), s.SendToCoordinator(m.Confirm(7, 2))]
+    assert effects[-1:] == [s.CapacityAvailable()]
     assert send(subtask, bytes(50)) == [bytes(50)]
 
 
@@ -177,7 +177,7 @@ def test_a_closed_valve_holds_no_more_events_than_a_snapshot_may_carry() -> None
     send(subtask, b"", b"", b"", b"")
     with pytest.raises(GatewayFull):
         subtask.handle(s.EventSubmitted(b""), 1.0)
-    assert hear(subtask, m.CheckpointAborted(7, 3, 5))[-2:-1] == [s.RoomAvailable()]
+    assert hear(subtask, m.CheckpointAborted(7, 3, 5))[-2:-1] == [s.CapacityAvailable()]
 
 
 def test_one_event_larger_than_half_a_snapshot_is_held_alone() -> None:
@@ -187,7 +187,7 @@ def test_one_event_larger_than_half_a_snapshot_is_held_alone() -> None:
     assert isinstance(take(subtask), m.CheckpointAcknowledged)
 
 
-def test_the_bound_of_a_snapshot_holds_back_nothing_that_may_leave_at_once() -> None:  # H27
+def test_the_bound_of_a_snapshot_holds_back_nothing_that_may_leave_immediately() -> None:  # H27
     subtask = a_restored_subtask(limits=TIGHT)
     assert len(send(subtask, *[bytes(60)] * 10)) == 10
 
@@ -213,7 +213,7 @@ def send_in_snapshot(subtask: SubtaskMachine, payload: bytes) -> list[s.SubtaskE
 
 
 def test_an_event_of_the_snapshot_is_in_that_very_snapshot_however_full_the_valve_is() -> None:
-    # H31, H48: room would come only after the snapshot that sends it
+    # H31, H48: capacity would come only after the snapshot that sends it
     subtask = a_subtask_at_its_barrier(s.SubtaskLimits(3, 10_000, 30))
     send(subtask, b"1", b"2", b"3")
     with pytest.raises(GatewayFull):

@@ -113,7 +113,7 @@ def test_barrier_waits_until_the_handlers_have_returned() -> None:  # H92
     hear(subtask, m.UrgentEventMessage(7, 3, b"v"))
     assert mailbox(hear(subtask, m.BarrierMessage(7, 4, 5, 3))) == []
     assert (begin(subtask), end(subtask), begin(subtask)) == ([], [], [])
-    with unchanged(subtask), pytest.raises(LocalProtocolError, match="before urgent events"):
+    with unchanged(subtask), pytest.raises(LocalProtocolError, match="before the urgent events"):
         subtask.handle(s.SnapshotTaken(5, b""), 1.0)
     assert end(subtask) == [s.MailboxBarrier(5)]
     assert take_snapshot(subtask, 5) == ((), [])
@@ -152,7 +152,7 @@ def test_barrier_of_a_checkpoint_that_is_over_holds_back_nothing(
     assert not subtask.wants_snapshot(5)
 
 
-def test_what_a_handler_sends_behind_a_closed_valve_is_never_refused_and_in_the_snapshot() -> None:  # H92, H31
+def test_what_a_handler_sends_after_a_closed_valve_is_never_refused_and_in_the_snapshot() -> None:  # H92, H31
     subtask = an_urgent_subtask(LIMITS)
     hear(subtask, m.CloseForCheckpoint(7, 1, 5))
     hear(subtask, m.UrgentEventMessage(7, 2, b"u"))
@@ -167,7 +167,7 @@ def test_what_a_handler_sends_behind_a_closed_valve_is_never_refused_and_in_the_
     assert held == (b"a", b"b", b"c", b"d")
 
 
-def test_what_a_handler_sends_through_an_open_valve_waits_for_room() -> None:  # H92, H27
+def test_what_a_handler_sends_through_an_open_valve_waits_for_capacity() -> None:  # H92, H27
     subtask = an_urgent_subtask(LIMITS)
     send(subtask, b"a", b"b", b"c")
     with pytest.raises(GatewayFull):

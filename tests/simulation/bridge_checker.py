@@ -42,12 +42,12 @@ class BridgeChecker:
         self._finished: set[int] = set()  # in the present run
         self._run_id = -1  # -1: no run
         self._jobs: dict[int, tuple[int, ...]] = {}  # that run, as far as the bridge knows: their stages
-        self._doomed: dict[int, float] = {}  # jobs of a run that has failed as a whole: since when
+        self._failed_jobs: dict[int, float] = {}  # jobs of a run that has failed as a whole: since when
         self._over: set[int] = set()  # jobs that have ended, or are being cancelled
 
     def cancelled(self, job_id: int) -> None:
         """Record that Spark is asked to cancel this job."""
-        self._doomed.pop(job_id, None)
+        self._failed_jobs.pop(job_id, None)
         self._over.add(job_id)
 
     def judge(self, item: object, told: Sequence[object], now: float) -> None:
@@ -86,8 +86,8 @@ class BridgeChecker:
             case GlobalFailureRaised():
                 for job_id in sorted(self._jobs.keys() - self._over):
                     if self._run_id in self._jobs[job_id]:
-                        self._doomed.setdefault(job_id, now)
-        for job_id, since in self._doomed.items():
+                        self._failed_jobs.setdefault(job_id, now)
+        for job_id, since in self._failed_jobs.items():
             demand(now <= since + LATE_S, f"H15: the run of job {job_id} has failed, and nobody cancels the job")
 
     def _check_superseded(self, winner: ExecutionAttempt, before: dict[int, int]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The simulated Spark's listener bus and records, whose facts can be late, duplicated, dropped or outdated."""
+"""The simulated Spark's listener bus, relay and records, whose facts can be late, duplicated, dropped or outdated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from protocol.facts import EngineFact, FactsDropped, StatusReported, TaskOutcome, TaskPlace, TaskState
+from protocol.facts import (
+    EngineFact,
+    ExecutorLost,
+    FactsDropped,
+    JobEnded,
+    JobStarted,
+    StageCompleted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskPlace,
+    TaskStarted,
+    TaskState,
+)
 from tests.simulation.jobs import EngineTask, Faults
 
 
@@ -39,6 +52,59 @@ class Bus:
         if self.faults.spend(self.random, self.faults.double):
             self.happen("fact doubled")
             self.queue.append(fact)
+
+
+@dataclass
+class HeldFacts:
+    """What the relay in the JVM keeps of stages that nobody watches; see ``HeldFacts`` in ``TaskEventRelay.java``."""
+
+    holding: bool
+    _stages: dict[int, dict[object, EngineFact]] = field(default_factory=dict)
+    _jobs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _watched: set[int] = field(default_factory=set)
+    _claimed: set[int] = field(default_factory=set)
+
+    def keep(self, fact: EngineFact) -> bool:
+        """Whether the fact is held back."""
+        match fact:
+            case JobStarted(job_id, stage_ids):
+                self._jobs[job_id] = stage_ids
+            case JobEnded(job_id=job_id):
+                for stage_id in self._jobs.pop(job_id, ()):
+                    if not any(stage_id in stages for stages in self._jobs.values()):
+                        self._watched.discard(stage_id)
+                        self._stages.pop(stage_id, None)
+            case StageCompleted(stage_id=stage_id, failure=None):
+                self._stages.pop(stage_id, None)
+            case ExecutorLost():
+                for held in self._stages.values():
+                    held[fact.executor_id] = fact
+            case TaskStarted() | TaskEnded():
+                return self.holding and self._keep(fact)
+        return False
+
+    def _keep(self, fact: TaskStarted | TaskEnded) -> bool:
+        tid = fact.task_attempt_id
+        if tid in self._claimed or fact.stage_id in self._watched:
+            self._claimed.discard(tid)
+            return False
+        held = self._stages.setdefault(fact.stage_id, {})
+        if isinstance(fact, TaskStarted):
+            held[tid] = fact
+        elif fact.outcome is TaskOutcome.SUCCESS:
+            held.pop(tid, None)
+        else:
+            held["end", tid] = fact
+        return True
+
+    def watch(self, stage_id: int, tid: int) -> list[EngineFact]:
+        """Return what was held of the stage, and of the task."""
+        released = self._stages.pop(stage_id, {})
+        self._watched.add(stage_id)
+        elsewhere = [held[key] for held in self._stages.values() for key in (tid, ("end", tid)) if key in held]
+        if tid not in released and not elsewhere:
+            self._claimed.add(tid)
+        return [*released.values(), *elsewhere]
 
 
 @dataclass

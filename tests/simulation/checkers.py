@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
-from protocol.wire.messages import CloseForCheckpoint, Downward, EventMessage, Resumed, UrgentEventMessage
+from protocol.wire.messages import (
+    BarrierMessage,
+    CloseForCheckpoint,
+    Downward,
+    EventMessage,
+    Resumed,
+    UrgentEventMessage,
+)
 from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, unpack
 
 SLACK_S = 0.1
@@ -231,7 +238,8 @@ class AttemptRecord:
     part_asks: bool = False  # requests of a part, whose answers are not recorded
     cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # events sent, requests answered at each cut
     barriers: set[int] = field(default_factory=set)  # put into the mailbox
-    closed: set[int] = field(default_factory=set)  # the checkpoints that it was told to close for
+    closed: set[int] = field(default_factory=set)  # the checkpoints that it was notified of
+    urgent_read: set[int] = field(default_factory=set)  # items; one after a barrier may be handled later (H79)
     over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
     sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
     heard_at: float = 0.0  # when the driver last read something of it, or took a connection of it
@@ -272,12 +280,13 @@ class AttemptRecord:
         self.down_came.append(payload)
 
     def _may_be_confirmed(self, place: int) -> bool:
-        """Whether an event has come, perhaps behind an urgent one that is not handled yet."""
+        """Whether an event has come, perhaps after an urgent one that is not handled yet."""
         if not self.handles_urgent:
             return place < len(self.down_came)
+        read = max(self.came_urgent, len(self.urgent_read))
         if place in self.urgent:
-            return self.urgent.index(place) < self.came_urgent
-        waits = any(one < place for one in self.urgent[self.acted : self.came_urgent])
+            return self.urgent.index(place) < read
+        waits = any(one < place for one in self.urgent[self.acted : read])
         return place < self.came_ordinary or waits
 
     def came_up(self, payload: str, position: int) -> None:
@@ -334,8 +343,10 @@ class AttemptRecord:
 
     def hear(self, message: Downward) -> None:
         """Record a message that the task reads."""
-        if isinstance(message, CloseForCheckpoint):
+        if isinstance(message, CloseForCheckpoint | BarrierMessage):  # which may be the first sign of it (H79)
             self.closed.add(message.checkpoint_id)
+        elif isinstance(message, UrgentEventMessage):
+            self.urgent_read.add(message.seq)
         elif isinstance(message, Resumed):
             self.lost_at = None
 
@@ -359,7 +370,7 @@ class AttemptRecord:
     def check_patience(self, now: float, frozen_until: float) -> None:
         """Check that a task without a connection ends itself in time (H24), unless it stands still."""
         if self.lost_at is not None and now > frozen_until + SLACK_S:
-            demand(now < self.lost_at + RECONNECT_S + SLACK_S, f"H24: {self.name} waits for ever for the driver")
+            demand(now < self.lost_at + RECONNECT_S + SLACK_S, f"H24: {self.name} waits forever for the driver")
 
     def check_beats(self, now: float, frozen_until: float) -> None:
         """Check that a connected task gives signs of life (H94), unless it stands still. Its looks are a bit late."""

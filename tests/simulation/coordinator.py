@@ -166,7 +166,7 @@ class Coordinator(OperatorCoordinator):
         self._application = application
         self._monitor = monitor
         self._inside = ""  # the method that runs
-        self._waits_for_room: Handle | None = None
+        self._waits_for_capacity: Handle | None = None
         self._deferred: list[Deferred] = []
 
     # --- behavior of user code ------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Coordinator(OperatorCoordinator):
             handle
             for handles in self.books.handles.values()
             for handle in handles.values()
-            if handle is not self._waits_for_room
+            if handle is not self._waits_for_capacity
             and handle.gateway.events_pending < EVENTS_MAX
             and self._wanting(handle)
         ]
@@ -242,16 +242,16 @@ class Coordinator(OperatorCoordinator):
         self._sent(handle, key, event, urgent, confirmation)
 
     async def _send_inside(self) -> None:
-        """Send from inside a method, and wait for room if there is none (H27)."""
+        """Send from inside a method, and wait for capacity if there is none (H27)."""
         handles = [h for handles in self.books.handles.values() for h in handles.values() if self._wanting(h)]
         if not handles or not self._chance(self._application.settings.inside):
             return
-        self._waits_for_room = handle = self._world.random.choice(handles)
+        self._waits_for_capacity = handle = self._world.random.choice(handles)
         key, event, loose, urgent = self._next_event(handle)
         try:
             confirmation = await handle.gateway.send_event(event, loss_tolerant=loose, urgent=urgent)
         finally:
-            self._waits_for_room = None
+            self._waits_for_capacity = None
         self._sent(handle, key, event, urgent, confirmation)
 
     def _next_event(self, handle: Handle) -> tuple[int | None, str, bool, bool]:
@@ -300,13 +300,13 @@ class Coordinator(OperatorCoordinator):
     # --- for the parts of a chain ---------------------------------------------------------------------------------
 
     @contextmanager
-    def waiting_for_room(self, attempt: ExecutionAttempt) -> Iterator[None]:
-        """A part may wait for room there, so nothing else is sent, which would confuse the record of the order."""
-        self._waits_for_room = self.books.handles.get(attempt.subtask, {}).get(attempt.attempt)
+    def waiting_for_capacity(self, attempt: ExecutionAttempt) -> Iterator[None]:
+        """A part may wait for capacity there, so nothing else is sent, which would confuse the record of the order."""
+        self._waits_for_capacity = self.books.handles.get(attempt.subtask, {}).get(attempt.attempt)
         try:
             yield
         finally:
-            self._waits_for_room = None
+            self._waits_for_capacity = None
 
     def sent_by_part(self, attempt: ExecutionAttempt, event: str, urgent: bool, confirmation: Confirmation) -> None:
         record = self._world.record(attempt.task_attempt_id)

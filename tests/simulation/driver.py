@@ -156,6 +156,7 @@ class Driver:
             SNAPSHOT_TIMEOUT_S,
             inject_barrier=self._inject_barrier if self._apart else None,
             method_report_s=REPORT_S,
+            gateways_per_turn=self.world.random.choice([1, 1, 2, 16]),
         )
         try:
             operator = await self._operators.add(config, self.registered, self.application.restore)

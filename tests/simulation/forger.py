@@ -18,7 +18,7 @@ FIRST_ID = 10**9
 
 
 class Forger:
-    """One claim, on a connection of its own. It does not stay beyond ``until``, on the world's clock."""
+    """One claim, on a separate connection. It ends by ``until``, on the world's clock."""
 
     def __init__(self, connection: Connection, claim: Register, until: float, figures: Totals) -> None:
         self.until = until

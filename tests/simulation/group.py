@@ -96,12 +96,12 @@ class TaskGroup:
             self._ask(Call(member.generation, self._round, SAVE, self._step + 1))
 
     def _ask(self, request: Join | Call | Fetch) -> None:
-        if self._parts.outbox:  # the blob waits for room, and leaves first
+        if self._parts.outbox:  # the blob waits for capacity, and leaves first
             return
         try:
             self._parts.process.ask_of_part(PartEvent(TEAM, request.as_event()))
         except GatewayFull:
-            self._parts.process.waits_for_room = True
+            self._parts.process.waits_for_capacity = True
             return
         self._asked = request
 

@@ -41,7 +41,7 @@ SHARED = "shared"
 
 
 def children(item: str) -> list[str]:
-    """What is found in an item, besides the shared one."""
+    """What is found in an item, other than the shared one."""
     return [] if item == SHARED or len(item) == DEPTH else [item + "0", item + "1"]
 
 
@@ -115,7 +115,7 @@ class WatchedGateway:
         return getattr(self._gateway, name)
 
     async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
-        with self._judge.waiting_for_room(self._gateway.attempt):
+        with self._judge.waiting_for_capacity(self._gateway.attempt):
             confirmation = await self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
         self._judge.sent_by_part(self._gateway.attempt, part_text(event), urgent, confirmation)
         return confirmation
@@ -195,7 +195,7 @@ class TaskParts:
         self.group.hear_answer(error, payload)
 
     def send(self, name: str, event: Any) -> None:
-        """Send an event, after those that wait for room."""
+        """Send an event, after those that wait for capacity."""
         encode_event(event)
         self.outbox.append((name, event))
         self.flush()
@@ -204,7 +204,7 @@ class TaskParts:
 
     @property
     def blocked(self) -> bool:
-        """Whether the function waits for room."""
+        """Whether the function waits for capacity."""
         return bool(self.outbox)
 
     def actions(self) -> list[Callable[[], None]]:
@@ -244,13 +244,13 @@ class TaskParts:
         return {name: part.final_state() for name, part in self._by_name.items()}
 
     def flush(self) -> None:
-        """Send what waits for room, as far as there is any."""
+        """Send what waits for capacity, as far as there is any."""
         while self.outbox:
             name, event = self.outbox[0]
             try:
                 self.process.send_of_part(PartEvent(name, event))
             except GatewayFull:
-                self.process.waits_for_room = True
+                self.process.waits_for_capacity = True
                 return
             self.outbox.popleft()
 
@@ -277,7 +277,7 @@ class PartContext:
 
     def send_event_nowait(self, event: Any) -> None:
         if self._parts.outbox:
-            raise GatewayFull("others wait for room")
+            raise GatewayFull("others wait for capacity")
         self._parts.process.send_of_part(PartEvent(self._name, event))
 
     def wait_for_event(self, timeout_s: float | None = None) -> int:

@@ -65,6 +65,10 @@ class SimulatedRelay:
         self._perhaps_refuse("cancel a job")
         self._world.engine.cancel((job_id,), reason)
 
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        self._perhaps_refuse("take note of a stage")
+        self._world.watch(stage_id, task_attempt_id)
+
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 

@@ -67,7 +67,7 @@ class Process:
         in_hand = application.settings.in_hand
         self.parts = TaskParts(self, in_hand, application.settings.team) if in_hand else None
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
-        self.waits_for_room = False
+        self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
         self.urgent: deque[bytes] = deque()  # not begun
@@ -102,14 +102,14 @@ class Process:
         elif self.life is Life.RUNNING:
             actions += self.urgent_actions()
             if self.parts is not None and self.parts.blocked:
-                return actions if self.waits_for_room else [*actions, self.parts.flush]
+                return actions if self.waits_for_capacity else [*actions, self.parts.flush]
             if self.finishes is not None:
                 return [*actions, self.end_well]
             if self.mailbox:
                 actions.append(self.handle_mail)
             if self.awaits_start:
                 return actions
-            if not self.waits_for_room and self.work.sendable():
+            if not self.waits_for_capacity and self.work.sendable():
                 actions.append(self.send)
             if self.parts is not None:
                 actions += self.parts.actions()
@@ -265,7 +265,8 @@ class Process:
             heartbeat_interval_s=message.heartbeat_interval_s,
         )
         subtask = self.task.partition
-        self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)
+        held, hold_events = message.held, message.hold_events
+        self.machine = SubtaskMachine(self.tid, subtask, limits, held, message.events_sent, hold_events=hold_events)
         self.life = Life.RESTORING
         self.step(ConnectionAttached(0))
 
@@ -307,7 +308,7 @@ class Process:
             demand(not in_snapshot, f"H31: task {self.tid} may not send inside its snapshot")
             closed = self.machine is not None and self.machine.statistics().closed_for
             demand(not (in_urgent and closed), f"H92: task {self.tid} may not send in a handler that a snapshot awaits")
-            self.waits_for_room = True
+            self.waits_for_capacity = True
             return
         if asks:
             record.requests[request_id] = payload
@@ -317,7 +318,7 @@ class Process:
         record.up_sent.append(payload)
 
     def send_of_part(self, event: PartEvent, *, in_snapshot: bool = False) -> None:
-        """Send an event of a part. ``GatewayFull``: there is no room."""
+        """Send an event of a part. ``GatewayFull``: there is no capacity."""
         try:
             self.step(s.EventSubmitted(encode_event(event), in_snapshot, False))
         except GatewayFull:
@@ -327,7 +328,7 @@ class Process:
         self.record.up_sent.append(part_text(event))
 
     def ask_of_part(self, request: PartEvent) -> None:
-        """Send a request of a part. ``GatewayFull``: there is no room."""
+        """Send a request of a part. ``GatewayFull``: there is no capacity."""
         request_id = len(self.record.requests)
         self.step(s.RequestSubmitted(request_id, encode_event(request)))
         self.record.requests[request_id] = part_text(request)
@@ -498,7 +499,7 @@ class Process:
                 return
             elif isinstance(effect, DropConnection):
                 demand(False, f"H22: task {self.tid} drops its connection: {effect.why}")
-            elif isinstance(effect, s.RoomAvailable):
-                self.waits_for_room = False
+            elif isinstance(effect, s.CapacityAvailable):
+                self.waits_for_capacity = False
             elif isinstance(effect, s.ResolveRequest):
                 self.hear_answer_to(effect)

@@ -48,7 +48,7 @@ class ServerEnd:
     def progressed(self) -> bool:
         return False
 
-    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+    def send(self, message: DownMessage, *, immediately: bool = False) -> None:
         if isinstance(message, BarrierMessage):
             self._barrier_leaves(message.task_attempt_id, message.checkpoint_id)
         self._connection.send_down(message)

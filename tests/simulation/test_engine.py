@@ -237,7 +237,7 @@ def test_a_barrier_stage_fails_and_starts_again_as_a_whole() -> None:
     ]
 
 
-def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:
+def test_what_succeeds_after_the_failure_of_a_barrier_stage_is_kept() -> None:
     stage = started(barrier=True, shuffles=True)
     stage.engine.exited(101, "broken")
     stage.random.unusual = [0.999]  # the kill comes too late
@@ -247,7 +247,7 @@ def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:
     assert "barrier zombie succeeds" in stage.happened
 
 
-def test_a_barrier_stage_is_given_up_in_the_end_and_at_once_when_nothing_reads_it() -> None:
+def test_a_barrier_stage_is_given_up_in_the_end_and_immediately_when_nothing_reads_it() -> None:
     for shuffles, attempts in ((True, 4), (False, 1)):
         stage = started(partitions=1, barrier=True, shuffles=shuffles)
         while stage.engine.active:
@@ -356,7 +356,7 @@ def test_a_look_may_find_the_books_of_yesterday() -> None:
     assert (now.tasks[100], now.jobs) == (TaskState.SUCCEEDED, {0: False})
 
 
-def test_two_jobs_run_at_once() -> None:
+def test_two_jobs_run_concurrently() -> None:
     # H55: refusing one is the ledger's job
     stage = started(partitions=1)
     stage.engine.start_rival()

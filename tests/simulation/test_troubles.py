@@ -74,7 +74,7 @@ def test_nothing_passes_a_cut_and_nobody_notices_the_end_of_the_other() -> None:
     assert connection.task_gone
 
 
-def test_what_was_sent_before_a_short_cut_comes_behind_it() -> None:
+def test_what_was_sent_before_a_short_cut_comes_after_it() -> None:
     clock = At(1.0)
     connection = a_connection(clock)
     connection.cut(clock, until=3.0)
@@ -85,7 +85,7 @@ def test_what_was_sent_before_a_short_cut_comes_behind_it() -> None:
     assert list(connection.up) == up(1, 2)
 
 
-def test_one_end_may_find_out_much_later_and_writes_in_vain() -> None:
+def test_one_end_may_find_out_much_later_and_writes_without_success() -> None:
     connection = a_connection(At())
     connection.break_now(Random(0), task_sees_at=2.0)
     assert (connection.task_gone, connection.server_gone) == (True, False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,12 @@ from random import Random
 
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import LocalProtocolError
+from protocol.facts import EngineFact
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings, own_state
+from tests.simulation.bus import HeldFacts
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
@@ -45,9 +48,11 @@ CHAINS = 0.25
 """How likely the operator of a world is a chain."""
 TEAMS = 0.5
 """How likely a group is a part of it."""
+HELD_BACK = 0.7
+"""How likely the relay holds back the facts of stages that nobody watches, as with a JVM; Py4J holds none."""
 
 
-def draw_settings(random: Random) -> Settings:
+def draw_settings(random: Random, hold_events: bool) -> Settings:
     mode = random.choice([RestoreMode.BATCH, RestoreMode.STREAMING, RestoreMode.STREAMING])
     barrier_stage = random.random() < 0.2
     checkpoints = CheckpointConfig(
@@ -57,6 +62,7 @@ def draw_settings(random: Random) -> Settings:
         interval_s=random.choice([None, None, 0.04, 0.2]),
         min_pause_s=random.choice([0.0, 0.0, 0.05]),
         concurrent_max=random.choice([1, 1, 2, 3]),
+        hold_events=hold_events,
     )
     return Settings(
         mode=mode,
@@ -96,7 +102,8 @@ class World:
         self.barriers: list[tuple[int, BarrierArrived]] = []  # travelling separately
         self.figures = Totals(1)
         self.broken: Exception | None = None
-        self.settings = settings = draw_settings(random)
+        hold_events = Random(f"events are held in {seed}").random() < 0.5  # H79
+        self.settings = settings = draw_settings(random, hold_events)
         parts = Random(f"parts {seed}")  # so that the other worlds are what they were
         if parts.random() < chains:
             self.settings = settings = replace(settings, in_hand=parts.choice([1, 1, 2, 5]))
@@ -145,6 +152,8 @@ class World:
         self.drivers += 1
         self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restore}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
+        self.held_facts = HeldFacts(Random(f"held facts {self.seed} {self.drivers}").random() < HELD_BACK)
+        self.released: deque[EngineFact] = deque()
         self.engine = Engine(
             self.random,
             application.parallelism,
@@ -253,11 +262,12 @@ class World:
         demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
 
     def check_drained(self, task_attempt_id: int, checkpoint_id: int) -> None:
-        """Check that a barrier may leave (H42, H78)."""
-        self.record(task_attempt_id).check_drained(checkpoint_id)
+        """Check that a barrier may leave (H42, H78). If no events are held, its place in the stream is enough (H79)."""
+        if self.settings.checkpoints.hold_events:
+            self.record(task_attempt_id).check_drained(checkpoint_id)
 
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None:
-        self.check_drained(task_attempt_id, checkpoint_id)
+        self.record(task_attempt_id).check_drained(checkpoint_id)
         self.barriers.append((task_attempt_id, BarrierArrived(checkpoint_id, events_before)))
 
     # --- the loop ---
@@ -353,7 +363,7 @@ class World:
         actions.extend(self.go_on_beside())
         if self.storage.disk.can_land():
             actions.append(self.storage.disk.land_one)
-        if engine.bus:
+        if engine.bus or self.released:
             actions.extend([self.deliver_fact] * 3)
         if engine.late and not engine.bus:
             actions.append(lambda: engine.bus.append(engine.late.pop(0)))
@@ -374,9 +384,22 @@ class World:
         self.engine.start_job()
 
     def deliver_fact(self) -> None:
+        if self.released:
+            fact = self.released.popleft()
+            self.tell(f"relay, no longer held: {fact}")
+            self.driver.hear_fact(fact)
+            return
         fact = self.engine.bus.popleft()
-        self.tell(f"bus: {fact}")
-        self.driver.hear_fact(fact)
+        held = self.held_facts.keep(fact)
+        self.tell(f"bus: {fact}{', held back' if held else ''}")
+        if not held:
+            self.driver.hear_fact(fact)
+
+    def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Let the bus bring what the relay has held of a stage, and of a task, before anything else."""
+        for fact in self.held_facts.watch(stage_id, task_attempt_id):
+            self.happen("fact released")
+            self.released.append(fact)
 
     def bring_barrier(self) -> None:
         """Deliver a separate barrier: any of them, once or twice, or never."""
@@ -500,7 +523,7 @@ class World:
         for record in self.records.values():
             record.check_settled()
         for process in self.processes.values():
-            demand(process.life is Life.GONE, f"H19: task {process.tid} waits for ever: {process.life}")
+            demand(process.life is Life.GONE, f"H19: task {process.tid} waits forever: {process.life}")
 
     def jobs_failed(self) -> int:
         """How many jobs of the present engine failed; one that still runs will not succeed either."""
