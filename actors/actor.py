@@ -30,7 +30,7 @@ class Actor(Generic[M]):
     """
 
     async def started(self, context: ActorContext[M]) -> None:
-        """Called before the first message of this instance, so also after a restart."""
+        """Called before the first message of this instance, and so again after a restart."""
 
     async def receive(self, context: ActorContext[M], message: M) -> None:
         """Handle one message."""
@@ -50,7 +50,7 @@ class Actor(Generic[M]):
         """
 
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
-        """Whether to go on after foreign code has cancelled the actor's task between two messages.
+        """Whether to continue after foreign code has cancelled the actor's task between two messages.
 
         Code that survives a handler can do that, for example ``asyncio.timeout`` in an async generator that was never
         closed. By default, the actor ends as if it had been cut off.

@@ -617,7 +617,7 @@ class ActorCell(Generic[M]):
         self.system.slow_handlers += 1
         if self._repeated is None:
             self._repeated = LimitedLog(self.log, self.system.clock)
-        self._repeated.warning("handler held the event loop", what=what, held_s=round(held_s, 6))
+        self._repeated.warning("handler blocked the event loop", what=what, held_s=round(held_s, 6))
         for hook in self.system.hooks:
             hook.slow_handler(SlowHandler(self.ref, what, held_s))
 

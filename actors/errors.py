@@ -28,7 +28,7 @@ class ActorStopped(ActorError):
 
 
 class MailboxFull(ActorError):
-    """The mailbox has no room, and its policy or the call does not allow waiting."""
+    """The mailbox is full, and its policy or the call does not allow waiting."""
 
     def __init__(self, actor: str, capacity: int, detail: str = "") -> None:
         super().__init__(actor, capacity, detail)

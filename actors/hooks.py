@@ -17,7 +17,7 @@ Receive: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class SlowHandler:
-    """A handler held the event loop for ``held_s`` seconds without awaiting.
+    """A handler blocked the event loop for ``held_s`` seconds without awaiting.
 
     ``what`` names it: a message type, ``started``, ``stopped``, a signal, or background work.
     """

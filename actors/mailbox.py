@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A bounded mailbox: a queue of messages, a list of signals, one reader, and the senders that wait for room.
+"""A bounded mailbox: a queue of messages, a list of signals, one reader, and the senders that wait for space.
 
 Only the actor's own task reads. It takes an item in the same step in which it begins to handle it, so a cancellation
 while it is parked loses nothing.
 
 A sender that has to wait leaves its message with the mailbox. The reader moves that message into the queue as soon as
-there is room, so waiting senders are served in order and none is overtaken. If the sender is cancelled before the
+there is space, so waiting senders are served in order and none is overtaken. If the sender is cancelled before the
 move, its message goes with it; after the move, the message is accepted.
 
 Loop-only, like everything in this package that does not say otherwise.
@@ -38,7 +38,7 @@ class DeadLetterReason(Enum):
 
 
 class OnFull(Enum):
-    """What happens to a message for which there is no room."""
+    """What happens to a message for which there is no space."""
 
     WAIT = "wait"
     """``send`` waits; ``tell``, which cannot, raises ``MailboxFull``."""
@@ -59,7 +59,7 @@ class MailboxConfig:
 
     Args:
         capacity: Messages, at least 1; None for no bound.
-        on_full: What happens to a message for which there is no room.
+        on_full: What happens to a message for which there is no space.
 
     Raises:
         ValueError: The capacity is less than 1.
@@ -81,7 +81,7 @@ class MailboxStatistics:
         capacity: As configured.
         queued: Messages that wait.
         high_water: The most messages that ever waited.
-        waiting_senders: Senders that wait for room.
+        waiting_senders: Senders that wait for space.
         accepted: Messages taken in so far.
         handled: Messages given to the actor so far.
         dropped: Messages dropped by a DROP policy so far.
@@ -118,11 +118,11 @@ class Envelope:
 
 
 class _WaitingSender:
-    __slots__ = ("item", "room")
+    __slots__ = ("item", "space")
 
-    def __init__(self, item: object, room: asyncio.Future[None] | None) -> None:
+    def __init__(self, item: object, space: asyncio.Future[None] | None) -> None:
         self.item = item
-        self.room = room
+        self.space = space
 
 
 class Mailbox:
@@ -196,7 +196,7 @@ class Mailbox:
             if not parked.done():
                 parked.set_result(None)
 
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether ``offer`` would neither refuse nor drop."""
         return len(self.queue) < self._limit
 
@@ -226,17 +226,17 @@ class Mailbox:
                 parked.set_result(None)
 
     async def send(self, item: object) -> None:
-        """Take an item, waiting for room under WAIT. Raises ``ActorStopped`` if closed before or during the wait."""
+        """Take an item, waiting for space under WAIT. Raises ``ActorStopped`` if closed before or during the wait."""
         if self.closed:
             raise ActorStopped(self._owner)
-        if self.has_room() or self.config.on_full is not OnFull.WAIT:
+        if self.has_space() or self.config.on_full is not OnFull.WAIT:
             self.offer(item)
             return
-        room: asyncio.Future[None] = self._loop.create_future()
-        sender = _WaitingSender(item, room)
+        space: asyncio.Future[None] = self._loop.create_future()
+        sender = _WaitingSender(item, space)
         self.senders[sender] = None
         try:
-            await room
+            await space
         finally:
             self.senders.pop(sender, None)
 
@@ -251,16 +251,16 @@ class Mailbox:
         self.senders.pop(sender, None)
 
     def admit(self) -> None:
-        """There is room: move the items of waiting senders into the queue, in their order."""
+        """There is space: move the items of waiting senders into the queue, in their order."""
         queue = self.queue
         while self.senders and len(queue) < self._limit:
             sender = next(iter(self.senders))
             del self.senders[sender]
-            room = sender.room
-            if room is not None:
-                if room.done():
+            space = sender.space
+            if space is not None:
+                if space.done():
                     continue  # cancelled while it waited
-                room.set_result(None)
+                space.set_result(None)
             queue.append(sender.item)
             self.high_water = max(self.high_water, len(queue))
             self.accepted += 1
@@ -274,10 +274,10 @@ class Mailbox:
         senders = tuple(self.senders)
         self.senders.clear()
         for sender in senders:
-            if sender.room is None:
+            if sender.space is None:
                 self._dead(sender.item, DeadLetterReason.STOPPED)
-            elif not sender.room.done():
-                sender.room.set_exception(ActorStopped(self._owner, "stopped before it had room"))
+            elif not sender.space.done():
+                sender.space.set_exception(ActorStopped(self._owner, "stopped before there was space in its mailbox"))
         while self.queue:
             self.taken_back += 1
             self._dead(self.queue.popleft(), DeadLetterReason.LEFT_BEHIND)

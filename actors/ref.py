@@ -161,31 +161,31 @@ class ActorRef(Generic[M_contra]):
         self._cell.system.call_threadsafe(self._tell_or_bury, message)
 
     async def send(self, message: M_contra) -> None:
-        """Queue a message, waiting for room under WAIT. Waiting senders are served in order.
+        """Queue a message, waiting for space under WAIT. Waiting senders are served in order.
 
         Raises ``ActorStopped`` if the actor has stopped or stops during the wait; ``MailboxFull`` under REFUSE, and
-        if an actor's handler would wait for room in its own mailbox. After a cancellation during the wait, the message
+        if an actor's handler would wait for space in its own mailbox. After a cancellation during the wait, the message
         may or may not have been accepted.
         """
         mailbox = self._mailbox
-        if mailbox.has_room():
+        if mailbox.has_space():
             mailbox.offer(message)
             return
         if mailbox.closed or mailbox.config.on_full is not OnFull.WAIT:
             await mailbox.send(message)
             return
         self._refuse_self_send()
-        with self._cell.system.waits.waiting("room in", self._cell, message):
+        with self._cell.system.waits.waiting("space in", self._cell, message):
             await mailbox.send(message)
 
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:
         """Send the message that ``build`` makes around a ``Reply``, and wait for the answer.
 
-        An ask that ends without an answer withdraws its message only if that still waited for room.
+        An ask that ends without an answer withdraws its message only if that still waited for space.
 
         Args:
             build: Makes the message, for example the message's class if the reply is its only field.
-            timeout_s: Seconds of the system's clock, counted from the call; the wait for room is included.
+            timeout_s: Seconds of the system's clock, counted from the call; the wait for space is included.
 
         Raises:
             AskTimeout: No answer came within ``timeout_s``.
@@ -201,7 +201,7 @@ class ActorRef(Generic[M_contra]):
         message = build(reply)
         envelope = AskEnvelope(message, reply)
         take_back: Callable[[], None] | None = None
-        if mailbox.config.on_full is not OnFull.WAIT or mailbox.closed or mailbox.has_room():
+        if mailbox.config.on_full is not OnFull.WAIT or mailbox.closed or mailbox.has_space():
             mailbox.offer(envelope)
         else:
             self._refuse_self_send()
@@ -236,7 +236,7 @@ class ActorRef(Generic[M_contra]):
         if current_actor.get() is self._cell:
             capacity = self._mailbox.config.capacity or 0
             error = MailboxFull(self.name, capacity, "its own handler would wait forever")
-            raise error from WouldDeadlock(self.name, "room in its own mailbox")
+            raise error from WouldDeadlock(self.name, "space in its own mailbox")
 
     def _tell_or_bury(self, message: M_contra) -> None:
         try:

@@ -2,7 +2,7 @@
 
 """Who waits for whom, right now.
 
-Each unanswered ``ask`` and each ``send`` that waits for room is on record, with the actor or task that waits. When a
+Each unanswered ``ask`` and each ``send`` that waits for space is on record, with the actor or task that waits. When a
 system stands still, this record shows why: a cycle in it is a deadlock.
 """
 
@@ -32,7 +32,7 @@ current_actor: ContextVar[Named | None] = ContextVar("headgate_current_actor", d
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``waiter`` has waited for ``for_s`` seconds for ``what`` ("room in", "an answer from") ``target``."""
+    """``waiter`` has waited for ``for_s`` seconds for ``what`` ("space in", "an answer from") ``target``."""
 
     waiter: str
     what: str

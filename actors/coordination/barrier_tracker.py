@@ -9,10 +9,13 @@ coordinator and of every gateway; they end with it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
+from actors.coordination.announcer import Announcer
 from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
 from actors.coordination.checkpoint_writes import CheckpointWrites
@@ -23,11 +26,13 @@ from actors.coordination.failure import FailureLatch
 from actors.coordination.given import ResetNotSupported, why_not_resettable
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
+    AnnounceNext,
     AskLabelledWork,
     AwaitSettled,
     ClientRequest,
     CoordinatorMessage,
     Flush,
+    GatewayMessage,
     LabelCheckpoints,
     LabelledWork,
     LedgerDecided,
@@ -54,9 +59,11 @@ from protocol.attempts import (
     SubtaskReady,
 )
 from protocol.barrier_tracker import (
+    ONE_OF_MANY,
     BarrierTracker,
     CheckpointTriggered,
     CloseSubtask,
+    CollectRecorded,
     CompletedCheckpoint,
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
@@ -72,8 +79,6 @@ from protocol.barrier_tracker import (
     RestoreAttempt,
     SnapshotCoordinator,
     StoreCheckpoint,
-    SubtaskAcknowledged,
-    SubtaskClosed,
     SubtaskResetToCheckpoint,
     TrackerEffect,
     TrackerInput,
@@ -98,7 +103,14 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._ports = ports
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
-        self._machine = BarrierTracker(config.operator_id, config.parallelism, checkpoint, config.restored)
+        self._machine = BarrierTracker(
+            config.operator_id,
+            config.parallelism,
+            checkpoint,
+            config.restored,
+            barriers_apart=config.inject_barrier is not None,
+            limits=config.wire_limits,
+        )
         self._requests = CheckpointRequests(statistics)
         self._labels = CheckpointLabels("" if config.restored is None else config.restored.label)
         self._accepting: dict[int, AttemptConnection] = {}
@@ -107,6 +119,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._run_id = -1
         self._awaiting_settled: list[Reply[Settled]] = []
         self._deadline = DeadlineTimer()
+        self._announcer: Announcer[GatewayMessage]
         self._coordinator_ref: ActorRef[CoordinatorMessage]
         self._gateways: OpenGateways
         self._writes: CheckpointWrites
@@ -114,6 +127,17 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             statistics.last_completed_checkpoint_id = config.restored.checkpoint_id
 
     async def started(self, context: ActorContext[TrackerMessage]) -> None:
+        loop, self_ref = asyncio.get_running_loop(), context.self_ref
+        self._now = context.clock.now
+
+        def next_turn() -> None:
+            loop.call_soon(announce_next)
+
+        def announce_next() -> None:
+            if self_ref.is_alive:
+                self_ref.tell_direct(AnnounceNext())
+
+        self._announcer = Announcer(self._config.gateways_per_turn, next_turn)
         self._coordinator_ref = context.spawn(
             lambda: CoordinatorActor(
                 self._coordinator,
@@ -126,6 +150,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tracker_ref=context.self_ref,
                 statistics=self._statistics,
                 failures=self._failures,
+                announcer=self._announcer,
+                hold_events=self._config.checkpoint.hold_events,
                 watch=self._ports.watch,
                 report_s=self._config.method_report_s,
                 limits=self._config.wire_limits,
@@ -134,14 +160,27 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             name="coordinator",
             mailbox=UNBOUNDED,
         )
-        self._gateways = OpenGateways(context, self._config, self._ports, self._statistics, self._coordinator_ref)
+        self._gateways = OpenGateways(
+            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer
+        )
         self._writes = CheckpointWrites(context)
 
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
-        now = context.clock.now()
+        now = self._now()
+        if type(message) in ONE_OF_MANY:
+            effects = self._machine.handle(cast(TrackerInput, message), now)
+            if not effects:
+                return  # others are awaited as before, and no deadline has moved
+            self._act(context, effects, now, None)
+        else:
+            self._handle_other(context, message, now)
+        self._deadline.arm(context, self._machine.next_deadline(), now)
+        self._answer_if_settled()
+
+    def _handle_other(self, context: ActorContext[TrackerMessage], message: TrackerMessage, now: float) -> None:
         match message:
-            case SubtaskClosed() | SubtaskAcknowledged():  # one per subtask and checkpoint
-                self._handle(context, message, now)
+            case AnnounceNext():
+                self._announcer.go_on()
             case StartOperator(reply_to):
                 restored = self._config.restored
                 point = None if restored is None else (restored.checkpoint_id, restored.coordinator_state)
@@ -164,8 +203,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
                 self._handle(context, message, now)
-        self._deadline.arm(context, self._machine.next_deadline(), now)
-        self._answer_if_settled()
 
     def _handle(
         self,
@@ -176,7 +213,15 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     ) -> None:
         if type(machine_input) in OBSERVED_INPUTS:
             self._ports.observe(machine_input, now)
-        effects = self._machine.handle(machine_input, now)
+        self._act(context, self._machine.handle(machine_input, now), now, callback_us)
+
+    def _act(
+        self,
+        context: ActorContext[TrackerMessage],
+        effects: Sequence[TrackerEffect],
+        now: float,
+        callback_us: int | None,
+    ) -> None:
         if effects:
             self._observe(effects, now)
         self._carry_out(context, effects, now, callback_us)
@@ -242,10 +287,16 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         now: float,
         callback_us: int | None,
     ) -> None:
+        closing = [effect for effect in effects if type(effect) is CloseSubtask]
         for effect in effects:
+            if closing and type(effect) is CloseSubtask:
+                if effect is closing[0]:  # an input starts at most one checkpoint
+                    checkpoint_id = closing[0].checkpoint_id
+                    self._gateways.tell([other.attempt for other in closing], CloseRequested(checkpoint_id))
+                continue
             match effect:
-                case CloseSubtask() | ReopenSubtask():
-                    self._tell_gateway(effect)
+                case ReopenSubtask(attempt, checkpoint_id):
+                    self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
                 case StoreCheckpoint(checkpoint, savepoint):
                     self._store(checkpoint, savepoint)
                 case DiscardCheckpoint(checkpoint_id):
@@ -253,7 +304,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
                     self._end_checkpoint(context, effect, now)
                 case ReportStale(what):
-                    context.log.debug("stale, ignored", what=what)
+                    context.log.debug("stale input ignored", what=what)
                 case RaiseGlobalFailure(cause):
                     context.log.error("too many checkpoints failed", cause=cause)
                     self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
@@ -264,19 +315,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 case _:
                     self._tell_coordinator(effect, callback_us)
 
-    def _tell_gateway(self, effect: CloseSubtask | ReopenSubtask) -> None:
-        attempt, checkpoint_id = effect.attempt, effect.checkpoint_id
-        match effect:
-            case CloseSubtask():
-                self._gateways.tell(attempt, CloseRequested(checkpoint_id))
-            case ReopenSubtask():
-                self._gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
         """Pass an effect on as the message that the coordinator handles."""
         tell = self._coordinator_ref.tell
         match effect:
-            case SnapshotCoordinator():
+            case SnapshotCoordinator() | CollectRecorded():
                 tell(effect)
             case NotifyCheckpointDiscarded(checkpoint_id):
                 self._writes.no_doubt(checkpoint_id)
@@ -384,6 +427,7 @@ OBSERVED_EFFECTS = frozenset(
     {
         CloseSubtask,
         SnapshotCoordinator,
+        CollectRecorded,
         StoreCheckpoint,
         NotifyCheckpointComplete,
         EndSavepoint,
@@ -394,7 +438,7 @@ OBSERVED_EFFECTS = frozenset(
         RaiseGlobalFailure,
     }
 )
-"""What ``OperatorPorts.observe`` is shown, besides every decision of the ledger."""
+"""What ``OperatorPorts.observe`` is shown, in addition to every decision of the ledger."""
 
 
 def _timed(

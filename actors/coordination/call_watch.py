@@ -57,7 +57,7 @@ class Call:
 
     @property
     def arguments(self) -> dict[str, int]:
-        """The numbers among the arguments, by name."""
+        """The names and values of those arguments that are numbers."""
         if self.method == "subtask_ready" and len(self._args) == 2:
             subtask, gateway = self._args
             attempt = getattr(gateway, "attempt", None)

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Several coordinators behind one operator: the parts of a chain (H80).
+"""Several coordinators of one operator: the parts of a chain (H80).
 
 To the protocol a chain is one operator with one coordinator. The ``CoordinatorChain`` is that coordinator. Its *main*
-coordinator is the user's; the other parts have names, and their events travel as ``PartEvent``. Each part has a
-context, gateways and a state of its own. A call that concerns the whole operator reaches the parts in a fixed order:
-those with names in the order in which they were given, then the main one. So what a part sends in ``subtask_ready`` is
-there when the main coordinator's values arrive. ``close`` has the reverse order.
+coordinator is the user's; the other parts have names, and their events travel as ``PartEvent``. Each part has its
+own context, gateways and state. A call that concerns the whole operator reaches the parts in a fixed order: those with
+names in the order in which they were given, then the main one. So what a part sends in ``subtask_ready`` is there when
+the main coordinator's values arrive. ``close`` has the reverse order.
 
 The state of a chain whose named parts have none is the state of its main coordinator, byte for byte. So the checkpoints
 of an operator that gets its first part can still be read.
+
+The operator may also consist of *stages* that feed each other in its tasks: ``headgate.chain``. Each stage is a named
+part with a coordinator of the user's. They stand after the ready-made parts, in the order in which data flows, and the
+main coordinator is a ``NoMainCoordinator``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, cast
@@ -28,17 +32,20 @@ from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 
-__all__ = ["CoordinatorChain", "main_of"]
+__all__ = ["CoordinatorChain", "NoMainCoordinator", "main_of", "users_coordinators"]
 
 
 class CoordinatorChain(OperatorCoordinator):
     """The coordinator of an operator that has named parts; see the module.
 
-    ``main`` is the user's coordinator, ``parts`` has the others by name.
+    ``main`` is the user's coordinator, ``parts`` maps names to the others. ``stages`` has the names of the stages.
     """
 
-    def __init__(self, main: OperatorCoordinator, parts: Mapping[str, OperatorCoordinator]) -> None:
+    def __init__(
+        self, main: OperatorCoordinator, parts: Mapping[str, OperatorCoordinator], stages: Collection[str] = ()
+    ) -> None:
         self.main = main
+        self.stages = tuple(stages)
         self._parts = dict(parts)
         self._unclosed = list(self._all())
 
@@ -46,6 +53,11 @@ class CoordinatorChain(OperatorCoordinator):
     def coordinators(self) -> tuple[OperatorCoordinator, ...]:
         """All of them, the main one first."""
         return self.main, *self._parts.values()
+
+    @property
+    def parts(self) -> Mapping[str, OperatorCoordinator]:
+        """Those with names, in their order."""
+        return self._parts
 
     def _all(self) -> Iterator[tuple[str, OperatorCoordinator]]:
         yield from self._parts.items()
@@ -55,8 +67,8 @@ class CoordinatorChain(OperatorCoordinator):
         part = self._parts.get(name)
         if part is None:
             raise LocalProtocolError(
-                f"a task sent something to the part {name!r}, which this operator does not have: pass it to "
-                "coordinate(..., uses=[...])"
+                f"something was sent to the part {name!r}, which this operator does not have: pass it to "
+                "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
             )
         return part
 
@@ -147,7 +159,7 @@ class CoordinatorChain(OperatorCoordinator):
                         f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
                     )
                 states[name] = bytes(state)
-        return join_states(states.pop(""), states)
+        return join_states(states.pop(""), states, self.stages)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         main, states = (None, {}) if state is None else split_states(state, self._parts)
@@ -156,9 +168,36 @@ class CoordinatorChain(OperatorCoordinator):
                 await part.reset_to_checkpoint(checkpoint_id, states.get(name) if name else main)
 
 
+class NoMainCoordinator(OperatorCoordinator):
+    """The main coordinator of an operator that consists of stages: nothing is meant for it."""
+
+    def __init__(self, stages: Collection[str]) -> None:
+        self._stages = tuple(stages)
+
+    async def handle_client_request(self, request: Any) -> Any:
+        known = ", ".join(map(repr, self._stages))
+        raise LocalProtocolError(
+            f"this operator is a chain, so a request needs the name of a stage: request(..., part=...), one of {known}"
+        )
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        if state:
+            raise LocalProtocolError(
+                "the checkpoint is that of an operator that was not a chain: coordinate the chain under another name, "
+                'or start without the checkpoint (restore="none")'
+            )
+
+
 def main_of(coordinator: OperatorCoordinator) -> OperatorCoordinator:
     """The user's own coordinator: the main one of a chain."""
     return coordinator.main if isinstance(coordinator, CoordinatorChain) else coordinator
+
+
+def users_coordinators(coordinator: OperatorCoordinator) -> dict[str, OperatorCoordinator]:
+    """The user's own coordinators by stage: those of the stages, or the main one, whose name is empty."""
+    if isinstance(coordinator, CoordinatorChain) and coordinator.stages:
+        return {name: coordinator.parts[name] for name in coordinator.stages}
+    return {"": main_of(coordinator)}
 
 
 class PartContext:

@@ -67,7 +67,7 @@ class CheckpointWrites:
     def take_back(self, checkpoint_id: int) -> None:
         """Cancel the write if it still runs, and discard the checkpoint; ``CheckpointDiscarded`` follows.
 
-        Work that the write began in a thread goes on. Only the storage knows whether the checkpoint still appears.
+        Work that the write began in a thread continues. Only the storage knows whether the checkpoint still appears.
         """
         write = self._writes.pop(checkpoint_id)
         write.work.cancel()

@@ -23,10 +23,10 @@ class AttemptConnection(Protocol):
         """Whether a part of a large message has left since the last call, after the peer has read earlier ones."""
         ...
 
-    def send(self, message: Downward, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, immediately: bool = False) -> None:
         """Queue a message. After close it is dropped; unconfirmed items are sent again on the next connection.
 
-        Queued messages leave at the end of this turn of the loop. ``at_once``: write immediately, because no further
+        Queued messages leave at the end of this turn of the loop. ``immediately``: write it now, because no further
         message follows in this turn.
         """
         ...

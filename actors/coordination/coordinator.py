@@ -3,9 +3,9 @@
 """The actor around one ``OperatorCoordinator``.
 
 It calls the user's methods one at a time, in the order of its mailbox (H5). It is the only place that drops messages of
-attempts that are over, before any handler (H3). When ``checkpoint_coordinator`` returns, the actor notifies every live
-gateway of the cut before it takes its next message. So every event that the coordinator sends later comes after the
-checkpoint (H40, H41).
+attempts that are over, before any handler (H3). When ``checkpoint_coordinator`` returns, the actor announces the cut to
+every live gateway before it takes its next message. So every event that the coordinator sends later comes after the
+checkpoint (H40, H41). If checkpoints hold no events, the actor records from then on what it takes (H79).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
+from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.call_watch import Call, CallWatch
 from actors.coordination.chain import main_of
 from actors.coordination.checks import handles_events
@@ -60,12 +61,14 @@ from actors.exits import as_exception, describe
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
+    CollectRecorded,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NotifyCheckpointDiscarded,
     OperatorResetToCheckpoint,
+    RecordedCollected,
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
@@ -100,6 +103,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         statistics: OperatorStatistics,
         failures: FailureLatch,
         look_at_run: Callable[[], Awaitable[StageLook]],
+        announcer: Announcer[GatewayMessage],
+        hold_events: bool,
         watch: CallWatch,
         report_s: float,
         limits: WireLimits,
@@ -109,6 +114,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.mode = mode
         self.store = store
         self.taken = TakenEvents()
+        self._announcer = announcer
+        self._hold_events = hold_events
         self.look_at_run = look_at_run
         self.in_doubt: set[int] = set()
         self._coordinator = coordinator
@@ -123,10 +130,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._report_s = report_s
         self._limits = limits
         self._resets = 0  # handled here; ``FailureLatch.resets`` are decided
-        self._live: dict[int, ActorRef[GatewayMessage]] = {}
+        self._live: dict[int, GatewayLine[GatewayMessage]] = {}
         self._failure: BaseException | None = None  # the first one since the reset
         self._ended_well = False  # whether the last run succeeded
-        self._failed_behind = ""  # the first failure after that (H71)
+        self._failed_after = ""  # the first failure after that (H71)
         self._ignores_events = False  # no method handles events
         self._told_unhandled: set[str] = set()  # one warning for each direction
 
@@ -151,6 +158,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_request(context, message)
             case SnapshotCoordinator(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
+            case CollectRecorded():
+                self._collect(message)
             case SubtaskSuspected() | SubtaskResponsive():
                 await self._give_hint(context, message)
             case CallHandler(handler, caller):
@@ -160,7 +169,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case ClientRequest():
                 await self._handle_client_request(context, message)
             case Flush(reply_to, settled):
-                reply_to.answer(replace(settled, failed=self._failed_behind))
+                reply_to.answer(replace(settled, failed=self._failed_after))
             case Timed(fact, callback_us):
                 self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
                 await self._handle_lifecycle(context, fact)
@@ -202,7 +211,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if self._failure is None:
             self._failure = error
             if self._ended_well and self.mode is RestoreMode.STREAMING:
-                self._failed_behind = f"{method}: {text}"
+                self._failed_after = f"{method}: {text}"
         if self._failures.raise_failure(self._resets, error, f"{method}: {text}"):
             context.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
         else:
@@ -260,7 +269,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case OperatorResetToCheckpoint(checkpoint_id, state):
                 self._failure = None
                 self._resets += 1
-                self._ended_well, self._failed_behind = False, ""
+                self._ended_well, self._failed_after = False, ""
                 self._live.clear()
                 self.gateways.reset()
                 self._replies.coordinator_reset()
@@ -282,6 +291,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                     context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
                 )
             case NotifyCheckpointAborted(checkpoint_id, _, in_doubt):
+                self.taken.drop(checkpoint_id)
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
                 await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
@@ -344,7 +354,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if message.sender is not None:
             subtask = message.sender
             self._statistics.events_restored += 1
-        self.taken.take(attempt, message.sender)
+        self.taken.take(attempt, message.sender, message.payload, after_snapshot=message.after_snapshot)
         await self._guarded(
             context,
             "handle_event_from_operator",
@@ -367,7 +377,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if message.sender is not None:
             subtask = message.sender
             self._statistics.events_restored += 1
-        self.taken.take(attempt, message.sender)
+        self.taken.take(
+            attempt, message.sender, message.payload, is_request=True, after_snapshot=message.after_snapshot
+        )
         try:
             request = await decode_in_turns(message.payload)
             method = self._coordinator.handle_request
@@ -433,11 +445,18 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.raise_global_failure("checkpoint_coordinator", error, context)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
-            for gateway_ref in self._live.values():
-                gateway_ref.tell_direct(CutReached(checkpoint_id))
+            if not self._hold_events:
+                self.taken.record(checkpoint_id)
+            self._announcer.announce(list(self._live.values()), CutReached(checkpoint_id))
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
         finally:
             deadline.cancel()
+
+    def _collect(self, message: CollectRecorded) -> None:
+        """Hand over what was recorded. What the subtasks had sent before their snapshots was taken before this."""
+        recorded = self.taken.collect(message.checkpoint_id)
+        self._statistics.events_in_snapshots += sum(map(len, recorded.values()))
+        self._tracker_ref.tell(RecordedCollected(message.checkpoint_id, recorded))
 
     async def _guarded(
         self,
@@ -472,7 +491,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if attempt.task_attempt_id in self._live:
             return True
         self._statistics.messages_dropped += 1
-        self._peer_log.info("dropped: the attempt is over", what=what, **attempt_keys(attempt))
+        self._peer_log.info("message of ended attempt dropped", what=what, **attempt_keys(attempt))
         return False
 
     def _count_failure(self, kind: str) -> None:

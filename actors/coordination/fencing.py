@@ -3,7 +3,8 @@
 """Keep a coordinator that was replaced from acting alongside its successor (G16).
 
 Each incarnation has a token, which a reset revokes. After that, the incarnation has no effect through its context or
-its gateways, however late it acts: on the loop, in a thread, in a queued handler, or in a send that waited for room.
+its gateways, however late it acts: on the loop, in a thread, in a queued handler, or in a send that waited for
+capacity.
 
 Only the store stays writable a little longer. A coordinator cleans up its values there in ``close``, which comes after
 the reset. So writes to the store are refused once the incarnation has ended or was given up. That is before the next
@@ -84,7 +85,7 @@ class FencedGateway(WrappedGateway):
 
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
-        # It may wait for room. If it is cancelled there, it sends nothing.
+        # It may wait for capacity. If it is cancelled there, it sends nothing.
         sent = await self._token.guard(
             lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
         )
@@ -228,5 +229,5 @@ class FencedContext:
 
     def _is_valid(self, what: str, **details: str) -> bool:
         if self._token.revoked:
-            self._log.info("ignored: the coordinator was replaced", what=what, **details)
+            self._log.info("call of replaced coordinator ignored", what=what, **details)
         return not self._token.revoked

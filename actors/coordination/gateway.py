@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from actors import ActorContext, ActorRef, DirectActor
+from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator_context import failing
@@ -86,7 +87,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     """Run one ``GatewayMachine`` and carry out its effects; see the module.
 
     ``registered`` is sent to the attempt when its first connection attaches. ``sight`` has the machine, and is kept up
-    to date.
+    to date. ``line``: the way to this actor for everything whose order matters.
 
     ``inject_barrier``: see ``OperatorConfig``; needed only for barriers that travel apart.
     """
@@ -101,6 +102,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         tracker_ref: ActorRef[TrackerMessage],
         report: Callable[[LedgerInput], None],
         statistics: OperatorStatistics,
+        line: GatewayLine[GatewayMessage],
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
         self._sight = sight
@@ -114,6 +116,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._tracker_ref = tracker_ref
         self._report = report
         self._statistics = statistics
+        self._line = line
         self._inject_barrier = inject_barrier
         self._connection: AttemptConnection | None = None
         self._unsettled: dict[int, Confirmation] = {}
@@ -123,19 +126,22 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     async def started(self, context: ActorContext[GatewayMessage]) -> None:
         self._context = context
+        self._now = context.clock.now
         self._self_ref = context.self_ref
         self._log = context.log
         self._peer_log = LimitedLog(context.log, context.clock)
 
     def handle(self, context: ActorContext[GatewayMessage], message: GatewayMessage) -> None:
-        now = context.clock.now()
+        now = self._now()
         self._sight.view = None
         act = _ACTS.get(type(message))
         if act is not None:
             act(self, message, now)
         else:
             self._carry_out(self._machine.handle(cast(GatewayInput, message), now), now)
-        self._deadline.arm(context, self._machine.next_deadline(), now)
+        deadline = self._machine.next_deadline()
+        if deadline is not None:
+            self._deadline.arm(context, deadline, now)
 
     async def stopped(self, context: ActorContext[GatewayMessage], cause: BaseException | None) -> None:
         if not self._over:
@@ -147,7 +153,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._budget.handed_over.clear()
 
     def _send_event(self, message: SendEvent, now: float) -> None:
-        self._budget.handed_over.popleft()
+        self._budget.handed_over.pop(0)
         self._event_count += 1
         event_id = self._event_count
         self._unsettled[event_id] = message.confirmation
@@ -157,7 +163,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if not effects:
             self._statistics.events_held += 1
         # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
-        self._carry_out(effects, now, at_once=len(self._unsettled) == 1 or message.urgent)
+        self._carry_out(effects, now, immediately=len(self._unsettled) == 1 or message.urgent)
 
     def _take_messages(self, message: MessagesArrived, now: float) -> None:
         connection = self._connection
@@ -222,14 +228,14 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _step_checkpoint(self, message: CutReached | CheckpointOver, now: float) -> None:
         """Write immediately, so that this subtask works while the others are being told.
 
-        A close is not written immediately: no barrier leaves before all have closed, so a subtask that closes sooner
-        would only wait longer.
+        A close is not written immediately: no coordinator's snapshot begins before all have closed, so a subtask that
+        closes sooner would only wait longer.
         """
-        self._carry_out(self._machine.handle(message, now), now, at_once=True)
+        self._carry_out(self._machine.handle(message, now), now, immediately=True)
 
     def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
         """Write immediately: the task is waiting for this."""
-        self._carry_out(self._machine.handle(message, now), now, at_once=True)
+        self._carry_out(self._machine.handle(message, now), now, immediately=True)
 
     def _take_time(self, message: TimePassed, now: float) -> None:
         self._deadline.fired()
@@ -273,17 +279,17 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection.close()
             self._connection = None
 
-    def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
+    def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, immediately: bool = False) -> None:
         last_seq = 0  # the batch's last event: when it is taken, all are
+        effect: Any
         for effect in effects:
             kind = type(effect)
             if kind is SendToAttempt:
                 if self._connection is not None:
-                    message = cast(SendToAttempt, effect).message
-                    self._connection.send(message, at_once=at_once and effect is effects[-1])
+                    self._connection.send(effect.message, immediately=immediately and effect is effects[-1])
             elif kind is DeliverEvent:
                 last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
-                self._deliver_event(cast(DeliverEvent, effect), last_seq)
+                self._deliver_event(effect, last_seq)
             else:
                 _EFFECTS[kind](self, effect, now)
 
@@ -291,7 +297,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
         seq = effect.seq
         report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
         self._coordinator_ref.tell(
-            EventArrived(self._attempt, seq, effect.payload, self._self_ref, report_taken, effect.sender)
+            EventArrived(
+                self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot
+            )
         )
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
@@ -299,7 +307,15 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._statistics.requests_received += 1
             self._requested_at[effect.request_id] = now
         self._coordinator_ref.tell(
-            RequestArrived(self._attempt, effect.seq, effect.request_id, effect.payload, self._self_ref, effect.sender)
+            RequestArrived(
+                self._attempt,
+                effect.seq,
+                effect.request_id,
+                effect.payload,
+                self._line,
+                effect.sender,
+                effect.after_snapshot,
+            )
         )
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
@@ -316,7 +332,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         confirmation.settle(effect.error)
 
     def _expire_event(self, effect: ExpireEvent, now: float) -> None:
-        """Only the wait ends. The event takes room until it is confirmed or fails (H27), and is counted then."""
+        """Only the wait ends. The event takes up capacity until it is confirmed or fails (H27), and is counted then."""
         self._unsettled[effect.event_id].settle(effect.error)
 
     def _expire_connection(self, effect: ExpireConnection, now: float) -> None:

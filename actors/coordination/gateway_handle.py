@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from actors import ActorRef
+from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.messages import GatewayMessage, SendEvent
 from actors.coordination.unawaited import AwaitCheck, check_thread
@@ -31,34 +30,34 @@ class SendBudget:
     def __init__(self, events_max: int, bytes_max: int) -> None:
         self._events_max = events_max
         self._bytes_max = bytes_max
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: list[asyncio.Future[None]] = []
         self.events = 0
         self.bytes = 0
-        self.handed_over: deque[Confirmation] = deque()  # not yet handled by the gateway, in mailbox order
+        self.handed_over: list[Confirmation] = []  # not yet handled by the gateway, in mailbox order
         self.over: AttemptOver | None = None  # set as soon as the attempt is over, so that sends fail immediately (H14)
 
     def end(self, error: AttemptOver) -> None:
-        """The attempt is over: wake everything that waits for room."""
+        """The attempt is over: wake everything that waits for capacity."""
         if self.over is None:
             self.over = error
             self._wake()
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether an event of this size fits. One that exceeds the whole bound fits if nothing else is unsettled."""
         if self.over is not None:
             return True
         return self.events == 0 or (self.events < self._events_max and self.bytes + size <= self._bytes_max)
 
     def try_take(self, size: int) -> bool:
-        """Take room without waiting. False if there is none or others wait first; True once the attempt is over."""
-        if self.over is None and (self._waiters or not self.has_room(size)):
+        """Take capacity without waiting. False if there is none or others wait first; True once the attempt is over."""
+        if self.over is None and (self._waiters or not self.has_capacity(size)):
             return False
         self._take(size)
         return True
 
     def lets_in(self, size: int) -> bool:
         """Whether ``try_take`` would succeed."""
-        return self.over is not None or (not self._waiters and self.has_room(size))
+        return self.over is not None or (not self._waiters and self.has_capacity(size))
 
     async def take(self, size: int) -> None:
         if self.try_take(size):
@@ -68,7 +67,7 @@ class SendBudget:
         try:
             while True:
                 await waiter
-                if self.has_room(size):
+                if self.has_capacity(size):
                     break
                 waiter = asyncio.get_running_loop().create_future()
                 self._waiters[0] = waiter
@@ -76,7 +75,7 @@ class SendBudget:
             self._waiters.remove(waiter)
             self._wake()
             raise
-        self._waiters.popleft()
+        del self._waiters[0]
         self._take(size)
         self._wake()
 
@@ -102,7 +101,7 @@ class GatewayHandle:
     def __init__(
         self,
         attempt: ExecutionAttempt,
-        ref: ActorRef[GatewayMessage],
+        ref: GatewayLine[GatewayMessage],
         budget: SendBudget,
         clock: Callable[[], float],
         limits: WireLimits,
@@ -148,11 +147,11 @@ class GatewayHandle:
         if not self._budget.try_take(len(payload)):
             raise GatewayFull(
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
-                "await send_event() to wait for room, or raise events_max or bytes_max of GatewayLimits"
+                "await send_event() to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
             )
         return self._hand_over(payload, loss_tolerant, urgent)
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether an event of this size would be sent without waiting."""
         return self._budget.lets_in(size)
 
@@ -162,7 +161,7 @@ class GatewayHandle:
         return self._hand_over(payload, loss_tolerant, urgent)
 
     def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
-        """The same where ``has_room``."""
+        """The same, if ``has_capacity``."""
         taken = self._budget.try_take(len(payload))
         assert taken
         return self._hand_over(payload, loss_tolerant, urgent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
 
-from actors.coordination.chain import main_of
+from actors.coordination.chain import users_coordinators
 from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
@@ -44,14 +44,14 @@ def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
         raise TypeError(f"{given!r} is not an OperatorCoordinator: pass an instance, a class, or a factory of one")
     if iscoroutinefunction(given):
         raise TypeError(
-            f"the factory {given!r} must not be async: return the coordinator from a plain function, and do what awaits"
-            " in the coordinator's start"
+            f"the factory {given!r} must not be async: return the coordinator from a plain function, and "
+            "await in the coordinator's start"
         )
     try:
         signature(given).bind()
     except TypeError as error:
         raise TypeError(
-            f"{given!r} cannot be called without arguments ({error}): pass a factory that knows them, such as"
+            f"{given!r} cannot be called without arguments ({error}): pass a factory that supplies them, such as"
             " lambda: MyCoordinator(argument)"
         ) from None
     except ValueError:
@@ -88,14 +88,14 @@ class _CheckedFactory:
 
 def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> str:
     """Why ``coordinator`` cannot serve a second run, with both fixes; empty if it can."""
-    coordinator = main_of(coordinator)
-    method = coordinator.reset_to_checkpoint
-    if getattr(method, "__func__", None) is not OperatorCoordinator.reset_to_checkpoint:
-        return ""
-    name = type(coordinator).__name__
-    return (
-        f"the coordinator cannot serve a second run: it is an instance of {name}, which does not override"
-        f" reset_to_checkpoint, so this run would see the state of the run before. Either pass the class or a factory,"
-        f" coordinate({operator_id!r}, {name}, ...), and each run gets a new coordinator; or override"
-        f" reset_to_checkpoint in {name} so that it forgets that state"
-    )
+    for stage, one in users_coordinators(coordinator).items():
+        if getattr(one.reset_to_checkpoint, "__func__", None) is OperatorCoordinator.reset_to_checkpoint:
+            name = type(one).__name__
+            instead = f"chain({stage}=({name}, ...))" if stage else f"coordinate({operator_id!r}, {name}, ...)"
+            return (
+                f"the coordinator cannot serve a second run: it is an instance of {name}, which does not override"
+                f" reset_to_checkpoint, so this run would see the state of the run before. Either pass the class or a"
+                f" factory, {instead}, and each run gets a new coordinator; or override reset_to_checkpoint in {name}"
+                f" so that it forgets that state"
+            )
+    return ""

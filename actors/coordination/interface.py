@@ -60,13 +60,13 @@ class SubtaskGateway(Protocol[Sent_contra]):
     async def send_event(
         self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
     ) -> Confirmation:
-        """Send an event, after waiting for room if the gateway's limits are reached, and return its confirmation.
+        """Send an event, after waiting for capacity if the gateway's limits are reached, and return its confirmation.
 
         The event is encoded immediately, so later changes to it have no effect. Awaiting the *confirmation* waits until
         the event is in the operator's mailbox, or raises ``AttemptOver``.
 
         A call that is never awaited sends nothing; a warning in the log names the place. A call that is cancelled while
-        it waits for room sends nothing either.
+        it waits for capacity sends nothing either.
 
         Args:
             event: a value of a type that events can have; ``event`` registers your own classes.
@@ -88,7 +88,7 @@ class SubtaskGateway(Protocol[Sent_contra]):
     def send_event_nowait(
         self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
     ) -> Confirmation:
-        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
+        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
         ...
 
 
@@ -257,7 +257,7 @@ class OperatorCoordinator(Generic[Received, Sent]):
         """Return the answer to a task's request, or a ``Reply`` that you settle later, or raise.
 
         No other method runs meanwhile, so do not wait here for another task: return a ``Reply``. An exception is logged
-        with its traceback, and the task gets ``RequestFailed`` with its type and text; the job goes on. The default
+        with its traceback, and the task gets ``RequestFailed`` with its type and text; the job continues. The default
         raises.
 
         How many requests of an attempt may be open is bounded by ``GatewayLimits.upward_events_max``. A request from a
@@ -274,7 +274,7 @@ class OperatorCoordinator(Generic[Received, Sent]):
     async def handle_client_request(self, request: Any) -> Any:
         """Return the answer to a request of the driver's own code (``sidecar.request``), or a ``Reply``, or raise.
 
-        Its order relative to events and checkpoints is not defined. The caller gets an exception; the job goes on.
+        Its order relative to events and checkpoints is not defined. The caller gets an exception; the job continues.
         """
         # R97
         raise TypeError(f"{type(self).__name__} cannot handle requests of the driver: override handle_client_request")

@@ -28,7 +28,7 @@ Handler = Callable[[], Awaitable[None]]
 class SendingGateway(SubtaskGateway, Protocol):
     """A gateway that takes an event that is encoded already."""
 
-    def has_room(self, size: int) -> bool: ...
+    def has_capacity(self, size: int) -> bool: ...
 
     async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation: ...
 
@@ -195,8 +195,8 @@ class LiveGateways:
     ) -> tuple[Confirmation, ...]:
         """Send an event to all attempts, as ``SubtaskGateway.send_event`` does, and return their confirmations.
 
-        It is encoded once. It leaves immediately to all that have room; then this waits for room at the others. The
-        confirmations are in the order of iteration.
+        It is encoded once. It leaves immediately to all that have capacity; then this waits for capacity at the others.
+        The confirmations are in the order of iteration.
 
         Raises:
             EventEncodeError: msgpack cannot carry the event, or it is too large.
@@ -207,13 +207,16 @@ class LiveGateways:
     def broadcast_nowait(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
     ) -> tuple[Confirmation, ...]:
-        """Send an event as ``broadcast`` does; if any attempt has no room, send nothing and raise ``GatewayFull``."""
+        """Send an event as ``broadcast`` does, but raise ``GatewayFull`` if any attempt would have to wait.
+
+        In that case nothing was sent to anybody.
+        """
         payload, gateways = self._encode(event), self._all()
         for gateway in gateways:
-            if not gateway.has_room(len(payload)):
+            if not gateway.has_capacity(len(payload)):
                 raise GatewayFull(
-                    f"{gateway.attempt} has no room for the event, so nobody got it: await broadcast() to wait for "
-                    "room, or raise events_max or bytes_max of GatewayLimits"
+                    f"{gateway.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
+                    "to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
                 )
         return tuple([gateway.send_encoded_nowait(payload, loss_tolerant, urgent) for gateway in gateways])
 
@@ -293,7 +296,7 @@ class LiveGateways:
         self, payload: bytes, gateways: list[SendingGateway], loss_tolerant: bool, urgent: bool
     ) -> tuple[Confirmation, ...]:
         sent = [
-            gateway.send_encoded_nowait(payload, loss_tolerant, urgent) if gateway.has_room(len(payload)) else None
+            gateway.send_encoded_nowait(payload, loss_tolerant, urgent) if gateway.has_capacity(len(payload)) else None
             for gateway in gateways
         ]
 

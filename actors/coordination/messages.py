@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from actors import ActorRef, Reply
+from actors import Reply
+from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
@@ -23,6 +24,7 @@ from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CheckpointView,
+    CollectRecorded,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NotifyCheckpointDiscarded,
@@ -32,7 +34,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
 )
 from protocol.gateway.types import GatewayInput
-from protocol.ids import ExecutionAttempt
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
 from protocol.wire.messages import UpMessage
 
@@ -120,15 +122,17 @@ class EventArrived:
 
     ``report_taken``: tell the gateway that all events up to this one are taken. This is not requested with each event,
     because the report goes through two mailboxes and to the task, and the next one includes it. ``sender``: the subtask
-    that first sent an event of a restored snapshot (H52).
+    that first sent an event of a restored snapshot (H52). ``after_snapshot``: no checkpoint up to this one records the
+    event (H79).
     """
 
     attempt: ExecutionAttempt
     seq: int
     payload: bytes
-    gateway_ref: ActorRef[GatewayMessage]
+    gateway_ref: GatewayLine[GatewayMessage]
     report_taken: bool
     sender: int | None = None
+    after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
 
 
 @value
@@ -139,8 +143,9 @@ class RequestArrived:
     seq: int
     request_id: int | None
     payload: bytes
-    gateway_ref: ActorRef[GatewayMessage]
+    gateway_ref: GatewayLine[GatewayMessage]
     sender: int | None = None
+    after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
 
 
 @value
@@ -152,7 +157,7 @@ class SubtaskReadyWithGateway:
 
     attempt: ExecutionAttempt
     gateway: SendingGateway
-    gateway_ref: ActorRef[GatewayMessage]
+    gateway_ref: GatewayLine[GatewayMessage]
     events_sent: int
 
 
@@ -237,6 +242,7 @@ CoordinatorMessage = (
     | RunEnded
     | Timed
     | SnapshotCoordinator
+    | CollectRecorded
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | NotifyCheckpointDiscarded
@@ -345,8 +351,14 @@ class ViewGateways:
     task_attempt_ids: Sequence[int]
 
 
+@value
+class AnnounceNext:
+    """The tracker tells the next gateways what was put off; see ``Announcer``."""
+
+
 TrackerMessage = (
     StartOperator
+    | AnnounceNext
     | ViewOperator
     | ViewGateways
     | NoteAwaited

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from actors import ActorContext, ActorRef
+from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.gateway_handle import GatewayHandle, SendBudget
@@ -36,6 +37,7 @@ from protocol.wire.messages import Registered
 @dataclass(frozen=True, slots=True)
 class _Gateway:
     ref: ActorRef[GatewayMessage]
+    line: GatewayLine[GatewayMessage]
     budget: SendBudget
     handle: GatewayHandle
     events_sent: int  # in the attempt's restored history
@@ -55,7 +57,9 @@ class OpenGateways:
         ports: OperatorPorts,
         statistics: OperatorStatistics,
         coordinator_ref: ActorRef[CoordinatorMessage],
+        announcer: Announcer[GatewayMessage],
     ) -> None:
+        self._announcer = announcer
         self._context = context
         self._config = config
         self._ports = ports
@@ -79,11 +83,20 @@ class OpenGateways:
             effect.events_sent,
             self._ports.attempt_token(attempt),
             limits.heartbeat_interval_s or 0.0,
+            self._config.checkpoint.hold_events,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
-        sight = GatewaySight(GatewayMachine(attempt, limits, barriers_apart=self._config.inject_barrier is not None))
-        ref = context.spawn(
-            self._actor(sight, registered, budget),
+        sight = GatewaySight(
+            GatewayMachine(
+                attempt,
+                limits,
+                barriers_apart=self._config.inject_barrier is not None,
+                hold_events=self._config.checkpoint.hold_events,
+            )
+        )
+        line: GatewayLine[GatewayMessage] = GatewayLine()
+        line.ref = ref = context.spawn(
+            self._actor(sight, registered, budget, line),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",
             mailbox=UNBOUNDED,
             log_context={
@@ -92,8 +105,8 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        handle = GatewayHandle(attempt, ref, budget, context.clock.now, self._config.wire_limits)
-        self._open[attempt.task_attempt_id] = _Gateway(ref, budget, handle, effect.events_sent)
+        handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits)
+        self._open[attempt.task_attempt_id] = _Gateway(ref, line, budget, handle, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1
         ref.tell(AttachConnection(connection, None))
@@ -104,16 +117,15 @@ class OpenGateways:
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is None:
             return None
-        return SubtaskReadyWithGateway(attempt, gateway.handle, gateway.ref, gateway.events_sent)
+        return SubtaskReadyWithGateway(attempt, gateway.handle, gateway.line, gateway.events_sent)
 
-    def tell(self, attempt: ExecutionAttempt, message: GatewayMessage) -> None:
-        gateway = self._open.get(attempt.task_attempt_id)
-        if gateway is not None:
-            gateway.ref.tell_direct(message)
+    def tell(self, attempts: Sequence[ExecutionAttempt], message: GatewayMessage) -> None:
+        """Announce a message to the gateways of these attempts, as far as they are open."""
+        found = [self._open.get(attempt.task_attempt_id) for attempt in attempts]
+        self._announcer.announce([gateway.line for gateway in found if gateway is not None], message)
 
     def tell_all(self, message: GatewayMessage) -> None:
-        for gateway in self._open.values():
-            gateway.ref.tell_direct(message)
+        self._announcer.announce([gateway.line for gateway in self._open.values()], message)
 
     def reject_sends(self, attempt: ExecutionAttempt, reason: str) -> None:
         """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
@@ -127,6 +139,7 @@ class OpenGateways:
         gateway = self._open.pop(attempt.task_attempt_id, None)
         if gateway is not None:
             del self._sights[attempt.task_attempt_id]
+            gateway.line.end()
             gateway.ref.tell(AttemptIsOver(reason))
             self._ports.gateway_closed(attempt)
 
@@ -146,7 +159,9 @@ class OpenGateways:
             views = [None if sight is None else sight.look() for sight in sights]
         return views
 
-    def _actor(self, sight: GatewaySight, registered: Registered, budget: SendBudget) -> Callable[[], GatewayActor]:
+    def _actor(
+        self, sight: GatewaySight, registered: Registered, budget: SendBudget, line: GatewayLine[GatewayMessage]
+    ) -> Callable[[], GatewayActor]:
         return lambda: GatewayActor(
             sight,
             registered,
@@ -155,6 +170,7 @@ class OpenGateways:
             tracker_ref=self._context.self_ref,
             report=self._ports.report,
             statistics=self._statistics,
+            line=line,
             inject_barrier=self._config.inject_barrier,
         )
 

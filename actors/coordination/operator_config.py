@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from actors import ActorRef, MailboxConfig
+from actors.coordination.announcer import GATEWAYS_PER_TURN
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
@@ -52,7 +53,8 @@ class OperatorConfig:
     barriers do not travel among the events. It is called on the event loop, once for each barrier, and must not block;
     an exception aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks. A method of the
     coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
-    has doubled. ``wire_limits`` are the limits of what leaves.
+    has doubled. ``wire_limits`` are the limits of what leaves. ``gateways_per_turn``: how many gateways are notified of
+    a step of a checkpoint in one turn of the event loop.
     """
 
     operator_id: str
@@ -66,13 +68,14 @@ class OperatorConfig:
     allow_fewer: bool = False
     method_report_s: float = METHOD_REPORT_S
     wire_limits: WireLimits = DEFAULT_LIMITS
+    gateways_per_turn: int = GATEWAYS_PER_TURN
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)
         if self.restored is not None and self.mode is not RestoreMode.STREAMING:
             raise ValueError(
                 f"operator {self.operator_id!r} starts from checkpoint {self.restored.checkpoint_id}, but in batch mode"
-                " Spark owns the output and everything starts from nothing: coordinate it in streaming mode"
+                " Spark owns the output and every run starts without state: coordinate it in streaming mode"
             )
 
 

@@ -88,7 +88,7 @@ class RecreateOnReset(OperatorCoordinator):
     Args:
         factory: makes a coordinator, on the event loop. It must return a new one each time and must not block.
         close_timeout_s: how many seconds the next coordinator waits until the one before is closed. Then that ``close``
-            is cancelled, with an error in the log, and the job goes on.
+            is cancelled, with an error in the log, and the job continues.
         name: the coordinator's name in logs; by default the factory's.
     """
 
@@ -148,7 +148,7 @@ class RecreateOnReset(OperatorCoordinator):
                 except asyncio.CancelledError as error:  # of this call: the others are closed nevertheless
                     interrupted = error
                 except BaseException:
-                    self._log_of(replaced).exception("close of a replaced coordinator failed")
+                    self._log_of(replaced).exception("replaced coordinator close failed")
                 finally:
                     replaced.end()
             await self._close_one(current)
@@ -189,7 +189,7 @@ class RecreateOnReset(OperatorCoordinator):
                 if new.restore is not None:
                     await call_user("reset_to_checkpoint", new.coordinator.reset_to_checkpoint, *new.restore)
                 await call_user("start", new.coordinator.start, fenced)
-                log.debug("coordinator begun", restored=new.restore and new.restore[0])
+                log.debug("coordinator started", restored=new.restore and new.restore[0])
         except BaseException as error:
             new.failure = contained("factory", error)
             if new.failure is error:
@@ -211,7 +211,7 @@ class RecreateOnReset(OperatorCoordinator):
             if old in self._unclosed:  # given up during its start: it is closed nevertheless, and delays nothing
                 await self._close_late(context, old)
         except Exception:
-            log.exception("close of a replaced coordinator failed")
+            log.exception("replaced coordinator close failed")
         finally:
             deadline.cancel()
             old.end()
@@ -227,7 +227,7 @@ class RecreateOnReset(OperatorCoordinator):
             deadline.cancel()
 
     def _give_up(self, old: _Incarnation, log: Any) -> None:
-        log.warning("close of a replaced coordinator given up", close_timeout_s=self._close_timeout_s)
+        log.warning("replaced coordinator close abandoned", close_timeout_s=self._close_timeout_s)
         old.beginning.cancel()
         old.closing.cancel()
         old.end()
@@ -241,7 +241,7 @@ class RecreateOnReset(OperatorCoordinator):
         """The current incarnation's coordinator, once it has started."""
         current = self._current
         if self._context is None or self._closed:
-            raise RuntimeError(f"{self._name} is not between its start and its close")
+            raise RuntimeError(f"{self._name} is not running: use it only after start and before close")
         if not await current.takes_calls():
             assert current.failure is not None
             raise current.failure

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from actors import ActorRef
 from actors import Reply as AskReply
+from actors.coordination.announcer import GatewayLine
 from actors.coordination.messages import GatewayMessage, RequestDeferred
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
@@ -87,7 +87,7 @@ class Reply:
         """Answer the request. Has no effect if the reply is over.
 
         ``value`` is encoded immediately, as in ``send_event``. If that fails, the task gets ``RequestFailed`` and the
-        job goes on, as for a value that ``handle_request`` returns.
+        job continues, as for a value that ``handle_request`` returns.
 
         Raises:
             LocalProtocolError: the reply is settled already, or the call comes from another thread.
@@ -151,7 +151,7 @@ class WaitingTask:
         self,
         open_replies: OpenReplies,
         attempt: ExecutionAttempt,
-        gateway_ref: ActorRef[GatewayMessage],
+        gateway_ref: GatewayLine[GatewayMessage],
         request_id: int | None,
     ) -> None:
         self.attempt = attempt

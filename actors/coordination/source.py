@@ -26,15 +26,19 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.statistics import SourceBacklog
 from protocol.attempts import FailureKind, FailureReason
 from protocol.enumerations import CurrentEnumeration
 from protocol.facts import StageLook
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.overrides import errors_in_overrides
 from protocol.source_events import (
+    BacklogReported,
     SplitRequested,
     no_more_splits_event,
     parse_source_event,
+    split_from_value,
+    split_to_value,
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
@@ -69,11 +73,13 @@ class SplitEnumeratorContext:
         return self._source.attempts(subtask)
 
     async def send_event(self, subtask: int, event: Any) -> None:
-        """Send an event of your own to every ready attempt of a subtask. Does nothing if there is none."""
+        """Send an event to every ready attempt of a subtask. Does nothing if there is none."""
         await self._source.send(subtask, event)
 
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
         """Give ``splits`` to a subtask. They are recorded, then sent as one event; an empty list sends nothing.
+
+        A ``SplitAt`` is a split that is read from a position on, by a reader that has positions.
 
         Raises:
             ValueError: the subtask has no ready attempt, or was told that no more splits follow. Nothing is assigned.
@@ -160,8 +166,8 @@ class StaticSplitEnumerator(SplitEnumerator):
     def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        self._pending: deque[Any] = deque(decode_event(state) if state else splits)
-        if len({encode_event(split) for split in self._pending}) != len(self._pending):
+        self._pending: deque[Any] = deque(unpack_splits(state) if state else splits)
+        if len({_encoded(split) for split in self._pending}) != len(self._pending):
             raise ValueError("two splits are equal: add something to each that makes it unique, such as an index")
         self._batch_size = batch_size
         self._context: SplitEnumeratorContext
@@ -185,7 +191,7 @@ class StaticSplitEnumerator(SplitEnumerator):
         self._pending.extendleft(reversed(splits))
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return encode_event(list(self._pending))
+        return pack_splits(self._pending)
 
 
 class SourceCoordinator(OperatorCoordinator):
@@ -217,6 +223,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._broken: Exception | None = None  # raised by the enumerator or its factory
         self._reading: dict[int, int] = {}  # how many of its splits each subtask has not finished
         self._given_out = 0  # and not given back, in this enumeration
+        self._backlogs: dict[int, tuple[tuple[Any, int], ...]] = {}  # of the splits that each subtask has open
         self.splits_assigned = 0
         self.splits_given_back = 0
 
@@ -235,6 +242,29 @@ class SourceCoordinator(OperatorCoordinator):
         total = self._given_out + pending if isinstance(pending, int) else None
         return max(0, self._given_out - sum(tuple(self._reading.values()))), total
 
+    @property
+    def backlogs(self) -> dict[int, tuple[tuple[Any, int], ...]]:
+        """What is left in the splits that are being read: subtask to pairs of a split and an amount, as last reported.
+
+        Readers that override ``SplitReader.backlog`` report it about once a second, in their own units. For any
+        thread.
+        """
+        return dict(self._backlogs)
+
+    @property
+    def backlog(self) -> SourceBacklog:
+        """What all subtasks have not read yet, and what is not handed out; see ``SourceBacklog``. For any thread."""
+        pending = getattr(self._enumerator, "pending_count", None)
+        pending_amount = getattr(self._enumerator, "pending_backlog", None)
+        backlogs = dict(self._backlogs)
+        reading = dict(self._reading)
+        # What a restored reader has in hand was not assigned in this enumeration, but the reader reports it.
+        in_hand = sum(max(reading.get(one, 0), len(backlogs.get(one, ()))) for one in reading.keys() | backlogs.keys())
+        amounts = [left for splits in backlogs.values() for _, left in splits]
+        if isinstance(pending_amount, int):
+            amounts.append(pending_amount)
+        return SourceBacklog(pending if isinstance(pending, int) else None, in_hand, sum(amounts) if amounts else None)
+
     # --- what the enumerator's context does -----------------------------------------------------------------------
 
     def registered_readers(self) -> list[int]:
@@ -252,20 +282,20 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        encoded = [encode_event(split) for split in splits]
+        encoded = [_encoded(split) for split in splits]
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
             self.splits_assigned += len(encoded)
             self._given_out += len(encoded)
             self._reading[subtask] = self._reading.get(subtask, 0) + len(encoded)
-            await self.send(subtask, splits_event([decode_event(split) for split in encoded]))
+            await self.send(subtask, splits_event(map(_decoded, encoded)))
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
-        taken = self._splits.take_back(subtask, count, lambda split: chosen(decode_event(split[1])))
+        taken = self._splits.take_back(subtask, count, lambda split: chosen(_decoded(split[1])))
         self._given_out -= len(taken)
         if subtask in self._reading:
             self._reading[subtask] -= len(taken)
-        return [decode_event(split) for _, split in taken]
+        return [_decoded(split) for _, split in taken]
 
     def has_no_more_splits(self, subtask: int) -> bool:
         return subtask in self._no_more
@@ -283,21 +313,24 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self._require_start("handle_event_from_operator")
-        if not isinstance(parse_source_event(event), SplitRequested):
-            await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
-            return
-        self._reading.pop(subtask, None)
-        if subtask in self._no_more:
-            await self.send(subtask, no_more_splits_event())
-        else:
-            await self._ask(self.enumerator.handle_split_request, subtask)
+        match parse_source_event(event):
+            case SplitRequested():
+                self._reading.pop(subtask, None)
+                if subtask in self._no_more:
+                    await self.send(subtask, no_more_splits_event())
+                else:
+                    await self._ask(self.enumerator.handle_split_request, subtask)
+            case BacklogReported(backlogs):
+                self._backlogs[subtask] = backlogs
+            case _:
+                await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self._require_start("subtask_ready")
         if not self._met_run and self._context.mode is RestoreMode.BATCH:
             await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
-        recorded = [decode_event(split) for _, split in self._splits.assigned(subtask)]
+        recorded = [_decoded(split) for _, split in self._splits.assigned(subtask)]
         for start in range(0, len(recorded), RECORDED_SPLITS_MAX):
             await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
         if subtask in self._no_more:
@@ -309,9 +342,13 @@ class SourceCoordinator(OperatorCoordinator):
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         self._require_start("subtask_failed")
         self._gateways.get(subtask, {}).pop(attempt, None)
+        self._backlogs.pop(subtask, None)
         if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
             self._recomputed.add(subtask)
             await self.signal_no_more_splits(subtask)  # to a concurrent attempt, and to later ones
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        self._backlogs.pop(subtask, None)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._require_start("subtask_reset")
@@ -324,7 +361,7 @@ class SourceCoordinator(OperatorCoordinator):
         self.splits_given_back += len(splits)
         self._given_out -= len(splits)
         self._reading.pop(subtask, None)
-        await self._ask(self.enumerator.add_splits_back, [decode_event(split) for split in splits], subtask)
+        await self._ask(self.enumerator.add_splits_back, [_decoded(split) for split in splits], subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._require_start("checkpoint_coordinator")
@@ -349,6 +386,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         self._gateways.clear()
+        self._backlogs.clear()
         self._restored = state
         if not self._started:
             self._recreated = True
@@ -362,6 +400,7 @@ class SourceCoordinator(OperatorCoordinator):
             self._recomputed.update(self.registered_readers())  # they have finished: the others were reported as failed
             self._run_over, self._met_run = True, False
         self._gateways.clear()
+        self._backlogs.clear()
 
     async def _meet_run(self) -> None:
         """The first attempt of a run is ready: continue the previous run's enumeration, or begin a new one."""
@@ -450,11 +489,30 @@ class SourceCoordinator(OperatorCoordinator):
         self._broken = None
 
 
+def pack_splits(splits: Iterable[Any]) -> bytes:
+    """Return splits as bytes, for an enumerator's state."""
+    return encode_event([split_to_value(split) for split in splits])
+
+
+def unpack_splits(state: bytes) -> list[Any]:
+    """Return what ``pack_splits`` was given."""
+    return [split_from_value(value) for value in decode_event(state)]
+
+
+def _encoded(split: Any) -> bytes:
+    return encode_event(split_to_value(split))
+
+
+def _decoded(split: bytes) -> Any:
+    return split_from_value(decode_event(split))
+
+
 def _refuse_unknown_past(look: StageLook) -> None:
     """Raise if Spark has kept results of an earlier run, whose splits a newly built coordinator does not know."""
     if look.kept or (look.partition_count > len(look.partitions) and 0 not in look.partitions):
         raise RuntimeError(
-            "Spark computes only a part of the partitions, beside those of an earlier action, but this coordinator was"
-            " built anew and does not know which splits those have read: pass a SourceCoordinator to coordinate as an"
-            " instance, not as a class or factory; each action has a new enumerator all the same"
+            "Spark computes only a part of the partitions and keeps the rest from an earlier action, but this "
+            "coordinator was built after that action and does not know which splits the rest has read: pass an "
+            "instance of SourceCoordinator to coordinate, not a class or factory. It builds a new enumerator for each "
+            "action all the same"
         )

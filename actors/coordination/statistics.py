@@ -8,9 +8,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 SAMPLES_MAX = 100_000
+
+
+class SourceBacklog(NamedTuple):
+    """What a source has not read yet.
+
+    ``splits_pending`` are known and not handed out; None if the enumerator does not say. ``splits_in_hand`` were handed
+    out, and are not read to their end. ``amount``: how much there is in all of these, as last reported, in the units of
+    the readers; None if neither the readers nor the enumerator report it.
+    """
+
+    splits_pending: int | None
+    splits_in_hand: int
+    amount: int | None
 
 
 class LatencyRecorder:
@@ -93,6 +106,7 @@ class OperatorStatistics:
     fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     request_us: LatencyRecorder = field(default_factory=LatencyRecorder)  # from arrival to answer, if not deferred
     splits: Callable[[], tuple[int, int | None] | None] = lambda: None  # of a source: how many are read, and all
+    sources: Callable[[], dict[str, SourceBacklog]] = dict  # of each source among its coordinators, by its name
     counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
     counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
 

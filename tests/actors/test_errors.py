@@ -18,7 +18,7 @@ def an_error(kind: type[ActorError]) -> ActorError:
         "AskTimeout": ("a/b", "Get", 1.5),
         "HandlerFailed": ("a/b", "Get"),
         "HandlerCancelled": ("a/b", "Get"),
-        "WouldDeadlock": ("a/b", "room"),
+        "WouldDeadlock": ("a/b", "space"),
     }
     return kind(*arguments.get(kind.__name__, ("a/b",)))
 

@@ -60,7 +60,7 @@ async def test_waiting_sender_fails_when_the_target_stops() -> None:
             busy.gate.set()
 
 
-async def test_ask_without_room_times_out_and_withdraws_its_message() -> None:
+async def test_ask_without_space_times_out_and_withdraws_its_message() -> None:
     clock = VirtualClock()
     async with busy_counter(MailboxConfig(1), Add(1), clock=clock) as busy:
         async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), AskTimeout):
@@ -72,7 +72,7 @@ async def test_ask_without_room_times_out_and_withdraws_its_message() -> None:
         assert busy.counter.statistics().accepted == 2
 
 
-async def test_ask_that_waited_for_room_is_answered() -> None:
+async def test_ask_that_waited_for_space_is_answered() -> None:
     async with busy_counter(MailboxConfig(1), Add(7)) as busy:
         async with meanwhile(busy.counter.ask(GetTotal, timeout_s=60.0)) as answers:
             busy.gate.set()
@@ -144,13 +144,13 @@ def test_capacity_below_one_is_refused(capacity: int) -> None:
         MailboxConfig(capacity)
 
 
-@pytest.mark.parametrize("room_appears", [False, True])  # then the reader finds a sender that is not yet gone
-async def test_cancelled_waiting_sender_withdraws_its_message(room_appears: bool) -> None:
+@pytest.mark.parametrize("space_appears", [False, True])  # then the reader finds a sender that is not yet gone
+async def test_cancelled_waiting_sender_withdraws_its_message(space_appears: bool) -> None:
     async with busy_counter(MailboxConfig(1), Add(0)) as busy:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(busy.counter.send, Add(1))
             await settle()
-            if room_appears:
+            if space_appears:
                 busy.gate.set()
             tasks.cancel_scope.cancel()
         busy.gate.set()

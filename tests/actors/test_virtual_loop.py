@@ -147,7 +147,7 @@ async def test_worker_thread_that_waits_for_the_loop_is_refused(monkeypatch: pyt
     assert "wait has not returned from its worker thread" in str(results[0])
 
 
-async def test_two_systems_on_one_loop_have_times_of_their_own() -> None:
+async def test_two_systems_on_one_loop_have_separate_times() -> None:
     async with deterministic_system("one") as one, deterministic_system("two") as two:
         (first, of_first), (second, of_second) = doer(one), doer(two)
 

@@ -177,13 +177,13 @@ async def test_dump_says_who_waits_for_whom_and_names_a_deadlock() -> None:
         assert system.dump_waits() == "nobody waits"
 
 
-async def test_dump_shows_senders_that_wait_for_room() -> None:
+async def test_dump_shows_senders_that_wait_for_space() -> None:
     async with busy_counter(MailboxConfig(1), Add(1), clock=VirtualClock()) as busy:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(busy.counter.send, Add(2), name="sender")
             await settle()
             name = busy.counter.name
-            assert busy.system.dump_waits() == f"task sender waits for room in {name}: Add, 0.000 s"
+            assert busy.system.dump_waits() == f"task sender waits for space in {name}: Add, 0.000 s"
             busy.gate.set()
 
 

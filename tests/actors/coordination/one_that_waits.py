@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A sender that may have to wait for room."""
+"""A sender that may have to wait for capacity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.coordination import Confirmation
 
 
 class OneThatWaits:
-    """Sends an event in a separate task, because it may have to wait for room."""
+    """Sends an event in a separate task, because it may have to wait for capacity."""
 
     def __init__(self, tasks: Any, gateway: Any, event: Any) -> None:
         self.scope = anyio.CancelScope()

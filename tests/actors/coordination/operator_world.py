@@ -326,6 +326,8 @@ async def running_operator(
     concurrent_max: int = 1,
     restored: CompletedCheckpoint | None = None,
     inject_barrier: BarrierInjector | None = None,
+    hold_events: bool = True,
+    gateways_per_turn: int = 16,
     **limits: Any,
 ) -> AsyncIterator[World]:
     """Yield a started operator in a system whose order of delivery follows from ``seed``.
@@ -338,6 +340,7 @@ async def running_operator(
         interval_s=interval_s,
         min_pause_s=min_pause_s,
         concurrent_max=concurrent_max,
+        hold_events=hold_events,
     )
     config = OperatorConfig(
         "words",
@@ -348,6 +351,7 @@ async def running_operator(
         snapshot_timeout_s,
         restored,
         inject_barrier,
+        gateways_per_turn=gateways_per_turn,
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator or RecordingCoordinator(), config)

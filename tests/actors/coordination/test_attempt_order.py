@@ -40,22 +40,22 @@ async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_n
 async def test_an_attempt_that_dies_before_it_opens_is_reported_failed_and_never_ready() -> None:  # H11
     async with running_operator() as world:
         task = world.accept(0)
-        task.opens_at_once = False
+        task.opens_immediately = False
         await world.settle()
         world.fail(task)
         await world.settle()
         assert world.coordinator.calls[1:] == [("subtask_failed", 0, 0, FailureKind.FAILED), ("subtask_reset", 0, -1)]
 
 
-async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None:  # H14, H26
+async def test_inside_failed_and_reset_the_old_gateway_refuses_immediately() -> None:  # H14, H26
     tried: list[tuple[str, Confirmation]] = []
-    known_at_once: list[bool] = []
+    known_immediately: list[bool] = []
 
     async def try_to_send(subtask: int, *args: Any) -> None:
         gateway = coordinator.gateways[subtask]
         tried.append(("awaited", await gateway.send_event("too late")))
         tried.append(("nowait", gateway.send_event_nowait("too late")))
-        known_at_once.extend(confirmation.done() for _, confirmation in tried)
+        known_immediately.extend(confirmation.done() for _, confirmation in tried)
 
     coordinator = RecordingCoordinator(subtask_failed=try_to_send, subtask_reset=try_to_send)
     # The coordinator is told before the gateway runs, so the refusal must not need the gateway's mailbox.
@@ -65,7 +65,7 @@ async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None
     ):
         world.fail(task)
         await world.settle()
-        assert all(known_at_once)
+        assert all(known_immediately)
         assert [name for name, _ in tried] == ["awaited", "nowait"] * 2
         assert all(isinstance(confirmation.error(), AttemptOver) for _, confirmation in tried)
         assert task.events == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A coordinator method that does not return is reported by name, and the waiting tasks are notified (H70)."""
+"""A coordinator method that does not return is reported with its name, and the waiting tasks are notified (H70)."""
 
 from __future__ import annotations
 

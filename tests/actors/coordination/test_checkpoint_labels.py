@@ -40,7 +40,7 @@ async def test_nothing_is_labelled_unless_it_is_asked_for() -> None:
         assert await world.labelled_work() == LabelledWork("", 1, False)
 
 
-async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begins_behind_it() -> None:
+async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begins_after_it() -> None:
     async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         (task,) = await world.running(0)
@@ -55,7 +55,7 @@ async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begi
         assert labels(world)[-1] == "2 done"
 
 
-async def test_one_that_began_before_the_end_is_no_final_one_although_it_is_complete_behind_it() -> None:
+async def test_one_that_began_before_the_end_is_not_a_final_one_although_it_is_complete_after_it() -> None:
     written = asyncio.Event()
 
     async with running_operator(parallelism=1) as world:
@@ -80,7 +80,7 @@ async def test_a_run_that_failed_has_done_nothing_and_may_be_tried_again() -> No
         world.end_run(succeeded=False)
         world.reset("the run has failed")
         await world.checkpoint()
-        assert labels(world) == ["1 begun"], "what begins behind a failed run does not hold it"
+        assert labels(world) == ["1 begun"], "what begins after a failed run does not hold it"
         await run_well(world)
         assert labels(world) == ["1 begun", "1 done"]
         assert not world.reported(GlobalFailureRaised)

@@ -109,7 +109,7 @@ async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> Non
         assert world.coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")  # H55
 
 
-async def test_an_operator_without_a_run_is_settled_at_once() -> None:
+async def test_an_operator_without_a_run_is_settled_immediately() -> None:
     async with running_operator() as world:
         answer = await world.await_settled()
         assert answer.values == [Settled(-1, "")]

@@ -99,7 +99,7 @@ async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
         await world.settle()
         world.coordinator.calls.clear()
         restored = world.accept(0)
-        restored.opens_at_once = False
+        restored.opens_immediately = False
         await world.settle()
         assert restored.registered is not None
         assert restored.registered.checkpoint_id == 1
@@ -125,7 +125,7 @@ async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_
         assert confirmations[1].confirmed()
 
 
-async def test_a_subtask_that_has_acknowledged_talks_at_once_although_others_have_not() -> None:  # H41, H31
+async def test_a_subtask_that_has_acknowledged_talks_immediately_although_others_have_not() -> None:  # H41, H31
     async with running_tasks(3, parallelism=3) as (world, (quick, slow, slower)):
         slow.busy = slower.busy = True
         answer = await world.checkpoint()

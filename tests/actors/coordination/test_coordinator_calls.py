@@ -333,14 +333,14 @@ async def test_an_error_in_the_background_goes_to_its_handler() -> None:  # H9
 
 
 async def test_work_in_the_background_is_cancelled_before_close() -> None:  # H6, H9
-    async def for_ever() -> None:
+    async def forever() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             world.coordinator.calls.append(("cancelled",))
 
     async with running_operator() as world:
-        world.coordinator.context.run_in_background(for_ever, handler=raising(AssertionError("after close")))
+        world.coordinator.context.run_in_background(forever, handler=raising(AssertionError("after close")))
         await world.settle()
         await world.stop()
         assert world.coordinator.calls[-2:] == [("cancelled",), ("close",)]

@@ -202,23 +202,23 @@ async def test_a_replaced_coordinator_cannot_act_from_another_thread() -> None: 
 
 
 class KeepingGateway:
-    """Keeps the sent events, once there is ``room``."""
+    """Keeps the sent events, once there is ``capacity``."""
 
     attempt = ATTEMPT
     events_pending = 3
     bytes_pending = 5
 
     def __init__(self) -> None:
-        self.room = anyio.Event()
+        self.capacity = anyio.Event()
         self.sent: list[tuple[Any, bool]] = []
 
     async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
-        await self.room.wait()
+        await self.capacity.wait()
         return self.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
-        if not self.room.is_set():
-            raise GatewayFull("no room")
+        if not self.capacity.is_set():
+            raise GatewayFull("no capacity")
         self.sent.append((event, loss_tolerant))
         return Confirmation()
 
@@ -240,16 +240,16 @@ async def test_the_current_coordinator_sends_through_its_gateway() -> None:  # H
         gateway = await ready_gateway(under_test, below)
         with pytest.raises(GatewayFull):
             gateway.send_event_nowait("early")
-        below.room.set()
+        below.capacity.set()
         assert not (await gateway.send_event("a")).done()
         assert not gateway.send_event_nowait("b", loss_tolerant=True).done()
         assert below.sent == [("a", False), ("b", True)]
         assert (gateway.attempt, gateway.events_pending, gateway.bytes_pending) == (ATTEMPT, 3, 5)
 
 
-async def test_what_a_replaced_coordinator_sends_fails_at_once() -> None:  # G16, H26
+async def test_what_a_replaced_coordinator_sends_fails_immediately() -> None:  # G16, H26
     below = KeepingGateway()
-    below.room.set()
+    below.capacity.set()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
         await under_test.call("reset_to_checkpoint", 1, b"x")
@@ -262,7 +262,7 @@ async def test_what_a_replaced_coordinator_sends_fails_at_once() -> None:  # G16
 
 async def test_what_cannot_be_encoded_raises_though_it_would_not_be_sent() -> None:  # H21
     below = KeepingGateway()
-    below.room.set()
+    below.capacity.set()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
         await under_test.call("reset_to_checkpoint", 1, b"x")
@@ -272,7 +272,7 @@ async def test_what_cannot_be_encoded_raises_though_it_would_not_be_sent() -> No
             gateway.send_event_nowait(object())
 
 
-async def test_an_event_that_waited_for_room_at_the_reset_is_not_sent() -> None:  # G16, H27
+async def test_an_event_that_waited_for_capacity_at_the_reset_is_not_sent() -> None:  # G16, H27
     below, outcomes = KeepingGateway(), list[Confirmation]()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
@@ -285,7 +285,7 @@ async def test_an_event_that_waited_for_room_at_the_reset_is_not_sent() -> None:
             await under_test.settle()
             assert outcomes == []
             await under_test.call("reset_to_checkpoint", 1, b"x")
-            below.room.set()
+            below.capacity.set()
         assert is_refused(outcomes[0])
         assert below.sent == []
 

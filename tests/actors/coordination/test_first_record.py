@@ -38,7 +38,7 @@ async def test_what_subtask_ready_sends_comes_before_the_word_to_begin() -> None
         assert task.handled == [0, 1, 2, 3, 4, ("start",)]
 
 
-async def test_so_does_what_had_to_wait_for_room_or_may_get_lost() -> None:  # H66, H27, H28
+async def test_so_does_what_had_to_wait_for_capacity_or_may_get_lost() -> None:  # H66, H27, H28
     async def send(subtask: int, gateway: SubtaskGateway) -> None:
         await send_rules(subtask, gateway)
         await gateway.send_event("loose", loss_tolerant=True)
@@ -65,7 +65,7 @@ async def test_an_operator_whose_subtask_ready_fails_does_not_begin() -> None:  
         assert task.handled == []
 
 
-async def test_a_subtask_that_opens_while_others_close_for_a_checkpoint_begins_behind_it() -> None:  # H66, H11, H40
+async def test_a_subtask_that_opens_while_others_close_for_a_checkpoint_begins_after_it() -> None:  # H66, H11, H40
     async with a_waiting_task(send_rules) as (world, first):
         first.silent = True
         answer = await world.checkpoint()

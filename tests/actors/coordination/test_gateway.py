@@ -44,7 +44,7 @@ async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before(
         assert task.events == []  # still in the mailbox
 
 
-async def test_an_event_is_encoded_at_once_so_later_changes_do_not_matter() -> None:  # H21
+async def test_an_event_is_encoded_immediately_so_later_changes_do_not_matter() -> None:  # H21
     async with running_tasks(1) as (world, (task,)):
         event = ["before"]
         await world.coordinator.gateways[0].send_event(event)
@@ -54,7 +54,7 @@ async def test_an_event_is_encoded_at_once_so_later_changes_do_not_matter() -> N
         assert task.events == [["before"], ["before"]]
 
 
-async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_room() -> None:  # H21
+async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_capacity() -> None:  # H21
     async with running_tasks(1) as (world, _):
         gateway = world.coordinator.gateways[0]
         with pytest.raises(EventEncodeError):
@@ -71,10 +71,10 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
         gateway = world.coordinator.gateways[0]
         first = await gateway.send_event("held")
         late: list[Confirmation] = []
-        # At the end, one sender still waits for room. That must not refuse the senders after it.
-        first.add_done_callback(lambda _: late.append(gateway.send_event_nowait("no room, and others before")))
+        # At the end, one sender still waits for capacity. That must not refuse the senders after it.
+        first.add_done_callback(lambda _: late.append(gateway.send_event_nowait("no capacity, and others before")))
         async with anyio.create_task_group() as tasks:
-            waiting = OneThatWaits(tasks, gateway, "waits for room")
+            waiting = OneThatWaits(tasks, gateway, "waits for capacity")
             await world.settle()
             world.fail(task)
             await world.settle()
@@ -94,7 +94,7 @@ async def test_a_waiting_sender_blocks_no_other_after_the_attempt_is_over() -> N
         assert budget.try_take(1)
 
 
-async def test_room_for_two_wakes_two() -> None:  # H27
+async def test_capacity_for_two_wakes_two() -> None:  # H27
     budget = SendBudget(2, 100)
     assert budget.try_take(1)
     assert budget.try_take(1)
@@ -149,7 +149,7 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
         assert len(world.reports) == 1
 
 
-async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goodbye() -> None:  # H25, H48
+async def test_a_condemned_attempt_is_told_immediately_and_does_not_wait_for_its_goodbye() -> None:  # H25, H48
     async with running_tasks(1, confirm_timeout_s=3.0) as (world, (task,)):
         task.silent = True
         await world.coordinator.gateways[0].send_event("heard, and not confirmed")

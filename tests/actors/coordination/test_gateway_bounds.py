@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The limits of events in flight to one attempt, and the senders that wait for room (H27)."""
+"""The limits of events in flight to one attempt, and the senders that wait for capacity (H27)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
             task.unresponsive = False
             task.read()
             task.unresponsive = True
-            await world.settle()  # one confirmation for two events has made room for two
+            await world.settle()  # one confirmation for two events has freed the capacity of two
             assert not third.waits()
             assert not fourth.waits()
             task.unresponsive = False
@@ -72,7 +72,7 @@ async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  #
         assert gateway.events_pending == 0
 
 
-async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
+async def test_no_event_overtakes_one_that_waits_for_capacity() -> None:  # H22, H27
     async with running_tasks(1, bytes_max=100) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
@@ -115,7 +115,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() ->
             await world.settle()
             patient = OneThatWaits(tasks, gateway, "patient")
             await world.settle()
-            first.add_done_callback(lambda _: cancelled.cancel())  # there is room, but it has not yet taken it
+            first.add_done_callback(lambda _: cancelled.cancel())  # there is capacity, but it has not yet taken it
             task.unresponsive = False
             await world.settle()
         assert cancelled.cancelled()
@@ -124,7 +124,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() ->
         assert task.events == ["first", "patient"]
 
 
-async def test_answers_take_no_room_from_events() -> None:  # H27, H33
+async def test_answers_take_no_capacity_from_events() -> None:  # H27, H33
     async def answer(subtask: int, attempt: int, request: Any) -> Any:
         return "yes"
 

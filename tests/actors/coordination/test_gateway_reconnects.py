@@ -144,7 +144,7 @@ async def test_a_suspicion_says_why() -> None:  # H87
         assert reasons == ["its connection is gone"]
 
 
-async def test_a_suspicion_that_comes_behind_the_failure_is_dropped() -> None:  # H87
+async def test_a_suspicion_that_comes_after_the_failure_is_dropped() -> None:  # H87
     gate = asyncio.Event()
 
     async def slow(*args: Any) -> None:
@@ -164,7 +164,7 @@ async def test_a_suspicion_that_comes_behind_the_failure_is_dropped() -> None:  
         assert world.statistics.messages_dropped == 0
 
 
-async def test_the_end_of_an_operator_is_no_suspicion() -> None:  # H87
+async def test_the_end_of_an_operator_is_not_a_suspicion() -> None:  # H87
     async with running_tasks(1) as (world, (task,)):
         task.finish()
         await world.settle()

@@ -21,7 +21,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 async def test_events_of_one_attempt_come_in_order_and_after_it_is_ready() -> None:  # H30, H10
     async with running_operator() as world:
         task = world.accept(0)
-        task.opens_at_once = False
+        task.opens_immediately = False
         await world.settle()
         task.send("before it opened")
         task.open()

@@ -111,7 +111,7 @@ def needs_an_argument(limit: int) -> OperatorCoordinator:
         (needs_an_argument, r"without arguments .*limit.*lambda"),
     ],
 )
-def test_what_is_no_coordinator_is_refused_with_the_way_out(given: Any, text: str) -> None:
+def test_what_is_not_a_coordinator_is_refused_with_the_way_out(given: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         built_anew_or_kept(given)
 

@@ -92,26 +92,26 @@ async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch:
         gateways = gateways_of(coordinator)
         coordinator.gateways[1].send_event_nowait("before")
         confirmations = await gateways.broadcast(["rule", 1])
-        coordinator.gateways[1].send_event_nowait("behind")
+        coordinator.gateways[1].send_event_nowait("after")
         gateways.broadcast_nowait(["rule", 2])
         await world.settle()
         assert encoded == [["rule", 1], ["rule", 2]]
         assert [task.events for task in tasks] == [
             [["rule", 1], ["rule", 2]],
-            ["before", ["rule", 1], "behind", ["rule", 2]],
+            ["before", ["rule", 1], "after", ["rule", 2]],
             [["rule", 1], ["rule", 2]],
         ]
         assert [confirmation.confirmed() for confirmation in confirmations] == [True] * 3
 
 
-async def test_a_broadcast_reaches_those_that_have_room_before_it_waits_for_the_others() -> None:  # H88, H27
+async def test_a_broadcast_reaches_those_that_have_capacity_before_it_waits_for_the_others() -> None:  # H88, H27
     coordinator = RecordingCoordinator()
     async with running_tasks(2, coordinator, events_max=1) as (world, (slow, quick)):
         slow.unresponsive = True
         gateways = gateways_of(coordinator)
         await gateways.send(0, "fills it")
-        with pytest.raises(GatewayFull, match="so nobody got it"):
-            gateways.broadcast_nowait("no room")
+        with pytest.raises(GatewayFull, match="so nothing was sent"):
+            gateways.broadcast_nowait("no capacity")
         sent: list[Any] = []
 
         async def note(result: Any, error: Exception | None) -> None:
@@ -299,7 +299,7 @@ async def test_an_incarnation_that_was_replaced_sees_and_reaches_nobody() -> Non
         await world.settle()
         task.unresponsive = True
         old.broadcast_nowait("fills it")
-        made[0].context.run_in_background(old.broadcast, "waits for room", handler=note)
+        made[0].context.run_in_background(old.broadcast, "waits for capacity", handler=note)
         await world.settle()
         world.fail(task, reset=False)
         world.reset()

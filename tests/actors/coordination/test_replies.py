@@ -462,7 +462,7 @@ async def test_the_window_bounds_the_open_replies_of_an_attempt() -> None:  # H8
         assert len(coordinator.events) == 1
         coordinator.replies[1].answer()
         await world.settle()
-        task.ask("room again")
+        task.ask("capacity again")
         await world.settle()
         assert world.statistics.replies_open == 3
 

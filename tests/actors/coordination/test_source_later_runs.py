@@ -144,7 +144,7 @@ async def test_output_whose_enumeration_is_forgotten_is_not_joined_with_another(
         assert "call unpersist()" in failure_of(world)
 
 
-async def test_an_input_that_is_kept_in_part_is_no_output_of_an_earlier_run() -> None:  # H68
+async def test_an_input_that_is_kept_in_part_is_not_an_output_of_an_earlier_run() -> None:  # H68
     async with running_operator(source(), mode=RestoreMode.BATCH) as world:
         world.look = CACHED
         await read(world, *await readers(world, 0, 1))
@@ -184,7 +184,7 @@ async def test_a_new_source_refuses_to_complete_an_enumeration_it_does_not_know(
             await next_run(world, StageLook(frozenset({0, 1}), 2))
         world.look = HALF_LOST
         await readers(world, 1)
-        assert "as an instance" in failure_of(world)
+        assert "pass an instance of SourceCoordinator" in failure_of(world)
 
 
 async def test_in_streaming_mode_nothing_is_kept() -> None:
@@ -229,13 +229,13 @@ async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_th
         pending = await world.checkpoint()
         copy = world.accept(0)
         assert isinstance(copy, ReaderTask)
-        copy.opens_at_once = False
+        copy.opens_immediately = False
         await world.settle()
-        assert "2 attempts at once" in pending.reason()
+        assert "2 concurrent attempts" in pending.reason()
         original.unresponsive = False
         await world.settle()
         refused = await world.checkpoint()
-        assert "2 attempts at once" in refused.reason()
+        assert "2 concurrent attempts" in refused.reason()
         assert not world.failures, "a copy counts as no failure of a checkpoint"
         copy.open()
         await world.settle()

@@ -56,9 +56,9 @@ def test_apply_returns_what_its_function_makes_of_the_value() -> None:  # R100
     assert store.get("names") == ["one"]
 
 
-def test_none_is_no_value() -> None:  # R100
+def test_none_is_not_a_value() -> None:  # R100
     store = CoordinatorStore()
-    with pytest.raises(TypeError, match="None means that nothing is there"):
+    with pytest.raises(TypeError, match="None means that there is no value"):
         store.put_if_absent("leader", None)
     assert not store.contains("leader")
 

@@ -29,7 +29,7 @@ async def run_to_its_end(world: World, *, succeeded: bool = True) -> None:
 
 
 @pytest.mark.parametrize("method", ["notify_checkpoint_complete", "run_ended"])
-async def test_a_coordinator_that_fails_behind_a_good_run_says_so_when_it_is_settled(method: str) -> None:  # H71
+async def test_a_coordinator_that_fails_after_a_good_run_says_so_when_it_is_settled(method: str) -> None:  # H71
     async with running_operator(RecordingCoordinator(**{method: raise_error})) as world:
         await run_to_its_end(world)
         assert await what_failed(world) == f"{method}: OSError: cannot publish"
