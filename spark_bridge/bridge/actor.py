@@ -57,7 +57,7 @@ from spark_bridge.bridge.messages import (
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
+from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 from spark_bridge.bridge.takeover import InheritedRuns
 
 
@@ -110,7 +110,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
                 self._commands.ask(context, kill)
-            case CommandFailed() | KillCommand() | CancelCommand():
+            case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
                 self._commands.handle(context, message)
             case _:
                 if isinstance(message, TimePassed):
@@ -188,6 +188,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
             del self._registering[connection_id]
             message.connection.close(flush=False)
         else:
+            if self._ledger.waits_for_facts_of(message.message):
+                self._commands.watch(context, message.message.run_id, message.message.task_attempt_id)
             self._carry_out(context, effects, None)
 
     def _abandon_registration(self, context: ActorContext[BridgeMessage], connection_id: int, now: float) -> None:

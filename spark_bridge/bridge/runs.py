@@ -21,7 +21,7 @@ class _Action:
     """One call of an action by ``run``. Its operators are those that are ``named``, else those whose runs have its id.
 
     If no run has its id, they are those whose runs belong to no action and began during the call. So an action keeps
-    the runs of its own threads even if these do not inherit Spark's local properties.
+    the runs of its threads even if these do not inherit Spark's local properties.
     """
 
     named: frozenset[str] | None

@@ -47,14 +47,23 @@ class CancelCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchCommand:
+    """Deliver the facts of a stage, and of a task. ``failures`` counts how often the relay has not accepted it yet."""
+
+    stage_id: int
+    task_attempt_id: int
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CommandFailed:
     """Spark has not accepted a command, or not answered a query."""
 
-    command: KillCommand | CancelCommand | QueryStatus
+    command: KillCommand | CancelCommand | WatchCommand | QueryStatus
     error: Exception
 
 
-CommandMessage = KillCommand | CancelCommand | CommandFailed
+CommandMessage = KillCommand | CancelCommand | WatchCommand | CommandFailed
 
 
 class SparkCommands:
@@ -96,6 +105,10 @@ class SparkCommands:
                     on_error=lambda error: CommandFailed(effect, error),
                 )
 
+    def watch(self, context: ActorContext[Any], stage_id: int, task_attempt_id: int) -> None:
+        """Have the relay deliver the facts of a stage that runs an operator, and of a task that says it is in it."""
+        self._send(context, WatchCommand(stage_id, task_attempt_id))
+
     def handle(self, context: ActorContext[Any], message: CommandMessage) -> None:
         """Handle what ``ask`` has sent to the actor: a command that has failed, or one that is due again."""
         if isinstance(message, CommandFailed):
@@ -103,7 +116,7 @@ class SparkCommands:
         else:
             self._send(context, message)
 
-    def _send(self, context: ActorContext[Any], command: KillCommand | CancelCommand) -> None:
+    def _send(self, context: ActorContext[Any], command: KillCommand | CancelCommand | WatchCommand) -> None:
 
         def failed(error: Exception) -> CommandFailed:
             return CommandFailed(command, error)
@@ -114,6 +127,8 @@ class SparkCommands:
                 context.run(relay.kill_task, task_attempt_id, reason, place, on_error=failed)
             case CancelCommand(job_id, reason):
                 context.run(relay.cancel_job, job_id, reason, on_error=failed)
+            case WatchCommand(stage_id, task_attempt_id):
+                context.run(relay.watch, stage_id, task_attempt_id, on_error=failed)
 
     def _repeat_later(self, context: ActorContext[Any], message: CommandFailed) -> None:
         command, error = message.command, message.error

@@ -41,7 +41,7 @@ def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
         before = context.getLocalProperty(ACTION_PROPERTY)
         context.setLocalProperty(ACTION_PROPERTY, action_id)
     except Exception as error:  # the context has stopped: the action reports that better
-        log.warning("action not marked", error=repr(error))
+        log.warning("action property not set", error=repr(error))
         yield
         return
     try:

@@ -87,7 +87,7 @@ class BlockedLoopWatch:
         while not self._closed.wait(LOOK_S):
             if self._lag.turns != turns:
                 if reported:
-                    log.info("event loop turns again", blocked_s=looks * LOOK_S)
+                    log.info("event loop unblocked", blocked_s=looks * LOOK_S)
                 turns, looks, due, reported = self._lag.turns, 0, LOOKS, False
                 continue
             looks += 1

@@ -29,9 +29,9 @@ class SidecarConfig:
     chooses a free port.
 
     **Encryption.** Without ``tls``, both ends of a connection prove who they are, but what they say can be read, and
-    altered by somebody who can change packets on the way. ``tls=True`` encrypts every connection with TLS 1.3 and a
+    altered by anyone who can change packets on the way. ``tls=True`` encrypts every connection with TLS 1.3 and a
     certificate that the sidecar makes by itself; it needs ``pip install 'headgate[tls]'`` where the sidecar runs, and
-    nothing on the executors. ``tls=TlsCertificate(...)`` takes a certificate of your own. Tasks receive their key
+    nothing on the executors. ``tls=TlsCertificate(...)`` takes your own certificate. Tasks receive their key
     inside Spark's closure: switch ``spark.network.crypto.enabled`` on as well, or it travels in the clear.
 
     **Storage.** ``storage`` is the place for checkpoints: a directory, or the URL of any filesystem
@@ -64,11 +64,18 @@ class SidecarConfig:
 
     **Sizes.** An event, a request or an answer has at most ``event_bytes_max`` bytes when it is encoded, from 1 MiB to
     1 GiB, by default 64 MiB. Tasks are told this limit. One of more than 256 KiB travels in parts, between which what
-    other operators and tasks say goes on. It takes its size in memory at each end, and again while it is decoded.
+    other operators and tasks send continues. It takes its size in memory at each end, and again while it is decoded.
+
+    **Spark Connect.** The server's JVM connects to ``advertised_host`` and ``relay_port``, on which the sidecar of a
+    client listens as well; 0 chooses a free one. If the client has been silent for ``relay_lease_s`` seconds, it counts
+    as dead, and the server removes what it had opened there; if the server cannot be reached for as long, its jobs
+    count as lost. ``relay_secret_file`` is for a server whose operator has installed the relay: a file with the secret
+    that he has given to this client, which no other user may read. Without it, the relay travels with the session. In
+    the driver itself, none of the three has an effect.
 
     **Looking at it.** With ``status_port``, the sidecar shows its status over HTTP to people and machines, on
-    ``status_host`` and this port (0 chooses a free one). On a loopback address, everybody on this machine may look; any
-    other address needs ``status_token``, at least 16 characters, which is then asked of everybody: as the header
+    ``status_host`` and this port (0 chooses a free one). On a loopback address, everyone on this machine may look; any
+    other address needs ``status_token``, at least 16 characters, which everyone then has to send: as the header
     ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
     ``spark_metrics``: the same figures are gauges in Spark's own metrics, from 10 s after the start on; this needs the
     driver in this process, and ``relay="jvm"``. ``opentelemetry``: spans for runs, attempts, checkpoints with their
@@ -97,6 +104,9 @@ class SidecarConfig:
     advertised_port: int | None = None
     tls: bool | TlsCertificate = False
     relay: RelayKind = "jvm"
+    relay_port: int = 0
+    relay_lease_s: float = 30.0
+    relay_secret_file: str | PathLike[str] | None = None
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     authenticate_timeout_s: float = 10.0
@@ -127,6 +137,8 @@ class SidecarConfig:
         check_method_report(self.method_report_s)
         if not 0 < self.stalled_report_s < inf:
             raise ValueError(f"stalled_report_s must be a positive number of seconds, not {self.stalled_report_s!r}")
+        if not 0 < self.relay_lease_s < inf:
+            raise ValueError(f"relay_lease_s must be a positive number of seconds, not {self.relay_lease_s!r}")
         WireLimits.for_events(self.event_bytes_max)
         check_status_access(self.status_host, self.status_port, self.status_token)
         if not isinstance(self.tls, bool | TlsCertificate):

@@ -20,13 +20,17 @@ from spark_bridge.errors import SidecarError
 _PROBE = "import sys, msgpack; print('%d.%d' % sys.version_info[:2])"
 
 
+def is_remote(spark: object) -> bool:
+    """Whether this is a Spark Connect session."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
 def driver_context(spark: Any) -> Any:
     """The classic, running ``SparkContext`` behind a session or a context.
 
     Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
     """
-    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    if not is_connect and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
+    if not is_remote(spark) and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
         raise TypeError(f"{spark!r} is neither a SparkSession nor a SparkContext")
     return require_driver(spark)
 
@@ -64,6 +68,11 @@ def task_failures_max(context: Any) -> int:
     """
     found = re.fullmatch(r"local\[[^,\]]+,\s*(\d+)\s*\]", str(context.master))
     return int(found.group(1) if found else context.getConf().get("spark.task.maxFailures", "4"))
+
+
+def encrypts_files(context: Any) -> bool:
+    """Whether Spark encrypts what it writes to local directories. Blocks for a call."""
+    return str(context.getConf().get("spark.io.encryption.enabled", "false")).lower() == "true"
 
 
 def task_slots(context: Any) -> int | None:

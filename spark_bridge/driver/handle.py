@@ -10,13 +10,16 @@ from inspect import iscoroutinefunction
 from typing import Any, cast
 
 from actors.logs import get_logger
+from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
+from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.function import FunctionOperator, function_operator
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.task_entry import SubtaskTask
@@ -26,7 +29,7 @@ __all__ = ["OperatorHandle"]
 log = get_logger("headgate.operators")
 
 
-class OperatorHandle:
+class OperatorHandle(StaysOnDriver):
     """An operator that ``coordinate`` has started: makes its tasks, and reports figures and failures.
 
     Thread-safe. ``subtask`` and the properties also work after the sidecar has closed, but a task that starts then
@@ -40,12 +43,16 @@ class OperatorHandle:
         failure: Callable[[], BaseException | None],
         shipped: Callable[[object], None] = lambda made_by: None,
         task_parts: Mapping[str, Callable[[], SubtaskOperator]] = PARTS_OF_ALL,
+        make_flow: Callable[[], SubtaskOperator] | None = None,
+        stages: tuple[str, ...] = (),
     ) -> None:
         self._endpoint = endpoint
         self._statistics = statistics
         self._failure = failure
         self._shipped = shipped
         self._task_parts = dict(task_parts)
+        self._make_flow = make_flow
+        self._stages = stages
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
@@ -70,25 +77,41 @@ class OperatorHandle:
         return self._endpoint.parallelism
 
     @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of a chain's stages, in the order in which data flows; empty for any other operator."""
+        return self._stages
+
+    @property
     def failure(self) -> BaseException | None:
         """The first exception with which the coordinator failed its latest job, or None."""
         return self._failure()
 
     def subtask(
-        self, operator: Callable[..., SubtaskOperator | Iterable[Any] | None], *args: Any, **kwargs: Any
+        self,
+        operator: Callable[..., SubtaskOperator | Iterable[Any] | None] | Chain | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> SubtaskTask:
         """Make the function for ``mapPartitions``, ``mapInPandas``, ``mapInArrow`` or ``foreachPartition``.
 
         ``operator`` is the class of a ``SubtaskOperator``, or a function that returns one: each task calls
         ``operator(*args, **kwargs)``. It may also be a plain function of the records, ``function(records)`` or
-        ``function(context, records)``, with ``args`` behind these, that returns or yields the outputs. All of it must
+        ``function(context, records)``, with ``args`` after these, that returns or yields the outputs. All of it must
         be picklable. A partition is a subtask, so the RDD or DataFrame must have exactly ``parallelism`` partitions.
-        Works in barrier stages too.
+        Works in barrier stages too. If the operator is a ``chain``, its tasks run the stages of the chain, so there are
+        no arguments; only a driver whose sidecar is in a separate process passes the same chain as ``operator``.
 
         Raises ``TypeError`` if ``operator`` cannot make a ``SubtaskOperator``, as far as that can be seen here; for a
         method that is ``async def`` or has a ``yield`` that cannot work; and for a method whose name is clearly a
         misspelling of one of ``SubtaskOperator``. A name that is only similar is logged as a warning.
         """
+        if self._make_flow is not None:
+            if operator is not None:
+                raise TypeError(f"operator {self.operator_id!r} is a chain, which has its stages: call subtask() alone")
+            self._shipped(OperatorChain)
+            return SubtaskTask(self._make_flow, self._endpoint, parts=self._task_parts)
+        if self._stages or isinstance(operator, Chain):
+            return self._subtask_of(operator)
         if not callable(operator):
             raise TypeError(
                 f"{operator!r} is not callable: pass the operator's class and its arguments, "
@@ -112,6 +135,22 @@ class OperatorHandle:
         make_operator = cast("Callable[..., SubtaskOperator]", operator)
         return SubtaskTask(make_operator, self._endpoint, args, kwargs, self._task_parts)
 
+    def _subtask_of(self, given: object) -> SubtaskTask:
+        """Make the function for a chain whose sidecar is in another process, which has only told the stages' names."""
+        names = ", ".join(self._stages)
+        if not isinstance(given, Chain):
+            raise TypeError(
+                f"operator {self.operator_id!r} is a chain in the sidecar's process, and here only the names of its "
+                f"stages are known, {names}: pass the same chain, subtask(chain(...))"
+            )
+        if given.stages != self._stages:
+            raise TypeError(
+                f"{given!r} is not the chain of operator {self.operator_id!r}, whose stages are {names or 'none'}: "
+                "pass the same chain to coordinate in the sidecar's process and to subtask"
+            )
+        self._shipped(OperatorChain)
+        return SubtaskTask(partial(Flow, given.stages), self._endpoint, parts={**PARTS_OF_ALL, **given.operators})
+
     def progress(self, total: int | None = None, *, count: str | None = None, counter: str | None = None) -> Progress:
         """Return a progress bar that is shown while its ``with`` block runs: ``with handle.progress(): action()``.
 
@@ -127,7 +166,7 @@ class OperatorHandle:
         return Progress(self.operator_id, self.statistics, total, count, counter=counter)
 
     def counters(self) -> dict[str, int | float | Distribution]:
-        """Return what the tasks have counted so far, by name: sums of ``context.count``, and a ``Distribution`` each.
+        """Return what the tasks have counted so far: for each name a sum, or a ``Distribution``.
 
         In batch mode these are the counts of the latest action, in streaming mode those since the operator's first
         checkpoint. They are exact: an attempt that is lost takes its counts back, and of concurrent attempts one

@@ -81,7 +81,7 @@ class MicroBatches:
         if self._operators.find(operator_id).mode is not RestoreMode.STREAMING:
             raise SidecarError(
                 f"operator {operator_id!r} is in batch mode, which keeps nothing between runs: coordinate it with "
-                "mode=RestoreMode.STREAMING, or pass your function to foreachBatch directly"
+                'mode="streaming", or pass your function to foreachBatch directly'
             )
 
     async def begin(self, batch: MicroBatch, adopt: bool) -> Operator | None:

@@ -34,6 +34,7 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
+from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
 from protocol.errors import LocalProtocolError, RequestFailed
@@ -80,7 +81,7 @@ class Operator:
 
 
 class Operators:
-    """The operators of a sidecar, by name. Loop only. It needs no closing: the actors end with their system."""
+    """The operators of a sidecar and their names. Loop only. It needs no closing: the actors end with their system."""
 
     def __init__(
         self,
@@ -131,7 +132,9 @@ class Operators:
             )
         port = self._storage.port(operator_id, config.mode)
         config = replace(config, restored=await self._restored(config, port, restore))
-        statistics = OperatorStatistics(operator_id, splits=partial(_splits_of, coordinator))
+        statistics = OperatorStatistics(
+            operator_id, splits=partial(_splits_of, coordinator), sources=partial(_backlogs_of, coordinator)
+        )
         if counters is not None:
             statistics.counters, statistics.counter_totals = counters.sums, counters.totals
         ports = self._ports(operator_id, port)
@@ -159,7 +162,7 @@ class Operators:
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
         )
-        with suppress(AskTimeout):  # the coordinator should be told of the end of its run, within a limit
+        with suppress(AskTimeout):  # the coordinator should learn of the end of its run, within a limit
             await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         await self._system.stop(operator.tracker_ref)
 
@@ -169,7 +172,7 @@ class Operators:
 
     @property
     def observed(self) -> dict[str, ObservedOperator]:
-        """What a status needs of each operator, by name."""
+        """What a status needs of each operator; the keys are their names."""
         return {operator_id: operator.observed for operator_id, operator in self._operators.items()}
 
     async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:
@@ -178,7 +181,7 @@ class Operators:
             if restore not in ("latest", "none"):
                 raise SidecarError(
                     f"operator {operator_id!r} cannot start from {restore}, because in batch mode Spark owns its "
-                    "output: coordinate it with mode=RestoreMode.STREAMING"
+                    'output: coordinate it with mode="streaming"'
                 )
             return None
         match restore:
@@ -344,7 +347,7 @@ class Operators:
                 return
             if settled is None:
                 why = self._operators[operator_id].watch.describe()
-                log.error("gave up waiting for a coordinator method", operator_id=operator_id, why=why)
+                log.error("coordinator method wait abandoned", operator_id=operator_id, why=why)
                 self._stuck.add(operator_id)
                 if self._operators[operator_id].mode is RestoreMode.STREAMING:
                     found[operator_id] = why
@@ -436,12 +439,24 @@ class Operators:
 
 def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:
     """How far a source is; None for other coordinators. Any thread."""
-    parts = coordinator.coordinators if isinstance(coordinator, CoordinatorChain) else (coordinator,)
-    for part in parts:
+    for _, source in _sources_of(coordinator):
+        return source.splits_progress
+    return None
+
+
+def _backlogs_of(coordinator: OperatorCoordinator | None) -> dict[str, SourceBacklog]:
+    """What each source has not read yet, by the name of the stage or part; the main coordinator has none."""
+    return {name: source.backlog for name, source in _sources_of(coordinator)}
+
+
+def _sources_of(coordinator: OperatorCoordinator | None) -> Iterator[tuple[str, SourceCoordinator]]:
+    named = {"": coordinator}
+    if isinstance(coordinator, CoordinatorChain):
+        named = {"": coordinator.main, **coordinator.parts}
+    for name, part in named.items():
         current = part.current if isinstance(part, RecreateOnReset) else part
         if isinstance(current, SourceCoordinator):
-            return current.splits_progress
-    return None
+            yield name, current
 
 
 @contextmanager

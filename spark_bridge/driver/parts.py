@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.permits.driver import Permits
 from spark_bridge.primitives.shared_value.driver import SharedValue
@@ -17,7 +18,7 @@ __all__ = ["PartFactories"]
 T = TypeVar("T")
 
 
-class PartFactories:
+class PartFactories(StaysOnDriver):
     """What ``Sidecar`` and ``SidecarRuntime`` have in common."""
 
     __slots__ = ()

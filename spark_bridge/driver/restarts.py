@@ -2,7 +2,7 @@
 
 """Runs the user's Spark action, and again after a failure that a restart may fix (H15).
 
-Spark restarts tasks and stages by itself, but not a job that has failed. The coordinators are reset to the last
+Spark restarts tasks and stages, but not a job that has failed. The coordinators are reset to the last
 completed checkpoint before the first task of the next run is ready (H55). So a restart only has to call the action
 again, after the delay that the restart strategy sets.
 """
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
-from pyspark import SparkContext
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from actors.logs import get_logger
 from protocol.restart import RestartBackoff, RestartStrategy
-from spark_bridge.driver.actions import marked
 from spark_bridge.errors import RestartsExhausted, SidecarError
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
@@ -105,17 +103,18 @@ def run_blocking(
     runs: Runs,
     strategy: RestartStrategy,
     action: Callable[[], T],
-    context: SparkContext | None,
+    marked: Callable[[str], AbstractContextManager[None]],
     *,
     on_loop: OnLoop = _right_here,
 ) -> T:
     """``run_with_restarts`` on the calling thread, which calls ``action`` and sleeps itself.
 
-    ``on_loop`` must block instead of suspending, so that no event loop is needed here.
+    The action is called in ``marked(action_id)``, which makes its jobs known. ``on_loop`` must block instead of
+    suspending, so that no event loop is needed here.
     """
 
     async def call(action_id: str) -> T:
-        with marked(context, action_id):
+        with marked(action_id):
             return action()
 
     async def sleep(delay_s: float) -> None:

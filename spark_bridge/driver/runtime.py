@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
-from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator
-from actors.coordination.given import built_anew_or_kept
+from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
 from protocol.barrier_tracker import CheckpointConfig
@@ -31,20 +30,22 @@ from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
-from spark_bridge.bridge.relay import Relay, RelayError
+from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.certificates import Encryption, encryption
-from spark_bridge.driver.actions import ActionRuns, marked, names_of
+from spark_bridge.driver.actions import ActionRuns, names_of
 from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.data_source import columns_of, register_source
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
@@ -52,7 +53,7 @@ from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
-from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
+from spark_bridge.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.event_log import EventLog, EventLogActor, subscribe
@@ -66,10 +67,14 @@ from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_t
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
-from spark_bridge.primitives.primitive import Primitive, composed
+from spark_bridge.primitives.chain import Chain, composed
+from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
+from spark_bridge.sources.source import Source
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
+from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
+from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
 T = TypeVar("T")
@@ -99,6 +104,8 @@ class SidecarRuntime(PartFactories):
         self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
         self._handles: dict[str, OperatorHandle] = {}
         self._operators: Operators
+        self._storage: StorageSession
+        self._streams: Streams
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
         self._wire_limits = WireLimits.for_events(config.event_bytes_max)
@@ -115,6 +122,8 @@ class SidecarRuntime(PartFactories):
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
+        self.server_lost: ServerLost | None = None
+        """Why the Spark Connect server, or the session there, is gone, if it is."""
         self._patience: anyio.CancelScope  # around the waits while the sidecar is left
         self.thread_id = 0
         """The thread of the event loop."""
@@ -145,7 +154,10 @@ class SidecarRuntime(PartFactories):
             )
             stack.push_async_callback(self._server.close)
             await self._server.start()
-            storage = await stack.enter_async_context(StorageSession(self._open_storage()))
+            storage = self._storage = await stack.enter_async_context(StorageSession(self._open_storage()))
+            self._streams = await stack.enter_async_context(
+                Streams(self._driver.keys, bind_host, config.advertised_host, self._server.address, self._encryption)
+            )
             self._system = await stack.enter_async_context(
                 ActorSystem(
                     "headgate",
@@ -178,7 +190,11 @@ class SidecarRuntime(PartFactories):
             )
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
             self._relay = self._driver.open_relay(
-                self._bridge_ref.tell_direct, config, self._relay_lost, self._encryption
+                self._bridge_ref.tell_direct,
+                config,
+                self._relay_lost,
+                self._encryption,
+                self._server.address,
             )
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
@@ -260,7 +276,7 @@ class SidecarRuntime(PartFactories):
 
         stack.push_async_callback(close)
         host, port = server.address
-        log.info("status shown", host=host, port=port)
+        log.info("status port opened", host=host, port=port)
 
     def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
         """What the status server shows, by path. The routes are called on its threads."""
@@ -302,7 +318,7 @@ class SidecarRuntime(PartFactories):
 
     @property
     def handles(self) -> Mapping[str, OperatorHandle]:
-        """The handles of the operators that are coordinated now, by name."""
+        """The names and handles of the operators that are coordinated now."""
         return self._handles
 
     @property
@@ -324,7 +340,7 @@ class SidecarRuntime(PartFactories):
     async def coordinate(
         self,
         operator_id: str,
-        coordinator: GivenCoordinator = OperatorCoordinator,
+        coordinator: GivenCoordinator | Chain = OperatorCoordinator,
         *,
         parallelism: int,
         uses: Collection[Primitive] = (),
@@ -358,7 +374,7 @@ class SidecarRuntime(PartFactories):
             method_report_s=self._config.method_report_s,
             wire_limits=self._wire_limits,
         )
-        parts = composed(operator_id, built_anew_or_kept(coordinator), uses)
+        parts = composed(operator_id, coordinator, uses)
         if replace and operator_id in self._handles:
             await self._release_idle(operator_id)
         operator = await self._operators.add(config, parts.coordinator, restore, parts.counters)
@@ -375,10 +391,52 @@ class SidecarRuntime(PartFactories):
             register_timeout_s=self._config.register_timeout_s,
             ready_timeout_s=self._config.ready_timeout_s,
             event_bytes_max=self._config.event_bytes_max,
+            local_files=not await self._driver.encrypts_files(),
         )
         statistics = operator.statistics.snapshot
-        handle = OperatorHandle(endpoint, statistics, lambda: operator.failure, operator.shipped, parts.task_parts)
+        handle = OperatorHandle(
+            endpoint,
+            statistics,
+            lambda: operator.failure,
+            operator.shipped,
+            parts.task_parts,
+            parts.make_flow,
+            coordinator.stages if isinstance(coordinator, Chain) else (),
+        )
         self._handles[operator_id] = handle
+        return handle
+
+    @must_be_awaited
+    async def source(
+        self,
+        name: str,
+        source: Source,
+        *,
+        parallelism: int | None = None,
+        schema: Any = None,
+        splits_max: int = 10_000,
+        replace: bool = False,
+    ) -> OperatorHandle:
+        """See ``Sidecar.source``."""
+        self._require_running()
+        session = self._driver.session
+        if session is None:
+            raise SidecarError("a source is registered with a Spark session, which is not in this process: use Sidecar")
+        if parallelism is None:
+            parallelism = await self._driver.cores() or 1
+        columns, operator = await anyio.to_thread.run_sync(lambda: (columns_of(source, schema), source.operator))
+        planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
+        coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
+        handle = await self.coordinate(name, coordinator, parallelism=parallelism, allow_fewer=True, replace=replace)
+        try:
+            await planner.open()
+            stream = await self._streams.serve(name, planner)
+            task = handle.subtask(operator)
+            await anyio.to_thread.run_sync(register_source, session, columns, task, stream, handle)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.release(name)
+            raise
         return handle
 
     def _token_of(self, operator_id: str, task_attempt_id: int) -> bytes:
@@ -390,6 +448,7 @@ class SidecarRuntime(PartFactories):
         self._require_running()
         await self._operators.remove(operator_id)
         del self._handles[operator_id]
+        await self._streams.release(operator_id)
         if self._gauges_ref is not None:
             self._gauges_ref.tell(Forget())
 
@@ -399,7 +458,7 @@ class SidecarRuntime(PartFactories):
                 await self._bridge_ref.ask(AwaitRunsOver, timeout_s=REPLACE_GRACE_S)
         if operator_id in self._running_jobs.operator_ids:
             raise SidecarError(
-                f"operator {operator_id!r} cannot be replaced while its run is on: wait until the action has returned. "
+                f"operator {operator_id!r} cannot be replaced during a run: wait until the action has returned. "
                 "If it was interrupted, its job may still run: spark.sparkContext.cancelAllJobs() ends it"
             )
         await self.release(operator_id)
@@ -422,9 +481,11 @@ class SidecarRuntime(PartFactories):
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
     @must_be_awaited
-    async def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+    async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
+        if part is not None:
+            payload = PartEvent(part, payload)
         return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
 
     @must_be_awaited
@@ -483,7 +544,7 @@ class SidecarRuntime(PartFactories):
         runs = self.action_runs(operators)
 
         def call_marked(action_id: str) -> T:
-            with marked(self._driver.spark_context, action_id):
+            with self._driver.marked(action_id):
                 return action()
 
         async def call(action_id: str) -> T:
@@ -494,6 +555,10 @@ class SidecarRuntime(PartFactories):
                 raise
 
         return await run_with_restarts(runs, restart, call)
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
+        return self._driver.marked(action_id)
 
     # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
 
@@ -546,14 +611,22 @@ class SidecarRuntime(PartFactories):
 
     @property
     def fenced(self) -> Exception | None:
-        """The error if a later application has taken over the storage, so that this one cannot continue; else None."""
-        return self._operators.fenced
+        """The error if this application cannot continue, else None.
+
+        A later application has taken over the storage, or the Spark Connect server is lost.
+        """
+        return self._operators.fenced or self.server_lost
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)
 
     def _relay_lost(self, error: RelayError) -> None:
         log.error("relay lost, Spark can no longer be observed", error=str(error))
+        if isinstance(error, ApplicationLost):
+            self.server_lost = ServerLost(
+                f"{error}. Make a new session and a new sidecar, which continues from the last checkpoint in "
+                "SidecarConfig.storage; headgate.run_across_sessions does that"
+            )
 
     async def _end_runs(self) -> None:
         """Fail the jobs that are still running: their tasks would look for a coordinator that is gone (H57).

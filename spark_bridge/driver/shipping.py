@@ -3,7 +3,7 @@
 """Sends the executors what a task needs: one small archive, with ``addPyFile``.
 
 It contains Headgate's packages, and the pure Python part of msgpack and fsspec for executors without them. A task only
-needs ``protocol``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sink``. The rest is included
+needs ``protocol``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sinks``. The rest is included
 because the archive comes first on the path of the executors, and a user's module that also imports the driver's half
 must find all of it. The archive is named after its content, so two releases in one application do not mix.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.util
+import io
 import marshal
 import shutil
 import tempfile
@@ -29,18 +30,26 @@ from pyspark import SparkContext
 
 from spark_bridge.subtask.bootstrap import VENDORED
 
-__all__ = ["archive_contents", "ship_packages", "write_archive"]
+__all__ = ["archive_contents", "packages_are_files", "ship_packages", "write_archive"]
 
+_zipped: dict[bytes, bytes] = {}
+"""The archive, by the digest of its sources: Python does not compile the same source to the same bytes each time."""
+_zipped_lock = threading.Lock()
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PACKAGES = ("protocol/", "actors/", "spark_bridge/", "headgate/")
 _VENDORED_PACKAGES = ("msgpack", "fsspec")
 _COMPILED = (
     "headgate/__init__",
+    "headgate/_lazy",
     "protocol/",
     "spark_bridge/__init__",
+    "spark_bridge/connect/__init__",
+    "spark_bridge/connect/task",
     "spark_bridge/foreign_packages",
     "spark_bridge/primitives/",
-    "spark_bridge/sink/",
+    "spark_bridge/sinks/",
+    "spark_bridge/sources/",
+    "spark_bridge/streams/",
     "spark_bridge/subtask/",
     "spark_bridge/task_",
 )
@@ -58,7 +67,7 @@ def ship_packages(spark_context: SparkContext) -> None:
     executor that starts later needs it to run any task.
     """
     with _lock:
-        if spark_context in _shipped or not _ROOT.is_dir():
+        if spark_context in _shipped or not packages_are_files():
             return
         folder = tempfile.mkdtemp(prefix="headgate-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -67,18 +76,36 @@ def ship_packages(spark_context: SparkContext) -> None:
         _shipped[spark_context] = str(archive)
 
 
+def packages_are_files() -> bool:
+    """Whether Headgate's packages are files in a folder, and not in an archive that Spark has shipped."""
+    return _ROOT.is_dir()
+
+
 def write_archive(folder: Path) -> Path:
-    """Write the archive into ``folder`` and return its path. The same sources and Python give the same name."""
+    """Write the archive into ``folder`` and return its path.
+
+    The same sources give the same archive in one process. A name stands for the same bytes always: a Spark Connect
+    server refuses other ones under a name that its session has.
+    """
     contents = archive_contents()
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
     for name, data in sorted(contents.items()):
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    contents |= _compiled(contents)
-    path = folder / f"headgate-{digest.hexdigest()[:16]}.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with _zipped_lock:
+        zipped = _zipped.get(digest.digest())
+        if zipped is None:
+            zipped = _zipped[digest.digest()] = _zip(contents | _compiled(contents))
+    path = folder / f"headgate-{hashlib.sha256(zipped).hexdigest()[:16]}.zip"
+    path.write_bytes(zipped)
+    return path
+
+
+def _zip(contents: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(contents.items()):
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-    return path
+    return buffer.getvalue()
 
 
 def archive_contents() -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal
 
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.environment import driver_context
+from spark_bridge.driver.environment import is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
@@ -30,8 +30,8 @@ from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.driver.spark_driver import LocalDriver
-from spark_bridge.errors import SidecarError, SidecarNotRunning
+from spark_bridge.driver.spark_driver import driver_of
+from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
@@ -72,14 +72,15 @@ def _is_interrupt(error: BaseException | None) -> bool:
 class Sidecar(PartFactories):
     """Runs coordinators alongside a Spark driver: ``with Sidecar(spark) as sidecar:``.
 
-    ``spark`` is a classic SparkSession or SparkContext. ``config`` sets addresses, times and limits. After it was left,
-    a sidecar can be entered again, also with the same SparkContext, but not while it is running. All methods are
-    thread-safe and block the calling thread, except that none may be called on the sidecar's own loop, that is, by a
-    coordinator. With ``async with``, use the methods of the ``SidecarRuntime`` that it returns.
+    ``spark`` is a SparkSession, classic or of Spark Connect, or a SparkContext. With Spark Connect, the sidecar runs in
+    the client's process, and the server and its executors connect to it. ``config`` sets addresses, times and limits.
+    After its block has ended, a sidecar can be entered again, even with the same session. All methods are
+    thread-safe and block the calling thread. None may be called on the sidecar's own loop, that is, by a coordinator.
+    With ``async with``, use the methods of the ``SidecarRuntime`` that it returns.
 
-    Entering raises ``RelayError`` for a Spark Connect session or a stopped context, ``TypeError`` for an object that is
-    not a session, ``SidecarError`` if the workers' Python cannot run a task or the sidecar is already running, and
-    ``ServerStartError`` if the port is in use.
+    Entering raises ``RelayError`` for a stopped context, ``ConnectRefused`` if a Spark Connect server cannot be served,
+    ``TypeError`` for an object that is not a session, ``SidecarError`` if the workers' Python cannot run a task or the
+    sidecar is already running, and ``ServerStartError`` if the port is in use.
 
     Leaving fails each job that is still running, with a message that says so, and closes all coordinators. No thread,
     socket or listener is left behind, whether the job is running, has failed, or the context has stopped. In streaming
@@ -101,11 +102,11 @@ class Sidecar(PartFactories):
 
     def __enter__(self) -> Sidecar:
         self._require_idle()
-        driver_context(self._spark)
+        driver = driver_of(self._spark)
         with ExitStack() as stack:
             with interrupts_held_back():  # otherwise the new thread might never be told to end
                 self._portal = stack.enter_context(start_sidecar_loop())
-            runtime = SidecarRuntime(LocalDriver(self._spark), self._config)
+            runtime = SidecarRuntime(driver, self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
             self._runtime = stack.enter_context(manager)
             self._stack = stack.pop_all()
@@ -166,6 +167,8 @@ class Sidecar(PartFactories):
         otherwise its second run fails with ``ResetNotSupported``. The coordinator runs on the sidecar's loop until
         ``release`` or the end of the sidecar.
 
+        It may also be a ``chain`` of several coordinators and operators.
+
         Without a ``coordinator``, the operator has only what it ``uses``: ready-made parts, such as what ``work_queue``
         returns.
 
@@ -201,6 +204,32 @@ class Sidecar(PartFactories):
         ``ValueError`` or ``TypeError`` for invalid arguments; ``SidecarNotRunning`` outside the ``with`` block.
         """
 
+    @_on_its_loop(SidecarRuntime.source)
+    def source(self, *args: Any, **kwargs: Any) -> Any:
+        """Make ``spark.read.format(name).load()`` read ``source``, with splits on demand, and return its handle.
+
+        Each action over the DataFrame reads the source once, in ``parallelism`` tasks (by default, as many as Spark can
+        run at the same time), each of which takes the next split when it is free. What a lost task has read is read
+        again, and counts once. The batches of a ``FileSource`` reach Spark as Arrow. ``handle.counters()``,
+        ``handle.progress()`` and ``handle.statistics()`` are those of the operator ``name``.
+
+        ``schema`` is a ``StructType``, a ``pyarrow.Schema`` or text such as ``"id long, name string"``; a source that
+        knows its columns does not need it. The format belongs to the session that the sidecar was given, and reads
+        until the sidecar is left. ``replace`` is that of ``coordinate``.
+
+        ``spark.readStream.format(name).load()`` reads the source as a stream: each micro-batch has what is new, with
+        about ``splits_max`` splits at most. Its plan is in ``SidecarConfig.storage``, so a query that is started again
+        with its ``checkpointLocation`` continues exactly where it was, in this application or another one. A source is
+        read by one query at a time. If Spark repeats a micro-batch, it has the same rows, but perhaps in other
+        partitions.
+
+        A scan needs a separate stage, and only one scan of a source can run at a time. So a query that reads it twice
+        at the same time, or unites it with another input, has to put ``.repartition(n)`` or ``.cache()`` after
+        ``load()``. An unbounded source never ends, so ``spark.read`` cannot read it.
+
+        Raises ``ValueError`` without a schema, for an empty name or an invalid parallelism, and as ``coordinate`` does.
+        """
+
     def release(self, operator_id: str) -> None:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
@@ -231,17 +260,19 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))
 
-    def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+    def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
+
+        ``part`` is the name of the stage, if the operator is a ``chain``.
 
         Payload and result stay in this process and are not copied. Raises what the coordinator raises, ``SidecarError``
         for an unknown operator, and ``AskTimeout`` if there is no answer within ``timeout_s`` seconds.
         """
         portal, runtime = self._entered()
-        return portal.call(partial(runtime.request, operator_id, payload, timeout_s=timeout_s))
+        return portal.call(partial(runtime.request, operator_id, payload, part=part, timeout_s=timeout_s))
 
     def status(self) -> SidecarStatus:
-        """Return what is going on now: operators, subtasks and attempts, checkpoints, latencies, recent failures.
+        """Return the current state: operators, subtasks and attempts, checkpoints, latencies, recent failures.
 
         The result is immutable, and ``to_dict()`` makes JSON of it. It is cheap enough to be taken ten times a second
         with 10,000 subtasks. The percentiles of latencies need ``pip install 'headgate[observability]'``. Raises
@@ -301,7 +332,8 @@ class Sidecar(PartFactories):
 
         Raises what ``action`` raises if no coordinated run has failed, because a restart would not help;
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
-        storage; ``NotSettled`` if the run's end is not known in time.
+        storage; ``ServerLost`` if the Spark Connect server or the session there is gone; ``NotSettled`` if the end of
+        the run is not known in time.
         """
         portal, runtime = self._entered()
         runs = portal.call(runtime.action_runs, operators)
@@ -321,7 +353,7 @@ class Sidecar(PartFactories):
                     raise KeyboardInterrupt from error
                 raise
 
-        return run_blocking(runs, restart, interruptible, driver_context(self._spark), on_loop=on_loop)
+        return run_blocking(runs, restart, interruptible, runtime.marked, on_loop=on_loop)
 
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
@@ -342,6 +374,12 @@ class Sidecar(PartFactories):
         and what ``function`` raises. Each of them fails the query. This method raises ``SidecarError`` for an operator
         that is unknown or in batch mode.
         """
+        if is_remote(self._spark):
+            raise ConnectRefused(
+                "with Spark Connect, Spark calls the function of foreachBatch on the server, and this sidecar is not "
+                "there: run the operator inside the query, with mapInArrow or mapInPandas, or run the program in the "
+                "driver"
+            )
         operator_id = operator if isinstance(operator, str) else operator.operator_id
 
         def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
@@ -374,6 +412,11 @@ class Sidecar(PartFactories):
         return self._entered()[1].status_address
 
     @property
+    def lost(self) -> ServerLost | None:
+        """Why the Spark Connect server, or the session there, is gone; None if it is not, as far as is known."""
+        return self._entered()[1].server_lost
+
+    @property
     def relay_kind(self) -> str:
         """The way Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"`` if configured or as the fallback."""
         return self._entered()[1].relay_kind
@@ -382,7 +425,7 @@ class Sidecar(PartFactories):
 
     async def __aenter__(self) -> SidecarRuntime:
         self._require_idle()
-        runtime = SidecarRuntime(LocalDriver(self._spark), self._config)
+        runtime = SidecarRuntime(driver_of(self._spark), self._config)
         self._runtime = await runtime.__aenter__()
         return self._runtime
 
@@ -403,7 +446,7 @@ class Sidecar(PartFactories):
         if self._portal is None or self._runtime is None:
             if self._runtime is not None:
                 raise SidecarNotRunning(
-                    "this sidecar was entered with `async with`: await the methods of what that gave you"
+                    "this sidecar was entered with `async with ... as sidecar`: await the methods of that object"
                 )
             raise SidecarNotRunning(
                 "the sidecar is not running: enter it with `with Sidecar(spark) as sidecar:`, "

@@ -5,27 +5,32 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import anyio
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 from spark_bridge.certificates import Encryption
+from spark_bridge.driver.actions import marked
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
     check_worker_python,
     driver_context,
+    encrypts_files,
+    is_remote,
     task_failures_max,
     task_slots,
 )
 from spark_bridge.driver.shipping import ship_packages
 
-__all__ = ["LocalDriver", "RemoteDriver", "SparkDriver"]
+__all__ = ["LocalDriver", "RemoteDriver", "SparkDriver", "driver_of"]
 
 
 class SparkDriver(Protocol):
@@ -52,6 +57,11 @@ class SparkDriver(Protocol):
         ...
 
     @property
+    def session(self) -> SparkSession | None:
+        """The session that the user has given, or the active one of the context, if it is in this process."""
+        ...
+
+    @property
     def inherited(self) -> InheritedRuns | None:
         """The runs of an earlier sidecar; None if there cannot have been one."""
         ...
@@ -71,13 +81,40 @@ class SparkDriver(Protocol):
         """How many tasks the application can run at the same time; None if that is not known here."""
         ...
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
-        """The relay, not started yet."""
+    async def encrypts_files(self) -> bool:
+        """Whether Spark encrypts what it writes to the executors' directories. True if that is not known here."""
+        ...
+
+    def open_relay(
+        self,
+        on_fact: OnFact,
+        config: SidecarConfig,
+        on_lost: OnLost,
+        encryption: Encryption,
+        tasks_at: tuple[str, int],
+    ) -> Relay:
+        """The relay, not started yet. ``tasks_at`` is the address that tasks connect to."""
         ...
 
     async def equip(self) -> None:
         """Give the executors what a task needs."""
         ...
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
+        ...
+
+
+def driver_of(spark: Any) -> SparkDriver:
+    """The driver of a session or context, classic or of Spark Connect.
+
+    Raises ``TypeError`` for something else, and ``RelayStopped`` for a stopped context.
+    """
+    if is_remote(spark):
+        from spark_bridge.connect.driver import ConnectDriver
+
+        return ConnectDriver(spark)
+    return LocalDriver(spark)
 
 
 class LocalDriver:
@@ -88,10 +125,16 @@ class LocalDriver:
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
+        self._given = spark
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
         self.is_here = True
         self.identity = NO_IDENTITY  # the keys are as new as the driver
         self.inherited: InheritedRuns | None = None
+
+    @property
+    def session(self) -> SparkSession:
+        """See ``SparkDriver``."""
+        return self._given if isinstance(self._given, SparkSession) else SparkSession.builder.getOrCreate()
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         await anyio.to_thread.run_sync(check_worker_python, self.spark_context)
@@ -105,7 +148,17 @@ class LocalDriver:
     async def cores(self) -> int | None:
         return await anyio.to_thread.run_sync(task_slots, self.spark_context)
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
+    async def encrypts_files(self) -> bool:
+        return await anyio.to_thread.run_sync(encrypts_files, self.spark_context)
+
+    def open_relay(
+        self,
+        on_fact: OnFact,
+        config: SidecarConfig,
+        on_lost: OnLost,
+        encryption: Encryption,
+        tasks_at: tuple[str, int],
+    ) -> Relay:
         return open_relay(
             self.spark_context,
             on_fact,
@@ -113,10 +166,14 @@ class LocalDriver:
             on_lost=on_lost,
             keys=self.keys,
             encryption=encryption,
+            watched_only=True,
         )
 
     async def equip(self) -> None:
         await anyio.to_thread.run_sync(ship_packages, self.spark_context)
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        return marked(self.spark_context, action_id)
 
 
 class RemoteDriver:
@@ -125,6 +182,7 @@ class RemoteDriver:
     def __init__(self, relay: AwaitedRelay, keys: KeyRing, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
         self._relay = relay
         self.spark_context: SparkContext | None = None
+        self.session: SparkSession | None = None
         self.keys = keys
         self.is_here = False
         self.identity = relay.driver or NO_IDENTITY
@@ -140,9 +198,22 @@ class RemoteDriver:
     async def cores(self) -> int | None:
         return None
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
+    async def encrypts_files(self) -> bool:
+        return True
+
+    def open_relay(
+        self,
+        on_fact: OnFact,
+        config: SidecarConfig,
+        on_lost: OnLost,
+        encryption: Encryption,
+        tasks_at: tuple[str, int],
+    ) -> Relay:
         self._relay.connect(on_fact, on_lost)
         return self._relay
 
     async def equip(self) -> None:
         """Done by the driver, before it attached."""
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        return marked(None, action_id)  # the driver does it

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sidecars that are started and stopped by name, in notebooks and services that cannot use a ``with`` block.
+"""Sidecars that have names and are started and stopped, in notebooks and services that cannot use a ``with`` block.
 
 A started sidecar is stopped when the interpreter ends. This must happen before Python waits for the threads that are
 still running, because one of them may wait for a job that only the end of the sidecar ends, and before it refuses new
@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.logs import get_logger
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.environment import driver_context
+from spark_bridge.driver.environment import driver_context, is_remote
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError
 
@@ -43,7 +43,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Started:
-    """The started sidecars of this process, by name."""
+    """The names and sidecars that were started in this process."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     entries: dict[str, _Entry] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "defau
     Thread-safe, and blocks the calling thread. Raises as entering a ``Sidecar`` does, as stopping the earlier one does,
     and ``SidecarError`` if the interpreter is ending.
     """
-    context = driver_context(spark)
+    context = spark if is_remote(spark) else driver_context(spark)
     config = config or SidecarConfig()
     with _started.lock:
         if _started.ending:

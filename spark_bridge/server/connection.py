@@ -21,7 +21,6 @@ import asyncio
 import secrets
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -153,6 +152,40 @@ class Connection(asyncio.Protocol):
     ``authenticated_as`` is the identity whose key the peer has proved (H76); empty before.
     """
 
+    __slots__ = (
+        "_backlog",
+        "_config",
+        "_deadline",
+        "_decoder",
+        "_dialect",
+        "_flush_due",
+        "_handler",
+        "_handler_knows",
+        "_handshake",
+        "_heard",
+        "_held",
+        "_incomplete",
+        "_incomplete_bytes",
+        "_loop",
+        "_outbox",
+        "_outgoing",
+        "_peer_ended",
+        "_peer_log",
+        "_progressed",
+        "_pump_due",
+        "_reason",
+        "_state_changed",
+        "_talks",
+        "_tls",
+        "_transport",
+        "_turns",
+        "authenticated_as",
+        "connection_id",
+        "is_write_paused",
+        "peer",
+        "state",
+    )
+
     def __init__(
         self,
         connection_id: int,
@@ -181,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._heard = True
         self._peer_log = peer_log
         self._tls = None if config.tls is None else TlsStream(config.tls)
-        self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
+        self._handshake: ServerHandshake | None = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
         self._decoder: FragmentDecoder | FrameDecoder
         self._outbox: Outbox | None = None
         if dialect.fragments is None:
@@ -192,8 +225,10 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
+        self._talks = False  # whether the state is one of _TALKING
         self._outgoing: list[bytes] = []
-        self._backlog: deque[Any] = deque()  # what the decoder returned that waits for its share of a turn
+        self._flush_due = False
+        self._backlog: list[Any] = []  # what the decoder returned that waits for its share of a turn
         self._handler_knows = False
         self._reason = ""
 
@@ -216,10 +251,10 @@ class Connection(asyncio.Protocol):
             self._cancel_deadline()
             self._enter(ConnectionState.IDENTIFIED)
 
-    def send(self, message: Any, *, at_once: bool = False) -> None:
+    def send(self, message: Any, *, immediately: bool = False) -> None:
         """Queue a message. The messages of one turn of the loop leave together, in order, in groups of limited size.
 
-        With ``at_once``, it leaves before this returns, together with the queue. Use that for the last message of a
+        With ``immediately``, it leaves before this returns, together with the queue. Use that for the last message of a
         batch, which would gain nothing by waiting for the end of the turn.
 
         A large message leaves in fragments, as fast as the peer reads, one in a turn. Whatever is sent after it waits,
@@ -229,30 +264,31 @@ class Connection(asyncio.Protocol):
         next connection (H24). May drop a peer that does not read. Raises ``LocalProtocolError`` for a message that
         cannot be encoded.
         """
-        if self.state not in _TALKING:
+        if not self._talks:
             return
         outbox = self._outbox
-        if outbox is None:
-            self.send_frames(self._dialect.encode(message), at_once=at_once)
-            return
-        frames = outbox.put(message)
-        if frames:
-            self.send_frames(frames, at_once=at_once)
+        frames = self._dialect.encode(message) if outbox is None else outbox.put(message)
+        if frames or outbox is None:
+            self.send_frames(frames, immediately=immediately)
         elif not self.is_write_paused:
             self._pump_soon()
         elif outbox.kept_bytes:
             self._check_unsent()
 
-    def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
+    def send_frames(self, frames: bytes, *, immediately: bool = False) -> None:
         """Like ``send``, for one or more encoded frames."""
-        if self.state not in _TALKING:
+        if not self._talks:
             return
         outgoing = self._outgoing
+        if immediately and not (outgoing or self._has_unread or self._transport.is_closing()):
+            self._write(frames)
+            return
         outgoing.append(frames)
-        if at_once or len(outgoing) >= FRAMES_TOGETHER:
+        if immediately or len(outgoing) >= FRAMES_TOGETHER:
             self._flush()
-        elif len(outgoing) == 1:
-            self._loop.call_soon(self._flush)
+        elif not self._flush_due:
+            self._flush_due = True
+            self._turns.flush_at_end(self)
 
     def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
         """Close when everything has been sent, at the latest after ``close_timeout_s``; without ``flush``, immediately.
@@ -301,6 +337,16 @@ class Connection(asyncio.Protocol):
         progressed, self._progressed = self._progressed, False
         return progressed
 
+    def flush(self) -> None:
+        """Write what has waited for the end of the turn; see ``Turns``. A failure ends this connection only."""
+        self._flush_due = False
+        if self._outgoing:
+            try:
+                self._flush()
+            except Exception:
+                log.exception("connection dropped, write failed", peer=self.peer, connection=self.connection_id)
+                self.abort("it could not be written to")
+
     def take_share(self) -> bool:
         """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
         self._guarded(self._take_backlog, SHARE)
@@ -325,7 +371,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._config.write_high_water_bytes)
+        # Not paused means: less is waiting than the limit, so only a paused one has to be asked how much it is.
+        high = min(self._config.write_high_water_bytes, self._config.write_buffer_bytes_max)
+        self._transport.set_write_buffer_limits(high=high)
         if hasattr(self._transport, "max_size"):  # a transport of asyncio itself
             self._transport.max_size = READ_BYTES_MAX
         address = transport.get_extra_info("peername")
@@ -336,7 +384,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        self._guarded(self._take_data, data)
+        try:
+            if self._talks and self._tls is None:
+                self._take_frames(data)
+            else:
+                self._take_data(data)
+        except Exception as error:
+            self._failed(error)
 
     def eof_received(self) -> bool:
         """Return whether something large has yet to leave, for a peer that only sends nothing more."""
@@ -376,10 +430,16 @@ class Connection(asyncio.Protocol):
         """Handle what has arrived; whatever fails in it ends this connection only."""
         try:
             take(argument)
-        except RemoteProtocolError as error:
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, RemoteProtocolError):
             self._refuse(str(error))
-        except Exception:
-            log.exception("connection dropped, handler failed", peer=self.peer, connection=self.connection_id)
+        else:
+            log.error(
+                "connection dropped, handler failed", peer=self.peer, connection=self.connection_id, exc_info=error
+            )
             self.abort("its handler failed")
 
     def _take_data(self, data: bytes) -> None:
@@ -387,7 +447,7 @@ class Connection(asyncio.Protocol):
             data = self._decrypt(self._tls, data)
         if self.state is ConnectionState.AUTHENTICATING:
             self._authenticate(data)
-        elif self.state in _TALKING:
+        elif self._talks:
             self._take_frames(data)
 
     def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
@@ -400,18 +460,21 @@ class Connection(asyncio.Protocol):
         self._transport.write(data if self._tls is None else self._tls.encrypt(data))
 
     def _authenticate(self, data: bytes) -> None:
-        answer = self._handshake.receive(data)
+        handshake = self._handshake
+        assert handshake is not None
+        answer = handshake.receive(data)
         if answer:
             self._write(answer)
-        if not self._handshake.done:
+        if not handshake.done:
             return
-        self.authenticated_as = self._handshake.identity
+        self._handshake = None
+        self.authenticated_as = handshake.identity
         self._enter(ConnectionState.UNIDENTIFIED)
         self._set_deadline(self._config.authenticate_timeout_s)
         self._handler_knows = True
         self._handler.connected(self)
-        if self._handshake.trailing_data and self.state is not ConnectionState.CLOSING:
-            self._take_frames(self._handshake.trailing_data)
+        if handshake.trailing_data and self.state is not ConnectionState.CLOSING:
+            self._take_frames(handshake.trailing_data)
 
     def _take_frames(self, data: bytes) -> None:
         bodies = self._decoder.feed(data)
@@ -430,7 +493,9 @@ class Connection(asyncio.Protocol):
 
     def _take_backlog(self, count: int) -> None:
         backlog = self._backlog
-        self._hand_over([backlog.popleft() for _ in range(min(count, len(backlog)))])
+        share = backlog[:count]
+        del backlog[:count]
+        self._hand_over(share)
 
     def _hand_over(self, bodies: Sequence[Any]) -> None:
         decode = self._dialect.decode
@@ -442,9 +507,10 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, why: str) -> None:
         self._peer_log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
-        if self._handshake.last_words:
+        last_words = b"" if self._handshake is None else self._handshake.last_words
+        if last_words:
             self._reason = self._reason or why
-            self._write(self._handshake.last_words)
+            self._write(last_words)
             self._enter(ConnectionState.REFUSED)
             self._set_deadline(self._config.close_timeout_s)
             self._say_last_words()
@@ -463,14 +529,20 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _flush(self) -> None:
-        if not self._outgoing:
+        outgoing = self._outgoing
+        if not outgoing:
             return
-        if not self._check_unsent():
+        if self._has_unread and not self._check_unsent():
             return
-        frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
-        self._outgoing.clear()
+        frames = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
+        outgoing.clear()
         if not self._transport.is_closing():
             self._write(frames)
+
+    @property
+    def _has_unread(self) -> bool:
+        """Whether the peer has left so much unread that its amount must be checked."""
+        return self.is_write_paused or (self._outbox is not None and self._outbox.kept_bytes > 0)
 
     def _check_unsent(self) -> bool:
         """Whether what waits for the peer is within its limit; otherwise drop the peer. Large messages do not count."""
@@ -515,7 +587,8 @@ class Connection(asyncio.Protocol):
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:
             self.state = state
-            if state not in _TALKING:
+            self._talks = state in _TALKING
+            if not self._talks:
                 self._drop_what_waits()
             self._state_changed(self)
 

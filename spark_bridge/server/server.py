@@ -40,7 +40,7 @@ _UNAUTHENTICATED = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _BACKLOG = 1024
 """The number of connections that the system queues: all tasks of a large stage may connect at the same time."""
-_ACCEPTED_AT_ONCE = 8
+_ACCEPTED_TOGETHER = 8
 """The number of connections that one turn of the loop accepts.
 
 If it were larger, the server would drop legitimate peers as the oldest unauthenticated ones before the loop has read
@@ -139,9 +139,9 @@ class AuthenticatedServer:
         self._turns = Turns(loop)
         self._incomplete = IncompleteFrames(loop, config.incomplete_bytes_max, config.frame_timeout_s)
         # Serving starts only when ``_server`` is set, or the first peers would be refused.
-        # asyncio's backlog is both what it listens with and how many connections it accepts at once.
+        # asyncio's backlog is both what it listens with and how many connections it accepts in one turn.
         self._server = await loop.create_server(
-            self._connection, sock=listener, backlog=_ACCEPTED_AT_ONCE, start_serving=False
+            self._connection, sock=listener, backlog=_ACCEPTED_TOGETHER, start_serving=False
         )
         await self._server.start_serving()
         listener.listen(_BACKLOG)

@@ -20,7 +20,9 @@ import java.security.cert.X509Certificate;
 import java.time.Instant;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.NoSuchElementException;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.TimeUnit;
@@ -53,25 +55,35 @@ import org.apache.spark.storage.RDDInfo;
  *
  * Three kinds of threads meet here:
  *   - the bus's dispatch thread runs the on... callbacks. It must never wait: a callback builds one byte array and
- *     offers it to a bounded queue. If there is no room, the record is dropped and counted.
+ *     offers it to a bounded queue. If the queue is full, the record is dropped and counted.
  *   - one writer thread owns the connection: it connects, drains the queue, numbers the records, reports drops.
  *   - one reader thread per connection carries out commands and answers them.
  * A sequence number on each record lets the other side drop what a reconnect sends twice and count what it lost.
  *
+ * A sidecar may ask for the facts of only those tasks that run an operator. Which stages do is known when a task of
+ * them registers, often after its start. So those of all other stages wait here (HeldFacts) until the sidecar names
+ * their stage, or until they cannot matter any more.
+ *
  * Nothing here throws into Spark, and nothing stops the SparkContext.
+ *
+ * A subclass may tell less (`includes`) and end earlier (`isOver`): that of Spark Connect does.
  */
-public final class TaskEventRelay extends SparkListener implements Runnable {
+public class TaskEventRelay extends SparkListener implements Runnable {
 
-    private static final int VERSION = 6;
+    private static final int VERSION = 7;
     private static final int TEXT_MAX_CHARS = 2000;
     private static final int COMMAND_MAX_BYTES = 1 << 20;
     private static final int BATCH_MAX = 256;
     private static final int HANDSHAKE_TIMEOUT_MS = 5000;
     private static final int CONNECT_TRIES = 8;
     private static final long IDLE_LOOK_MS = 100;
+    private static final int HELD_STAGES_MAX = 512;
+    private static final int HELD_FACTS_MAX = 50000;
+    private static final int REMEMBERED_MAX = 65536;
     private static final String QUEUE = "headgate";
 
     private final AtomicLong dropped = new AtomicLong();
+    private final HeldFacts held = new HeldFacts();
     private final List batch = new ArrayList();
     private SparkContext context;
     private InetSocketAddress address;
@@ -94,17 +106,22 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
      */
     public void open(SparkContext context, String host, int port, String file, int capacity, boolean patient)
             throws IOException {
+        connect(context, host, port, Files.readAllBytes(Paths.get(file, new String[0])), capacity, patient);
+    }
+
+    /** The same, with the credentials themselves. */
+    void connect(SparkContext context, String host, int port, byte[] credentials, int capacity, boolean patient) {
         this.context = context;
         this.patient = patient;
         this.address = new InetSocketAddress(host, port);
-        this.credentials = new Credentials(Files.readAllBytes(Paths.get(file, new String[0])));
+        this.credentials = new Credentials(credentials);
         this.queue = new ArrayBlockingQueue(capacity);
         this.writer = new Thread(this, "headgate-relay-writer");
         this.writer.setDaemon(true);
         this.writer.start();
     }
 
-    /** Puts this listener on a bus queue of its own; what was posted before is not seen. */
+    /** Puts this listener on a separate queue of the bus. It does not see what was posted before. */
     public void attach() {
         LiveListenerBus bus = context.listenerBus();
         busDrops = bus.metrics().metricRegistry().counter("queue." + QUEUE + ".numDroppedEvents");
@@ -127,14 +144,12 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     public void onJobStart(SparkListenerJobStart event) {
         try {
-            Record record = new Record(1);
-            record.out.writeInt(event.jobId());
-            record.out.writeInt(event.stageInfos().size());
+            List stageIds = new ArrayList();
             scala.collection.Iterator stages = event.stageInfos().iterator();
             while (stages.hasNext()) {
-                record.out.writeInt(((StageInfo) stages.next()).stageId());
+                stageIds.add(Integer.valueOf(((StageInfo) stages.next()).stageId()));
             }
-            submit(record);
+            jobStarted(event.jobId(), stageIds);
         } catch (Throwable failure) {
             dropped.incrementAndGet();
         }
@@ -147,6 +162,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             boolean failed = event.jobResult() instanceof JobFailed;
             record.out.writeBoolean(!failed);
             record.text(failed ? String.valueOf(((JobFailed) event.jobResult()).exception().getMessage()) : "");
+            held.jobEnded(event.jobId());
             submit(record);
         } catch (Throwable failure) {
             dropped.incrementAndGet();
@@ -181,6 +197,9 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             record.out.writeInt(stage.attemptNumber());
             record.out.writeBoolean(stage.failureReason().isDefined());
             record.text(stage.failureReason().isDefined() ? (String) stage.failureReason().get() : "");
+            if (!stage.failureReason().isDefined()) {
+                held.forget(stage.stageId());
+            }
             submit(record);
         } catch (Throwable failure) {
             dropped.incrementAndGet();
@@ -189,13 +208,12 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     public void onTaskStart(SparkListenerTaskStart event) {
         try {
-            TaskInfo task = event.taskInfo();
-            Record record = new Record(5);
-            record.task(task, event.stageId(), event.stageAttemptId());
-            record.out.writeBoolean(task.speculative());
-            record.text(task.executorId());
-            record.text(task.host());
-            submit(record);
+            int lost = held.taskStarted(event);
+            if (lost < 0) {
+                submit(started(event));
+            } else if (lost > 0) {
+                dropped.addAndGet(lost);
+            }
         } catch (Throwable failure) {
             dropped.incrementAndGet();
         }
@@ -203,10 +221,12 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     public void onTaskEnd(SparkListenerTaskEnd event) {
         try {
-            Record record = new Record(6);
-            record.task(event.taskInfo(), event.stageId(), event.stageAttemptId());
-            record.outcome(event.reason());
-            submit(record);
+            int lost = held.taskEnded(event);
+            if (lost < 0) {
+                submit(ended(event));
+            } else if (lost > 0) {
+                dropped.addAndGet(lost);
+            }
         } catch (Throwable failure) {
             dropped.incrementAndGet();
         }
@@ -217,6 +237,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             Record record = new Record(7);
             record.text(event.executorId());
             record.text(event.reason());
+            held.executorRemoved(event.executorId(), record.bytes());
             submit(record);
         } catch (Throwable failure) {
             dropped.incrementAndGet();
@@ -229,21 +250,74 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         ended = true;
     }
 
+    private void jobStarted(int jobId, List stageIds) throws IOException {
+        held.jobStarted(jobId, stageIds);
+        Record record = new Record(1);
+        record.out.writeInt(jobId);
+        record.out.writeInt(stageIds.size());
+        for (int i = 0; i < stageIds.size(); i++) {
+            record.out.writeInt(((Integer) stageIds.get(i)).intValue());
+        }
+        submit(record);
+    }
+
+    static Record started(SparkListenerTaskStart event) throws IOException {
+        TaskInfo task = event.taskInfo();
+        Record record = new Record(5);
+        record.task(task, event.stageId(), event.stageAttemptId());
+        record.out.writeBoolean(task.speculative());
+        record.text(task.executorId());
+        record.text(task.host());
+        return record;
+    }
+
+    static Record ended(SparkListenerTaskEnd event) throws IOException {
+        Record record = new Record(6);
+        record.task(event.taskInfo(), event.stageId(), event.stageAttemptId());
+        record.outcome(event.reason());
+        return record;
+    }
+
     private void submit(Record record) {
         if (!queue.offer(record.bytes())) {
             dropped.incrementAndGet();
         }
     }
 
+    /** Hands over what was held of a stage, before anything that the bus brings of it from now on. */
+    private void watch(int stageId, long taskId) throws IOException {
+        synchronized (held) {
+            List released = held.watch(stageId, taskId);
+            if (!released.isEmpty() && !queue.offer(released)) { // one place in the queue, however many they are
+                dropped.addAndGet(released.size());
+            }
+        }
+    }
+
+    /** Whether the sidecar is notified of this active job. */
+    boolean includes(ActiveJob job) {
+        return true;
+    }
+
+    /** Whether this relay is to end although the application goes on. */
+    boolean isOver() {
+        return false;
+    }
+
+    /** The sidecar has proved who it is, or has said something. On the writer thread or a reader's. */
+    void heard() {
+    }
+
     // ---- the writer thread ----------------------------------------------------------------------------------
 
     public void run() {
         int failures = 0;
-        while (!closed && (failures < CONNECT_TRIES || patient && !ended)) {
+        while (!closed && !isOver() && (failures < CONNECT_TRIES || patient && !ended)) {
             Link current = null;
             try {
                 current = new Link(this, address, credentials);
                 failures = 0;
+                heard();
                 link = current;
                 pump(current);
             } catch (Exception failure) {
@@ -271,13 +345,16 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
     }
 
     private void pump(Link current) throws Exception {
-        while (!closed && !current.broken) {
+        while (!closed && !isOver() && !current.broken) {
             boolean last = false;
             if (batch.isEmpty()) {
                 Object first = queue.poll(IDLE_LOOK_MS, TimeUnit.MILLISECONDS);
-                if (first != null) {
-                    batch.add(first);
-                    queue.drainTo(batch, BATCH_MAX - 1);
+                for (Object next = first; next != null; next = batch.size() < BATCH_MAX ? queue.poll() : null) {
+                    if (next instanceof List) {
+                        batch.addAll((List) next);
+                    } else {
+                        batch.add(next);
+                    }
                 }
                 addDropReport();
                 if (ended && queue.isEmpty()) {
@@ -319,6 +396,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
     Record perform(DataInputStream in) throws IOException {
         int operation = in.readUnsignedByte();
         long requestId = in.readLong();
+        heard();
         try {
             if (operation == 3) {
                 tellActiveJobs();
@@ -334,6 +412,12 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
                 killTask(in.readLong(), in.readInt(), in.readInt(), readText(in));
             } else if (operation == 2) {
                 context.cancelJob(in.readInt(), readText(in));
+            } else if (operation == 7) {
+                watch(in.readInt(), in.readLong());
+            } else if (operation == 8) {
+                held.begin();
+            } else if (operation == 9) {
+                closed = true; // the writer sees it, and takes this listener off the bus
             } else if (operation != 4) {
                 throw new IOException("unknown command " + operation);
             }
@@ -385,9 +469,13 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
     /** For a sidecar that takes over: every stage of each active job, and how many of its tasks have succeeded. */
     private Record activeStages(long requestId) throws IOException {
         List rows = new ArrayList();
-        scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().keysIterator();
+        scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().valuesIterator();
         while (jobs.hasNext()) {
-            Integer jobId = (Integer) jobs.next();
+            ActiveJob job = (ActiveJob) jobs.next();
+            Integer jobId = Integer.valueOf(job.jobId());
+            if (!includes(job)) {
+                continue;
+            }
             scala.collection.Iterator stages = stagesOf(jobId);
             while (stages.hasNext()) {
                 Integer stageId = (Integer) stages.next();
@@ -464,28 +552,26 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         return record;
     }
 
-    private scala.collection.Iterator stagesOf(Integer jobId) {
+    scala.collection.Iterator stagesOf(Integer jobId) {
         return ((scala.collection.mutable.HashSet) context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
     }
 
     /** Report each active job, perhaps again, before a look: the bus may have dropped its start. */
     private void tellActiveJobs() {
         try {
-            scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().keysIterator();
+            scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().valuesIterator();
             while (jobs.hasNext()) {
-                Integer jobId = (Integer) jobs.next();
+                ActiveJob job = (ActiveJob) jobs.next();
+                Integer jobId = Integer.valueOf(job.jobId());
+                if (!includes(job)) {
+                    continue;
+                }
                 List stageIds = new ArrayList();
                 scala.collection.Iterator stages = stagesOf(jobId);
                 while (stages.hasNext()) {
                     stageIds.add(stages.next());
                 }
-                Record record = new Record(1);
-                record.out.writeInt(jobId.intValue());
-                record.out.writeInt(stageIds.size());
-                for (int i = 0; i < stageIds.size(); i++) {
-                    record.out.writeInt(((Integer) stageIds.get(i)).intValue());
-                }
-                submit(record);
+                jobStarted(jobId.intValue(), stageIds);
             }
         } catch (Throwable changing) {
             // the scheduler's thread has changed the tables meanwhile; the next look will find them
@@ -564,6 +650,151 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             found = findTask((Schedulable) inside.next(), taskId);
         }
         return found;
+    }
+
+    // ---- facts that wait ------------------------------------------------------------------------------------
+
+    /**
+     * The starts and ends of tasks in stages that nobody watches, in the bus's order. Kept as the sidecar would keep
+     * them: not those of a task that has succeeded, nor those of a stage that has completed, or whose jobs have ended.
+     * Bounded; the oldest stage goes first, and what goes counts as lost. Each method may be called by any thread.
+     */
+    static final class HeldFacts {
+        private boolean holding;
+        private int count;
+        private final LinkedHashMap stages = new LinkedHashMap(); // stage id -> (task id, ... -> its event or record)
+        private final LinkedHashMap jobs = new LinkedHashMap(); // job id -> List of its stages' ids
+        private final LinkedHashMap watched = new LinkedHashMap(); // the ids of stages
+        private final LinkedHashMap claimed = new LinkedHashMap(); // the ids of tasks whose place the sidecar must learn
+
+        /** Holds facts back from now on. Before, all are passed on. */
+        synchronized void begin() {
+            holding = true;
+        }
+
+        synchronized void jobStarted(int jobId, List stageIds) {
+            remember(jobs, Integer.valueOf(jobId), stageIds);
+        }
+
+        synchronized void jobEnded(int jobId) {
+            List ended = (List) jobs.remove(Integer.valueOf(jobId));
+            for (int i = 0; ended != null && i < ended.size(); i++) {
+                boolean needed = false;
+                java.util.Iterator others = jobs.values().iterator();
+                while (!needed && others.hasNext()) {
+                    needed = ((List) others.next()).contains(ended.get(i));
+                }
+                if (!needed) {
+                    watched.remove(ended.get(i));
+                    forget(((Integer) ended.get(i)).intValue());
+                }
+            }
+        }
+
+        synchronized int forget(int stageId) {
+            Map facts = (Map) stages.remove(Integer.valueOf(stageId));
+            int size = facts == null ? 0 : facts.size();
+            count -= size;
+            return size;
+        }
+
+        /** Keeps the fact, and returns how many others it has displaced; or -1 if it is to be passed on. */
+        synchronized int taskStarted(SparkListenerTaskStart event) {
+            Long taskId = Long.valueOf(event.taskInfo().taskId());
+            return passesOn(event.stageId(), taskId) ? -1 : keep(event.stageId(), taskId, event);
+        }
+
+        /** As taskStarted. Nothing is kept of a task that has succeeded. */
+        synchronized int taskEnded(SparkListenerTaskEnd event) throws IOException {
+            Long taskId = Long.valueOf(event.taskInfo().taskId());
+            if (passesOn(event.stageId(), taskId)) {
+                return -1;
+            }
+            Map facts = (Map) stages.get(Integer.valueOf(event.stageId()));
+            if (event.reason() == Success$.MODULE$) {
+                if (facts != null && facts.remove(taskId) != null) {
+                    count--;
+                }
+                return 0;
+            }
+            Object start = facts == null ? null : facts.get(taskId);
+            if (start instanceof SparkListenerTaskStart) { // it would keep what Spark has measured of the task
+                facts.put(taskId, started((SparkListenerTaskStart) start).bytes());
+            }
+            return keep(event.stageId(), endOf(taskId), ended(event).bytes());
+        }
+
+        /** Passed on in any case; and again with the held facts of each stage, as it may have ended their tasks. */
+        synchronized void executorRemoved(String executorId, byte[] record) {
+            java.util.Iterator each = stages.values().iterator();
+            while (each.hasNext()) {
+                count += ((Map) each.next()).put(executorId, record) == null ? 1 : 0;
+            }
+        }
+
+        /** Passes on the stage's facts from now on, and those of this task wherever it runs. Returns what was held. */
+        synchronized List watch(int stageId, long taskId) throws IOException {
+            List released = new ArrayList();
+            Map facts = (Map) stages.get(Integer.valueOf(stageId));
+            boolean located = facts != null && facts.containsKey(Long.valueOf(taskId));
+            if (facts != null) {
+                java.util.Iterator each = facts.values().iterator();
+                while (each.hasNext()) {
+                    release(each.next(), released);
+                }
+                forget(stageId);
+            }
+            remember(watched, Integer.valueOf(stageId), Boolean.TRUE);
+            java.util.Iterator others = stages.values().iterator();
+            while (!located && others.hasNext()) { // a peer may have named the id of another stage's task
+                Map other = (Map) others.next();
+                located = other.containsKey(Long.valueOf(taskId));
+                release(other.get(Long.valueOf(taskId)), released);
+                release(other.get(endOf(Long.valueOf(taskId))), released);
+            }
+            if (!located) {
+                remember(claimed, Long.valueOf(taskId), Boolean.TRUE);
+            }
+            return released;
+        }
+
+        private boolean passesOn(int stageId, Long taskId) {
+            return !holding || claimed.remove(taskId) != null || watched.containsKey(Integer.valueOf(stageId));
+        }
+
+        private static Long endOf(Long taskId) {
+            return Long.valueOf(-1 - taskId.longValue());
+        }
+
+        private int keep(int stageId, Long key, Object fact) {
+            Map facts = (Map) stages.get(Integer.valueOf(stageId));
+            if (facts == null) {
+                facts = new LinkedHashMap();
+                stages.put(Integer.valueOf(stageId), facts);
+            }
+            count += facts.put(key, fact) == null ? 1 : 0;
+            int lost = 0;
+            while (stages.size() > HELD_STAGES_MAX || count > HELD_FACTS_MAX) {
+                lost += forget(((Integer) stages.keySet().iterator().next()).intValue());
+            }
+            return lost;
+        }
+
+        private static void release(Object fact, List released) throws IOException {
+            if (fact instanceof SparkListenerTaskStart) {
+                released.add(started((SparkListenerTaskStart) fact).bytes());
+            } else if (fact != null) {
+                released.add(fact);
+            }
+        }
+
+        private static void remember(LinkedHashMap ids, Object id, Object value) {
+            ids.remove(id);
+            ids.put(id, value);
+            if (ids.size() > REMEMBERED_MAX) {
+                ids.remove(ids.keySet().iterator().next());
+            }
+        }
     }
 
     // ---- one record -----------------------------------------------------------------------------------------
@@ -669,7 +900,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         }
 
         public void checkClientTrusted(X509Certificate[] chain, String kind) throws CertificateException {
-            throw new CertificateException("this end is no server");
+            throw new CertificateException("this end is not a server");
         }
 
         public void checkServerTrusted(X509Certificate[] chain, String kind) throws CertificateException {

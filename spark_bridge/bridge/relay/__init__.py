@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from spark_bridge.bridge.relay.interface import (
+    ApplicationLost,
     OnFact,
     OnLost,
     Relay,
@@ -18,6 +19,7 @@ from spark_bridge.bridge.relay.opening import RelayKind, open_relay
 from spark_bridge.bridge.relay.records import RelayedFact
 
 __all__ = [
+    "ApplicationLost",
     "OnFact",
     "OnLost",
     "Relay",

@@ -8,6 +8,8 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
+import anyio
+
 from actors.logs import get_logger
 from protocol.facts import ApplicationEnded
 from protocol.wire.keys import KeyRing
@@ -21,6 +23,7 @@ __all__ = ["AwaitedRelay"]
 
 JOIN_TRIES = 20
 JOIN_PAUSE_S = 0.25
+GOODBYE_TIMEOUT_S = 5.0
 
 _log = get_logger("headgate.relay")
 
@@ -61,6 +64,7 @@ class AwaitedRelay(JvmCommands):
         Raises ``RelayStopped`` if the application ends in the meantime.
         """
         await self._server.connected_once.wait()
+        await self.hold_back()
         for _ in range(JOIN_TRIES):
             try:
                 return await self.active_stages()
@@ -97,6 +101,10 @@ class AwaitedRelay(JvmCommands):
         """Whether a driver's JVM has ever connected."""
         return self._server.connected_once.is_set()
 
+    async def first_connected(self) -> None:
+        """Wait, without limit, until a driver's JVM has connected."""
+        await self._server.connected_once.wait()
+
     @property
     def connected(self) -> bool:
         """Whether a driver's JVM is connected now."""
@@ -106,6 +114,16 @@ class AwaitedRelay(JvmCommands):
         """The driver has left and will not come back, so it is not waited for."""
         self._server.end("the driver has detached")
         self.over.set()
+
+    async def leave(self) -> None:
+        """Have the listener of a driver's JVM that goes on leave the bus, if it can be reached."""
+        if self.connected:
+            self._server.expect_end()
+            try:
+                with anyio.move_on_after(GOODBYE_TIMEOUT_S):
+                    await self.goodbye()
+            except RelayError as error:
+                _log.debug("relay ended unexpectedly", cause=repr(error))
 
     async def close(self) -> None:
         """See ``Relay.close``."""

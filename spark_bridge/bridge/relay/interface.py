@@ -32,6 +32,10 @@ class RelayStopped(RelayError):
     """The relay is closed, or its SparkContext has stopped."""
 
 
+class ApplicationLost(RelayStopped):
+    """The Spark application is gone, or cannot be observed any more, while this process continues."""
+
+
 OnLost = Callable[[RelayError], None]
 
 
@@ -96,6 +100,15 @@ class Relay(Protocol):
         The start of each active job is delivered as a fact, perhaps again, because the bus may have dropped it.
         """
 
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Deliver the facts of this stage's tasks from now on, and of this task, in whichever stage it is.
+
+        A relay that holds facts back (``watched_only``) first delivers those of the stage that it has held: the starts
+        of tasks that have not succeeded, and how those that failed have ended. They come later than other facts that
+        Spark posted after them, but in their own order. Any other relay delivers all facts, and does nothing here.
+        To name a stage again is harmless. Raises as ``kill_task`` does.
+        """
+
     async def look_at_stage(self, stage_id: int) -> StageLook:
         """Which partitions Spark computes in this stage, and which output of earlier jobs it has kept.
 
@@ -112,8 +125,8 @@ def require_driver(spark: Any) -> Any:
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise RelayError(
-            "a Spark Connect session cannot reach the driver's JVM: run in the driver itself, "
-            "with a session built by SparkSession.builder.master(...) or by spark-submit"
+            "a Spark Connect session has no driver's JVM, which this needs: use Sidecar(session), which runs in the "
+            "client's process, or run in the driver, with a session built by SparkSession.builder.master(...)"
         )
     context = getattr(spark, "sparkContext", spark)
     if getattr(context, "_jsc", None) is None:

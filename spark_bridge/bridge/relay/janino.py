@@ -7,9 +7,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-import threading
-import weakref
-from importlib import resources
 from typing import Any
 
 import anyio
@@ -28,6 +25,7 @@ from spark_bridge.bridge.relay.interface import (
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.certificates import Encryption
+from spark_bridge.jvm_classes import java_source, new_object
 from spark_bridge.server.server import ServerStartError
 
 CLASS_NAME = "headgate.relay.TaskEventRelay"
@@ -35,9 +33,6 @@ BUFFER_CAPACITY = 10_000
 CONNECT_TIMEOUT_S = 20.0
 
 _log = get_logger("headgate.relay")
-
-_compiling = threading.Lock()
-_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class JaninoRelay(JvmCommands):
@@ -50,6 +45,7 @@ class JaninoRelay(JvmCommands):
         keys: the keys of the application; by default random ones.
         encryption: for the connection of the JVM; by default none.
         buffer_capacity: how many records the JVM holds for a slow sidecar before it drops.
+        watched_only: hold back the facts of tasks until ``watch`` names their stage.
     """
 
     kind = "jvm"
@@ -63,9 +59,11 @@ class JaninoRelay(JvmCommands):
         keys: KeyRing | None = None,
         encryption: Encryption | None = None,
         buffer_capacity: int = BUFFER_CAPACITY,
+        watched_only: bool = False,
     ) -> None:
         self._context = require_driver(spark)
         self._buffer_capacity = buffer_capacity
+        self._watched_only = watched_only
         encryption = encryption or Encryption()
         self._certificate_sha256 = encryption.certificate_sha256
         self.statistics = RelayStatistics()
@@ -84,7 +82,7 @@ class JaninoRelay(JvmCommands):
             host, port = await self._listen_on_loopback()
             await anyio.to_thread.run_sync(self._compile_and_open, host, port)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
-                await self.ping()
+                await (self.hold_back() if self._watched_only else self.ping())
             await anyio.to_thread.run_sync(self._attach)
         except BaseException as problem:
             with anyio.CancelScope(shield=True):
@@ -139,14 +137,11 @@ def open_listener(
     The object receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the
     context stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot compile it.
     """
-    jvm, java_context = context._jvm, context._jsc.sc()
+    java_context = context._jsc.sc()
     if java_context.isStopped():
         raise RelayStopped("the SparkContext has stopped: build a new session first")
     try:
-        java_class = _compiled_class(context._gateway, jvm)
-        no_types = context._gateway.new_array(jvm.java.lang.Class, 0)
-        no_values = context._gateway.new_array(jvm.java.lang.Object, 0)
-        listener = java_class.getConstructor(no_types).newInstance(no_values)
+        listener = new_object(context, CLASS_NAME, source)
     except (Py4JError, TypeError) as problem:  # Py4J raises TypeError for a missing class
         raise RelayRefused(
             "the driver's JVM could not compile the relay: check that Spark's janino jar is present"
@@ -163,23 +158,7 @@ def open_listener(
 
 def source() -> str:
     """The Java source of the listener, from this package."""
-    return resources.files("spark_bridge.bridge.relay").joinpath("TaskEventRelay.java").read_text(encoding="utf-8")
-
-
-def _compiled_class(gateway: Any, jvm: Any) -> Any:
-    """The listener's class, compiled once in the life of a JVM.
-
-    Py4J caches the methods of a class by its name, for each thread of the JVM. For a second class with the same name,
-    it would call the methods of the first.
-    """
-    with _compiling:
-        java_class = _compiled.get(gateway)
-        if java_class is None:
-            compiler = jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-            compiler.cook(source())
-            java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
-        return java_class
+    return java_source(__package__, "TaskEventRelay")
 
 
 def close_listener(listener: Any) -> None:
@@ -187,4 +166,4 @@ def close_listener(listener: Any) -> None:
     try:
         listener.close()
     except (Py4JError, OSError) as problem:  # the JVM is gone, and the listener with it
-        _log.debug("relay listener was gone before it could be closed", cause=repr(problem))
+        _log.debug("relay listener already gone", cause=repr(problem))

@@ -14,6 +14,7 @@ from spark_bridge.bridge.relay.records import shorten
 from spark_bridge.bridge.takeover import ActiveStage
 
 _KILL_TASK, _CANCEL_JOB, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 7)
+_WATCH, _HOLD_BACK, _GOODBYE = range(7, 10)
 
 
 class JvmCommands:
@@ -25,6 +26,18 @@ class JvmCommands:
     async def ping(self) -> None:
         """Return when the JVM has answered. Raises as ``Relay.kill_task`` does."""
         await self._server.command(_PING, b"")
+
+    async def hold_back(self) -> None:
+        """Have the JVM hold back the facts of the tasks of every stage, until ``watch`` names it."""
+        await self._server.command(_HOLD_BACK, b"")
+
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """See ``Relay.watch``."""
+        await self._server.command(_WATCH, struct.pack(">iq", stage_id, task_attempt_id))
+
+    async def goodbye(self) -> None:
+        """Have the listener leave the bus and end. Raises as ``Relay.kill_task`` does."""
+        await self._server.command(_GOODBYE, b"")
 
     async def active_stages(self) -> tuple[ActiveStage, ...]:
         """Return every stage of each running job. Raises as ``Relay.kill_task`` does."""

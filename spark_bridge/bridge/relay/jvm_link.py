@@ -17,6 +17,7 @@ import asyncio
 import ssl
 import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from actors.logs import get_logger
@@ -65,6 +66,7 @@ class RelayServer:
         keys: the keys of the application.
         on_lost: called once if the JVM does not come back within ``reconnect_timeout_s`` of a broken
             connection.
+        on_disconnected: called when its connection has broken.
         driver: the identity of the driver whose JVM is expected. None: the first one that connects is served, and from
             then on no other.
         tls: encrypts the connection (H77).
@@ -80,6 +82,7 @@ class RelayServer:
         keys: KeyRing,
         *,
         on_lost: OnLost | None = None,
+        on_disconnected: Callable[[], None] | None = None,
         driver: bytes | None = None,
         tls: ssl.SSLContext | None = None,
         joins: bool = False,
@@ -94,6 +97,7 @@ class RelayServer:
         self._on_fact = on_fact
         self._statistics = statistics
         self._on_lost = on_lost
+        self._on_disconnected = on_disconnected
         self._reconnect_timeout_s = reconnect_timeout_s
         self._command_timeout_s = command_timeout_s
         self._server: AuthenticatedServer | None = None
@@ -170,7 +174,7 @@ class RelayServer:
         answer: asyncio.Future[CommandAnswered] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = (body, answer)
         if self._link is not None:
-            self._link.send(body, at_once=True)
+            self._link.send(body, immediately=True)
         try:
             answered = await asyncio.wait_for(answer, self._command_timeout_s)
         except TimeoutError:
@@ -217,6 +221,8 @@ class RelayServer:
         if self._over is None and not self._end_expected:
             _log.warning("relay connection lost", cause=reason)
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
+            if self._on_disconnected is not None:
+                self._on_disconnected()
 
     # --- facts ---
 

@@ -44,6 +44,7 @@ def open_relay(
     keys: KeyRing | None = None,
     encryption: Encryption | None = None,
     buffer_capacity: int = BUFFER_CAPACITY,
+    watched_only: bool = False,
 ) -> Relay:
     """Make a relay, which is not started yet. Does not block.
 
@@ -58,6 +59,9 @@ def open_relay(
         encryption: for the connection of the JVM (``"jvm"`` only); by default none.
         buffer_capacity: records that the JVM holds for a slow sidecar before it drops (``"jvm"`` only).
             Spark's own bound before it is ``spark.scheduler.listenerbus.eventqueue.headgate.capacity``.
+        watched_only: the JVM holds back the facts of tasks until ``Relay.watch`` names their stage (``"jvm"`` only):
+            the tasks of jobs without an operator then cost the sidecar nothing. Facts of jobs, stages and executors
+            are always delivered.
 
     Raises:
         RelayError: a Spark Connect session. RelayStopped: the SparkContext has stopped.
@@ -67,6 +71,7 @@ def open_relay(
         return Py4jRelay(spark, on_fact)
     if kind == "jvm":
         settings = {"keys": keys, "encryption": encryption, "buffer_capacity": buffer_capacity}
+        settings["watched_only"] = watched_only
         first = partial(_janino, spark, on_fact, settings)
         return _WithFallback(first, Py4jRelay(spark, on_fact), on_fact, on_lost or _nobody_asked)
     raise ValueError(f"invalid relay kind {kind!r}: expected 'jvm' or 'py4j'")
@@ -120,6 +125,9 @@ class _WithFallback:
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return await self._ask(lambda relay: relay.query_status(task_attempt_ids, job_ids))
+
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        await self._ask(lambda relay: relay.watch(stage_id, task_attempt_id))
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return await self._ask(lambda relay: relay.look_at_stage(stage_id))

@@ -244,6 +244,9 @@ class Py4jRelay:
         status: StatusReported = await self._command(lambda sc: _look(sc, task_attempt_ids, job_ids))
         return status
 
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """See ``Relay.watch``. Nothing to do: this relay holds nothing back."""
+
     async def look_at_stage(self, stage_id: int) -> StageLook:
         """See ``Relay.look_at_stage``."""
         look: StageLook = await self._command(lambda sc: _look_at_stage(sc, stage_id))
@@ -291,7 +294,7 @@ class Py4jRelay:
             if listener is not None and self._bus is not None:
                 self._bus.removeListener(listener)
         except (Py4JError, OSError) as problem:  # the JVM is gone, and the bus with it
-            _log.debug("py4j listener was gone before it could be removed", cause=repr(problem))
+            _log.debug("py4j listener already gone", cause=repr(problem))
         if self._started_callback_server:
             self._started_callback_server = False
             if self._context._gateway is not None:

@@ -88,15 +88,24 @@ def shorten(text: str) -> str:
     return text[:_TEXT_HEAD_CHARS] + _GAP + text[len(text) - (TEXT_MAX_CHARS - _TEXT_HEAD_CHARS - len(_GAP)) :]
 
 
+_HEAD = struct.Struct(">Bq")
+_TASK = struct.Struct(">qiiiiB")
+
+
 class _Fields:
     """Reads the fields of one record from its front, never past its end."""
+
+    __slots__ = ("_offset", "_record")
 
     def __init__(self, record: bytes) -> None:
         self._record = record
         self._offset = 0
 
     def take(self, layout: str) -> tuple[int, ...]:
-        shape = struct.Struct(">" + layout)
+        return self.take_as(struct.Struct(">" + layout))
+
+    def take_as(self, shape: struct.Struct) -> tuple[int, ...]:
+        """As ``take``, without the work to make the layout: for the records of each task."""
         values: tuple[int, ...] = shape.unpack_from(self._record, self._offset)
         self._offset += shape.size
         return values
@@ -106,19 +115,15 @@ class _Fields:
         return value
 
     def flag(self) -> bool:
-        value = self.one("B")
-        if value > 1:
-            raise RecordDecodeError(f"invalid flag: {value}")
-        return value == 1
+        return _flag(self.one("B"))
 
     def text(self) -> str:
-        size_bytes = self.one("H")
-        end = self._offset + size_bytes
-        if end > len(self._record):
-            raise RecordDecodeError(f"a text of {size_bytes} bytes runs past the end")
-        raw = self._record[self._offset : end]
+        record, start = self._record, self._offset + 2
+        end = start + int.from_bytes(record[start - 2 : start], "big")
+        if end > len(record) or start > len(record):
+            raise RecordDecodeError(f"a text of {end - start} bytes runs past the end")
         self._offset = end
-        return raw.decode("utf-8")
+        return record[start:end].decode("utf-8")
 
     def count(self, item_bytes: int) -> int:
         """The length of a list, checked against the bytes that are left before any memory is allocated."""
@@ -154,22 +159,22 @@ def _stage_completed(fields: _Fields) -> StageCompleted:
 
 
 def _task_started(fields: _Fields) -> TaskStarted:
-    task_attempt_id, stage_id, stage_attempt, partition, attempt_number = fields.take("qiiii")
+    task_attempt_id, stage_id, stage_attempt, partition, attempt_number, speculative = fields.take_as(_TASK)
     return TaskStarted(
         task_attempt_id,
         stage_id,
         stage_attempt,
         partition,
         attempt_number,
-        speculative=fields.flag(),
-        executor_id=fields.text(),
-        host=fields.text(),
+        _flag(speculative),
+        fields.text(),
+        fields.text(),
     )
 
 
 def _task_ended(fields: _Fields) -> TaskEnded:
-    task_attempt_id, stage_id, stage_attempt, partition, attempt_number = fields.take("qiiii")
-    outcome = _at(OUTCOMES, fields.one("B"), "task outcome")
+    task_attempt_id, stage_id, stage_attempt, partition, attempt_number, code = fields.take_as(_TASK)
+    outcome = _at(OUTCOMES, code, "task outcome")
     return TaskEnded(task_attempt_id, stage_id, stage_attempt, partition, attempt_number, outcome, fields.text())
 
 
@@ -215,6 +220,12 @@ def _stage_look(fields: _Fields) -> CommandAnswered:
     return CommandAnswered(request_id, None, look=StageLook(partitions, partition_count, outputs, kept))
 
 
+def _flag(code: int) -> bool:
+    if code > 1:
+        raise RecordDecodeError(f"invalid flag: {code}")
+    return code == 1
+
+
 def _at(names: tuple[T, ...], code: int, what: str) -> T:
     if code >= len(names):
         raise RecordDecodeError(f"unknown {what}: {code}")
@@ -247,7 +258,7 @@ def decode_record(record: bytes) -> RelayedFact | CommandAnswered:
     """
     fields = _Fields(record)
     try:
-        kind, callback_us = fields.take("Bq")
+        kind, callback_us = fields.take_as(_HEAD)
         reader = _READERS.get(kind)
         if reader is None:
             raise RecordDecodeError("unknown kind")

@@ -19,8 +19,8 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.sink.committer import SinkCommitter
-from spark_bridge.sink.operator import FileSinkOperator
+from spark_bridge.sinks.files.coordinator import SinkCommitter
+from spark_bridge.sinks.files.task import FileSinkOperator
 from spark_bridge.storage import CheckpointStorage
 from tests.spark.recorder import Recorder
 

@@ -8,12 +8,13 @@ queue, and a full queue drops them. In production, any slow third-party listener
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+from spark_bridge.jvm_classes import new_object
 
 QUEUE = "headgate"
 CLASS_NAME = "headgate.tests.BusGate"
@@ -54,8 +55,6 @@ public final class BusGate extends org.apache.spark.SparkFirehoseListener {
 }
 """
 
-_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
 
 class BusGate:
     """The gate is closed when it is made. Thread-safe."""
@@ -75,11 +74,8 @@ class BusGate:
 @contextmanager
 def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
     """Listeners that joined the queue before this one get one event more than those after it, and then none either."""
-    gateway: Any = spark.sparkContext._gateway
     java_context: Any = spark.sparkContext._jsc
-    no_types = gateway.new_array(gateway.jvm.java.lang.Class, 0)
-    no_values = gateway.new_array(gateway.jvm.java.lang.Object, 0)
-    java_gate = _class(gateway).getConstructor(no_types).newInstance(no_values)
+    java_gate = new_object(spark.sparkContext, CLASS_NAME, lambda: JAVA)
     bus = java_context.sc().listenerBus()
     bus.addToQueue(java_gate, QUEUE)
     try:
@@ -87,13 +83,3 @@ def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
     finally:
         java_gate.open(0)
         bus.removeListener(java_gate)
-
-
-def _class(gateway: Any) -> Any:
-    """Compile once per JVM: if a second class had this name, Py4J would still call the methods of the first."""
-    if gateway not in _compiled:
-        compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader())
-        compiler.cook(JAVA)
-        _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
-    return _compiled[gateway]

@@ -16,7 +16,7 @@ def wait_for_files(folder: Path, pattern: str, count: int) -> None:
     wait_until(lambda: len(list(folder.glob(pattern))) >= count, f"{count} x {pattern} in {folder}")
 
 
-def all_at_once(folder: Path, tasks: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+def all_together(folder: Path, tasks: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
     """For ``mapPartitionsWithIndex``: no task continues before all have begun, so each has its own slot."""
 
     def run(partition: int, rows: Iterable[Any]) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from protocol.facts import EngineFact, JobStarted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.facts import EngineFact, JobEnded, JobStarted, TaskEnded, TaskOutcome, TaskStarted
 from spark_bridge.bridge.relay import Relay, open_relay
 from spark_bridge.bridge.relay.records import RelayedFact
 
@@ -32,6 +32,12 @@ class Heard:
         with self._changed:
             self.facts.append(relayed.fact)
             self._changed.notify_all()
+
+    def forget_a_job(self) -> None:
+        """Wait for the end of a job, and forget all facts so far."""
+        self.wait_for(JobEnded)
+        with self._changed:
+            self.facts.clear()
 
     def of(self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True) -> list[FactT]:
         """The matching facts of a kind, in the order of Spark's bus."""

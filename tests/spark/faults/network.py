@@ -110,7 +110,7 @@ class End(asyncio.Protocol):
             self._write_to_other(data)
         if self._ended and not self._waiting and self._passes():
             self.other.hang_up()
-        self._read_on_if_there_is_room()
+        self._read_on_if_the_buffer_allows()
         self._line.note()
 
     def tear_after(self, count: int) -> None:
@@ -153,7 +153,7 @@ class End(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(data)
 
-    def _read_on_if_there_is_room(self) -> None:
+    def _read_on_if_the_buffer_allows(self) -> None:
         if self._transport is None or self._transport.is_closing() or self._ended:
             return
         bound = self._line.buffer_bytes

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from pyspark.sql import SparkSession
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.primitives.chain import Chain, chain
 from spark_bridge.standalone.attached import AttachedSidecar
 from tests.spark.cluster import ROOT
-from tests.spark.counting import CountingCoordinator
+from tests.spark.counting import Counting, CountingCoordinator
 
 OPERATOR = "op"
 
@@ -67,6 +69,19 @@ async def quick(sidecar: SidecarRuntime) -> None:
     """Coordinate an operator whose tasks give up soon after the sidecar is lost."""
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
     await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, gateway=gateway)
+
+
+def negated(numbers: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for subtask, number in numbers:
+        yield subtask, -number
+
+
+def counting_chain() -> Chain:
+    return chain(count=(RemoteCounting, Counting), negate=negated)
+
+
+async def chained(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate(OPERATOR, counting_chain(), parallelism=2, mode=RestoreMode.STREAMING)
 
 
 def free_ports(count: int) -> list[int]:
@@ -129,11 +144,11 @@ class SidecarProgram:
 
 
 def attach(
-    spark: SparkSession, program: SidecarProgram, connect_timeout_s: float = 60.0, *, tls: bool = False
+    spark: SparkSession, program: SidecarProgram, connect_timeout_s: float = 60.0, **more: bool
 ) -> AttachedSidecar:
     """The driver's half of a program's sidecar, not entered yet."""
     return AttachedSidecar(
-        spark, program.address, secret_file=program.secret_file, tls=tls, connect_timeout_s=connect_timeout_s
+        spark, program.address, secret_file=program.secret_file, connect_timeout_s=connect_timeout_s, **more
     )
 
 

@@ -140,7 +140,7 @@ def run_rows(chosen: dict[str, Row], bench: Bench, until: float, order: random.R
             before = now
         if time.monotonic() > until:
             break
-    print(f"behind the warm-up: {before}\nat the end:         {now}")
+    print(f"after the warm-up: {before}\nat the end:         {now}")
     return [f"grown: {what}" for what in now.grown_since(before)]
 
 

@@ -21,10 +21,10 @@ from tests.spark.faults.batches import ROWS, LinesCoordinator, Stream
 from tests.spark.faults.waiting import wait_until
 
 BEFORE_ANY = "before any checkpoint of it"
-BEHIND_ONE_IN_THE_MIDDLE = "behind a checkpoint in the middle of it"
-BEFORE_ITS_END_IS_TOLD = "behind its final checkpoint, of which nobody is told"
-BEFORE_SPARK_NOTES_IT = "behind its final checkpoint, before Spark notes its end"
-MOMENTS = (BEFORE_ANY, BEHIND_ONE_IN_THE_MIDDLE, BEFORE_ITS_END_IS_TOLD, BEFORE_SPARK_NOTES_IT)
+AFTER_ONE_IN_THE_MIDDLE = "after a checkpoint in the middle of it"
+BEFORE_ITS_END_IS_TOLD = "after its final checkpoint, of which nobody is told"
+BEFORE_SPARK_NOTES_IT = "after its final checkpoint, before Spark notes its end"
+MOMENTS = (BEFORE_ANY, AFTER_ONE_IN_THE_MIDDLE, BEFORE_ITS_END_IS_TOLD, BEFORE_SPARK_NOTES_IT)
 
 
 def die() -> None:
@@ -47,7 +47,7 @@ class DyingCoordinator(LinesCoordinator):
 def main(folder: Path, moment: str) -> None:
     spark = start_spark("local[2]", spark_sql_codegen_wholeStage="false")  # compilation takes longer than the work
     stream = Stream(folder)
-    if moment in (BEFORE_ANY, BEHIND_ONE_IN_THE_MIDDLE):
+    if moment in (BEFORE_ANY, AFTER_ONE_IN_THE_MIDDLE):
         stream.tell("wait", 1, 0)
     with Sidecar(spark, SidecarConfig(storage=folder / "storage")) as sidecar:
         coordinator = DyingCoordinator(folder, moment)
@@ -59,10 +59,10 @@ def main(folder: Path, moment: str) -> None:
                 die()
 
         query = stream.start(spark, batch)
-        if moment in (BEFORE_ANY, BEHIND_ONE_IN_THE_MIDDLE):
+        if moment in (BEFORE_ANY, AFTER_ONE_IN_THE_MIDDLE):
             wait_until((folder / "waiting-1-0").exists, "the middle of the second batch")
             coordinator.wait_for(lambda story: len([callback for callback in story if callback[0] == "ready"]) == 4)
-            if moment == BEHIND_ONE_IN_THE_MIDDLE:
+            if moment == AFTER_ONE_IN_THE_MIDDLE:
                 sidecar.checkpoint()
             die()
         query.awaitTermination()

@@ -24,7 +24,7 @@ from tests.spark.faults.waiting import wait_for_executors, wait_until
 
 pytestmark = pytest.mark.spark
 
-IN_VAIN = 4  # the kernel's fourth try is about three seconds after the first
+TRIES = 4  # the kernel's fourth try is about three seconds after the first
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_short_network_cut_is_tolerated(spark: SparkSession, far_host: HostOfI
             coordinator.send_numbers(near, 3)
             coordinator.wait_until_seen(near, 4)
             port = sidecar.address[1]
-            wait_until(lambda: far_host.retransmissions(port) >= IN_VAIN, "the kernel tries again and again")
+            wait_until(lambda: far_host.retransmissions(port) >= TRIES, "the kernel tries again and again")
             while_cut = [callback[3] for callback in coordinator.named("event") if callback[1] == far]
             far_host.heal()
             coordinator.wait_until_seen(far, 4)

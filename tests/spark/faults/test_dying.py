@@ -51,7 +51,7 @@ def test_a_python_worker_dies_by_sigkill(bench: Bench) -> None:
     """H10, H12: SIGKILL, like the kernel's out-of-memory kill; the task reports nothing, its socket just closes."""
     script = Script({(1, 0): ["die"]}, ["hello", "stop"])
 
-    with listening_to(bench.spark) as heard:
+    with bench.listening() as heard:
         results = bench.collect(script, Listening)
 
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
@@ -72,9 +72,9 @@ def collect_while_a_host_loses_its_executor(
     The one executor of each host has two slots, so Spark may or may not place subtask 1 there, too.
     """
     script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
-        action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(script) as handle:
+        action = bench.start_collecting(bench.numbers(2).through(handle, Listening))
         script.wait_for(both_talk)
         hosts = hosts_of(script, heard)
         lost = {subtask for subtask, host in hosts.items() if host == hosts[0]}
@@ -107,7 +107,7 @@ def test_an_executor_dies_by_sigkill(bench: Bench) -> None:
             os.kill(pid, signal.SIGKILL)
 
     check_an_executor_was_lost(*collect_while_a_host_loses_its_executor(bench, kill_the_executor))
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
 
 
 def test_a_node_dies(bench: Bench) -> None:
@@ -123,7 +123,7 @@ def test_a_node_dies(bench: Bench) -> None:
     finally:
         for host in killed:
             bench.cluster.start_worker(host)
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
 
 
 # --- separate sessions ----------------------------------------------------------------------------------------------

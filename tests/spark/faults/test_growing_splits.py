@@ -12,12 +12,9 @@ import pytest
 
 from actors.coordination import SubtaskGateway
 from protocol.facts import ExecutorLost, TaskEnded, TaskOutcome
-from tests.spark.cluster import StandaloneCluster
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.executors import kill_the_executor
 from tests.spark.faults.file_gates import open_gates, wait_for_files
-from tests.spark.faults.heard import listening_to
-from tests.spark.faults.waiting import wait_for_executors
 from tests.spark.growing import NODES, TreeReader, TreeSource
 from tests.spark.recorder import Recorder
 
@@ -73,10 +70,10 @@ class GatedTreeReader(TreeReader):
 def test_a_success_is_revoked_while_the_splits_of_others_are_still_found(bench: Bench, tmp_path: Path) -> None:
     """H56, H68: the successful subtask reads the same nodes again; the next two actions begin at the root."""
     source = NotingTree()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
-        read = bench.numbers(SUBTASKS).mapPartitions(handle.subtask(GatedTreeReader, tmp_path))
-        action = bench.start_collecting(read.keyBy(lambda node: node).partitionBy(2).values())
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(source, SUBTASKS) as handle:
+        read = bench.numbers(SUBTASKS).through(handle, GatedTreeReader, tmp_path)
+        action = bench.start_collecting(read.shuffled(2, lambda node: node))
         source.wait_until_all_is_read()
         first = {subtask: heard.start_of(source.tasks[subtask, 0]) for subtask in ALL}
         open_gates(tmp_path, [0])
@@ -90,20 +87,19 @@ def test_a_success_is_revoked_while_the_splits_of_others_are_still_found(bench: 
         for actions in (2, 3):
             assert sorted(read.collect()) == list(range(NODES))
             assert len(source.built) == actions
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
 
 
 @pytest.mark.parametrize("kept_in", ["the cache", "shuffle files"])
 def test_output_that_is_lost_between_two_actions_is_read_again_as_it_was(
-    bench: Bench, standalone: StandaloneCluster, tmp_path: Path, kept_in: str
+    bench: Bench, tmp_path: Path, kept_in: str
 ) -> None:
     """H56, H68: the enumeration goes on in that run; another RDD begins a new one."""
     source = NotingTree()
-    wait_for_executors(bench.spark, standalone.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
-        subtask = handle.subtask(GatedTreeReader, tmp_path)
-        rows = bench.numbers(SUBTASKS).mapPartitions(subtask)
-        kept = rows.cache() if kept_in == "the cache" else rows.keyBy(lambda node: node).partitionBy(2).values()
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(source, SUBTASKS) as handle:
+        rows = bench.numbers(SUBTASKS).through(handle, GatedTreeReader, tmp_path)
+        kept = rows.cached() if kept_in == "the cache" else rows.shuffled(2, lambda node: node)
         action = bench.start_collecting(kept)
         source.wait_until_all_is_read()
         open_gates(tmp_path, ALL)
@@ -117,8 +113,8 @@ def test_output_that_is_lost_between_two_actions_is_read_again_as_it_was(
         assert [source.read_by(*life) for life in again] == [source.read_by(life[0], 0) for life in again]
         assert len(source.built) == 1
 
-        other = bench.numbers(SUBTASKS).mapPartitions(subtask)
+        other = bench.numbers(SUBTASKS).through(handle, GatedTreeReader, tmp_path)
         assert sorted(other.collect()) == list(range(NODES))
         assert len(source.built) == 2
-        kept.unpersist()
-    wait_for_executors(bench.spark, standalone.hosts)
+        kept.uncache()
+    bench.wait_for_executors()

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from pyspark import SparkContext
 
 from protocol.facts import JobEnded, JobStarted, TaskOutcome
 from spark_bridge.driver.handle import OperatorHandle
 from tests.spark.actions import Action, what_the_user_reads
 from tests.spark.faults.bench import Bench
-from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.heard import Heard
 from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk
 from tests.spark.operators import Listening
 from tests.spark.script import Script
@@ -24,17 +22,11 @@ pytestmark = pytest.mark.spark
 MAX_FAILURES = 4  # Spark's default on a cluster
 
 
-def spark_core(bench: Bench) -> Any:
-    """The JVM's SparkContext, which offers more than the Python API."""
-    java_context: Any = bench.spark.sparkContext._jsc
-    return java_context.sc()
-
-
 def check_that_the_next_job_is_good(bench: Bench, handle: OperatorHandle, script: Script) -> None:
     """H15, H55, H57: the failed run ends with one global reset and no subtask reset; then everything starts again."""
     end = script.story.index(("run_ended", False))
     script._script = {}
-    results = sorted(bench.numbers(2).mapPartitions(handle.subtask(Listening)).collect())
+    results = sorted(bench.numbers(2).through(handle, Listening).collect())
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
     script.wait_for(lambda story: ("run_ended", True) in story)
     after = [callback for callback in script.story[end + 1 :] if callback[0] != "event"]
@@ -49,11 +41,11 @@ def check_that_the_next_job_is_good(bench: Bench, handle: OperatorHandle, script
 def test_a_task_is_killed_more_often_than_it_may_fail(bench: Bench) -> None:
     """H10, H12: each kill ends exactly one attempt; no kill counts as a failure of the task."""
     script = Script({(0, nth): ["hello"] for nth in range(MAX_FAILURES)} | {(1, 0): ["hello"]}, ["hello", "stop"])
-    with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
-        action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
+    with bench.listening() as heard, bench.coordinated(script) as handle:
+        action = bench.start_collecting(bench.numbers(2).through(handle, Listening))
         for nth in range(MAX_FAILURES):
             script.wait_for(lambda story, nth=nth: ("event", 0, nth, ["echo", "hello"]) in story)  # type: ignore[misc]
-            spark_core(bench).killTaskAttempt(script.gateways[0].attempt.task_attempt_id, True, f"kill {nth}")
+            bench.kill_task(script.gateways[0].attempt.task_attempt_id, f"kill {nth}")
         script.wait_for(lambda story: ("ready", 0, MAX_FAILURES) in story)
         script.say(["stop"])
         results = sorted(action.result())
@@ -71,34 +63,27 @@ def test_a_task_is_killed_more_often_than_it_may_fail(bench: Bench) -> None:
 # --- the stage, the job ---------------------------------------------------------------------------------------------
 
 
-def cancel_the_stage(bench: Bench, heard: Heard) -> None:
+def cancel_the_stage(bench: Bench, heard: Heard) -> str:
     [stage_id] = heard.wait_for(JobStarted).stage_ids
-    spark_core(bench).cancelStage(stage_id, "the stage was a mistake")
+    return bench.cancel_stage(stage_id)
 
 
-def cancel_the_job(bench: Bench, heard: Heard) -> None:
-    spark_core(bench).cancelJob(heard.wait_for(JobStarted).job_id, "the job was a mistake")
+def cancel_the_job(bench: Bench, heard: Heard) -> str:
+    return bench.cancel_job(heard.wait_for(JobStarted).job_id)
 
 
-def cancel_all_jobs(bench: Bench, heard: Heard) -> None:
-    bench.spark.sparkContext.cancelAllJobs()
+def cancel_all_jobs(bench: Bench, heard: Heard) -> str:
+    return bench.cancel_all_jobs()
 
 
-@pytest.mark.parametrize(
-    ("cancel", "text"),
-    [
-        (cancel_the_stage, "the stage was a mistake"),
-        (cancel_the_job, "the job was a mistake"),
-        (cancel_all_jobs, "cancelled as part of cancellation of all jobs"),
-    ],
-)
-def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard], None], text: str) -> None:
+@pytest.mark.parametrize("cancel", [cancel_the_stage, cancel_the_job, cancel_all_jobs])
+def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard], str]) -> None:
     """H12, H15, H57: every live attempt is reported failed, then the run's end; no subtask is reset without need."""
     script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
-    with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
-        action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
+    with bench.listening() as heard, bench.coordinated(script) as handle:
+        action = bench.start_collecting(bench.numbers(2).through(handle, Listening))
         script.wait_for(both_talk)
-        cancel(bench, heard)
+        text = cancel(bench, heard)
         assert text in what_the_user_reads(action.result)
         script.wait_for(lambda story: ("run_ended", False) in story)
         assert not heard.wait_for(JobEnded).succeeded
@@ -108,19 +93,8 @@ def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard
         check_that_the_next_job_is_good(bench, handle, script)
 
 
-def in_group(context: SparkContext, group: str, collect: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """Each Python thread has its own thread in the JVM, and with it its own job group."""
-
-    def action() -> list[Any]:
-        context.setJobGroup(group, "jobs of a test", interruptOnCancel=True)
-        return collect()
-
-    return action
-
-
 def test_a_job_group_is_cancelled(bench: Bench) -> None:
     """H57: the operators of the group's jobs are told; a job that runs alongside them is not affected."""
-    context = bench.spark.sparkContext
     scripts = [Script({(0, 0): ["hello"]}, ["hello", "stop"]) for _ in range(3)]
     with (
         bench.coordinated(scripts[0], 1) as first,
@@ -129,13 +103,13 @@ def test_a_job_group_is_cancelled(bench: Bench) -> None:
     ):
         actions = []
         for handle, group in [(first, "condemned"), (second, "condemned"), (other, "spared")]:
-            rdd = bench.numbers(1).mapPartitions(handle.subtask(Listening))
-            actions.append(Action(in_group(context, group, rdd.collect)))
+            rows = bench.numbers(1).through(handle, Listening)
+            actions.append(Action(bench.in_group(group, rows.collect)))
         for script in scripts:
             script.wait_for(lambda story: any(callback[0] == "event" for callback in story))
-        context.cancelJobGroup("condemned")
+        text = bench.cancel_group("condemned")
         for script, action in zip(scripts[:2], actions[:2], strict=True):
-            assert "cancelled job group condemned" in what_the_user_reads(action.result)
+            assert text in what_the_user_reads(action.result)
             script.wait_for(lambda story: ("run_ended", False) in story)
             assert script.of_subtask(0) == [("ready", 0, 0), ("failed", 0, 0, "RUN_ENDED")]
         assert scripts[2].of_subtask(0) == [("ready", 0, 0)]
@@ -147,8 +121,8 @@ def test_a_job_group_is_cancelled(bench: Bench) -> None:
 def test_a_task_fails_as_often_as_it_may(bench: Bench) -> None:
     """H10, H12, H15: each failure is followed by a reset, and the last one by the end of the run."""
     script = Script({(0, nth): ["raise"] for nth in range(MAX_FAILURES)} | {(1, 0): ["hello"]}, ["hello", "stop"])
-    with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
-        action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
+    with bench.listening() as heard, bench.coordinated(script) as handle:
+        action = bench.start_collecting(bench.numbers(2).through(handle, Listening))
         assert "as it was told" in what_the_user_reads(action.result)
         script.wait_for(lambda story: ("run_ended", False) in story)
         lives = script.of_subtask(0)

@@ -20,7 +20,6 @@ from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action
 from tests.spark.counting import Counting, CountingCoordinator
 from tests.spark.faults.bench import Bench
-from tests.spark.faults.heard import listening_to
 from tests.spark.faults.network import Line
 from tests.spark.operators import Listening
 from tests.spark.recorder import Callback, Recorder
@@ -52,9 +51,9 @@ def a_job(
     mode: RestoreMode = RestoreMode.BATCH,
 ) -> Iterator[Job]:
     """It has begun when each of its subtasks is ready."""
-    with line or Line() as line, Sidecar(bench.spark, line.config()) as sidecar:
+    with line or Line() as line, bench.behind_a_line(line) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=parallelism, mode=mode, gateway=gateway)
-        tasks = bench.numbers(parallelism).mapPartitions(handle.subtask(operator, *arguments))
+        tasks = bench.numbers(parallelism).through(handle, operator, *arguments)
         action = bench.start_collecting(tasks)
         coordinator.wait_for(lambda story: len({callback[1] for callback in named(story, "ready")}) == parallelism)
         yield Job(line, sidecar, action)
@@ -116,7 +115,7 @@ def test_a_network_cut_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: 
                 "both directions are held up",
             )
         else:
-            job.line.wait_for(lambda line: line.turned_away >= 4, "the tasks try in vain")
+            job.line.wait_for(lambda line: line.turned_away >= 4, "the tasks cannot connect")
         while_away = [callback[3] for callback in coordinator.named("event")]
         job.line.heal()
         coordinator.wait_until_seen(0, 3)
@@ -156,10 +155,10 @@ def test_a_connection_reset_in_the_middle_of_a_frame_is_reestablished(bench: Ben
 def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: Bench) -> None:
     """H12, H24: the task lives, unaware of the cut; Spark kills it and starts another; no other subtask is affected."""
     script = Script({}, ["hello"])
-    with listening_to(bench.spark) as heard:
+    with bench.listening() as heard:
         with a_job(bench, script, Listening, gateway=SHORT) as job:
             script.wait_for(lambda story: len(echoed(story, "hello")) == 2)
-            gone = job.line.connections[0]
+            known, gone = len(job.line.connections), job.line.connections[-1]
             job.line.leave_half_open(gone)
             script.wait_for(lambda story: bool(named(story, "failed")))
             task_lived = gone.of_task.is_open
@@ -167,7 +166,7 @@ def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: B
             script.wait_for(lambda story: (lost, 1) in echoed(story, "hello"))
             script.say(["stop"])
             results = sorted(job.action.result())
-            assert len(job.line.connections) == 3
+            assert len(job.line.connections) == known + 1
         heard.wait_for(JobEnded)
 
     assert task_lived
@@ -246,7 +245,7 @@ def test_a_checkpoint_waits_for_a_network_cut_to_heal(bench: Bench, how: str) ->
                 lambda line: all(one.of_sidecar.waiting_bytes for one in line.connections), "the closing is held up"
             )
         else:
-            job.line.wait_for(lambda line: line.turned_away >= 4, "the tasks try in vain")
+            job.line.wait_for(lambda line: line.turned_away >= 4, "the tasks cannot connect")
         while_away = list(coordinator.story)
         job.line.heal()
         assert checkpoint.result() == 1

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from protocol.errors import HandshakeFailed
 from protocol.restart import FixedDelay
 from protocol.wire.keys import NO_IDENTITY, Key, identity_of
 from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.primitives.chain import chain
 from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
@@ -31,7 +33,7 @@ from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.counting import Counting
-from tests.spark.faults.own_process import OPERATOR, attach, callbacks
+from tests.spark.faults.own_process import OPERATOR, attach, callbacks, counting_chain
 from tests.spark.faults.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -137,6 +139,26 @@ def test_with_takeover_fail_the_job_fails_and_is_run_again(spark: SparkSession, 
         sidecar.request(OPERATOR, "stop")
         assert sorted(action.result()) == [(0, 9), (1, 9)]
     assert "the sidecar was started with --takeover fail" in here.log()
+
+
+def test_a_chain_needs_its_stages_in_the_driver_too(spark: SparkSession, program: NewProgram) -> None:
+    """H80: the sidecar's process has the coordinators of the stages, the driver's program sends their operators."""
+    with attach(spark, program("chained")) as sidecar:
+        handle = sidecar.operator(OPERATOR)
+        assert handle.stages == ("count", "negate")
+        with pytest.raises(TypeError, match="count, negate: pass the same chain"):
+            handle.subtask()
+        with pytest.raises(TypeError, match="whose stages are count, negate"):
+            handle.subtask(chain(count=Counting))
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(counting_chain()))
+        action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+        ask = partial(sidecar.request, OPERATOR, part="count")
+        wait_until(lambda: len(ask(["callbacks", "ready"])) == 2, "every subtask ready")
+        for subtask in (0, 1):
+            ask(["send", subtask, 5])
+        wait_until(lambda: ask("seen") == {0: 5, 1: 5}, "5 numbers seen")
+        ask("stop")
+        assert sorted(action.result()) == [(0, -5), (1, -5)]
 
 
 class EndsEarly(Counting):

@@ -17,14 +17,11 @@ from protocol.facts import ExecutorLost, TaskStarted
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.subtask import SplitReader
 from tests.spark.actions import what_the_user_reads
-from tests.spark.cluster import StandaloneCluster
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
 from tests.spark.faults.executors import kill_the_executor
 from tests.spark.faults.file_gates import open_gates
-from tests.spark.faults.heard import listening_to
 from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
-from tests.spark.faults.waiting import wait_for_executors
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
@@ -46,7 +43,7 @@ def test_two_operators_in_one_stage_fail_as_one(bench: Bench, who_raises: str) -
         Script({(1, 0): ["raise"]} if name == who_raises else {}, ["hello", "stop"]) for name in ("first", "second")
     ]
     with bench.coordinated(scripts[0]) as first, bench.coordinated(scripts[1]) as second:
-        rdd = bench.numbers(2).mapPartitions(first.subtask(Gathering)).mapPartitions(second.subtask(Gathering))
+        rdd = bench.numbers(2).through(first, Gathering).through(second, Gathering)
         outputs = sorted(rdd.collect())
     assert [(subtask, len(rows)) for subtask, _, _, rows in outputs] == [(0, 1), (1, 1)]
     assert [rows[0][3] for _, _, _, rows in outputs] == [[0], [1]]
@@ -64,9 +61,9 @@ def test_an_operator_in_each_of_two_stages(bench: Bench, tmp_path: Path) -> None
     script = Script({(1, 0): ["raise"]}, ["hello", "stop"])
     open_gates(tmp_path, range(2))
     with bench.coordinated(source) as earlier, bench.coordinated(script) as later:
-        read = bench.numbers(2).mapPartitions(earlier.subtask(GatedReader, tmp_path))
-        shuffled = read.partitionBy(2, lambda split: split)
-        outputs = sorted(shuffled.mapPartitions(later.subtask(Gathering)).collect())
+        read = bench.numbers(2).through(earlier, GatedReader, tmp_path)
+        shuffled = read.shuffled(2, lambda row: row[0])
+        outputs = sorted(shuffled.through(later, Gathering).collect())
     assert [rows for _, _, _, rows in outputs] == [rows_of(splits[p::2]) for p in range(2)]
     assert script.of_subtask(0) == [("ready", 0, 0)]
     assert script.of_subtask(1) == failed_over(1)
@@ -78,10 +75,7 @@ def test_two_concurrent_jobs_with_one_operator_each(bench: Bench) -> None:
     """H10: all four run at the same time, and a failure in one job does not affect another."""
     directors = [Director(), Director()]
     with bench.coordinated(directors[0]) as first, bench.coordinated(directors[1]) as second:
-        actions = [
-            bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Gathering)))
-            for handle in (first, second)
-        ]
+        actions = [bench.start_collecting(bench.numbers(2).through(handle, Gathering)) for handle in (first, second)]
         for director in directors:
             director.wait_until_ready([(0, 0), (1, 0)])
         for director in directors:
@@ -104,7 +98,7 @@ def test_an_operator_is_used_again_in_a_second_job(bench: Bench) -> None:
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
         for attempt in range(2):
-            outputs = sorted(bench.numbers(2).mapPartitions(handle.subtask(Gathering)).collect())
+            outputs = sorted(bench.numbers(2).through(handle, Gathering).collect())
             assert outputs == [(subtask, attempt, ["hello"], [subtask]) for subtask in range(2)]
             director.wait_for(lambda story, runs=attempt + 1: story.count(("run_ended", True)) == runs)  # type: ignore[misc]
     story = director.named("ready", "failed", "reset", "reset_to_checkpoint", "run_ended")
@@ -118,9 +112,9 @@ def test_two_concurrent_jobs_over_one_operator(bench: Bench) -> None:
     """H55: every task of the second job is refused with advice on what to do; the first job is not affected."""
     director = Director()
     with bench.coordinated(director) as handle:
-        first = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Gathering)))
+        first = bench.start_collecting(bench.numbers(2).through(handle, Gathering))
         director.wait_until_ready([(0, 0), (1, 0)])
-        text = what_the_user_reads(bench.numbers(2).mapPartitions(handle.subtask(Gathering)).collect)
+        text = what_the_user_reads(bench.numbers(2).through(handle, Gathering).collect)
         director.hear((0, 0), "unharmed")
         director.tell((0, 0), "stop")
         director.tell((1, 0), "stop")
@@ -136,9 +130,9 @@ def test_more_subtasks_than_slots(bench: Bench, tmp_path: Path) -> None:
     """H10: they come in waves; a subtask that comes after all splits are read is told that none are left."""
     splits, subtasks = range(12), 9
     source = NotingSource(splits)
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
     with bench.coordinated(source, subtasks) as handle:
-        rdd = bench.numbers(subtasks).mapPartitions(handle.subtask(GatedReader, tmp_path))
+        rdd = bench.numbers(subtasks).through(handle, GatedReader, tmp_path)
         action = bench.start_collecting(rdd)
         source.wait_until_read((subtask, 0) for subtask in range(SLOTS))
         assert sorted(source.notes.named("ready")) == [("ready", subtask, 0) for subtask in range(SLOTS)]
@@ -153,8 +147,7 @@ def test_a_subtask_without_records(bench: Bench) -> None:
     """H10: it is a subtask like any other, and may receive events."""
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
-        rows = bench.spark.sparkContext.parallelize([7], 2)
-        outputs = sorted(rows.mapPartitions(handle.subtask(Gathering)).collect())
+        outputs = sorted(bench.numbers(2, range(7, 8)).through(handle, Gathering).collect())
     assert outputs == [(0, 0, ["hello"], []), (1, 0, ["hello"], [7])]
     assert sorted(director.named("ready", "failed", "reset")) == [("ready", 0, 0), ("ready", 1, 0)]
 
@@ -168,7 +161,7 @@ def test_an_iterator_abandoned_early(bench: Bench, tmp_path: Path) -> None:
     source = NotingSource(splits)
     open_gates(tmp_path, range(2))
     with bench.coordinated(source) as handle:
-        rdd = bench.numbers(2).mapPartitions(handle.subtask(GatedReader, tmp_path))
+        rdd = bench.numbers(2).through(handle, GatedReader, tmp_path)
         assert len(rdd.take(1)) == 1
         source.notes.wait_for(lambda story: ("run_ended", True) in story)
         assert sorted(rdd.collect()) == rows_of(splits)
@@ -183,7 +176,7 @@ def test_coalesced_partitions(bench: Bench) -> None:
     """H10: before the subtask they are partitions like any others; after it they are refused (test_wrong_use)."""
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
-        outputs = sorted(bench.numbers(6).coalesce(2).mapPartitions(handle.subtask(Gathering)).collect())
+        outputs = sorted(bench.numbers(6).coalesced(2).through(handle, Gathering).collect())
     assert [(subtask, received) for subtask, _, received, _ in outputs] == [(0, ["hello"]), (1, ["hello"])]
     assert sorted(row for *_, rows in outputs for row in rows) == list(range(6))
     assert sorted(director.named("ready", "failed", "reset")) == [("ready", 0, 0), ("ready", 1, 0)]
@@ -192,9 +185,9 @@ def test_coalesced_partitions(bench: Bench) -> None:
 def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
     """H55: no run while everything is cached; then only the subtasks whose partitions were lost."""
     director = Director("hello", "stop")
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(director, SLOTS) as handle:
-        cached = bench.numbers(SLOTS).mapPartitions(handle.subtask(Gathering)).cache()
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(director, SLOTS) as handle:
+        cached = bench.numbers(SLOTS).through(handle, Gathering).cached()
         before = sorted(cached.collect())
         first = {s: heard.start_of(director.task_of((s, 0))) for s in range(SLOTS)}
         assert sorted(cached.collect()) == before
@@ -203,8 +196,8 @@ def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
         kill_the_executor(bench, first[0].host)
         heard.wait_for(ExecutorLost)
         after = sorted(cached.collect())
-        cached.unpersist()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+        cached.uncache()
+    bench.wait_for_executors()
     assert before == [(s, 0, ["hello"], [s]) for s in range(SLOTS)]
     assert after == [(s, 1 if s in lost else 0, ["hello"], [s]) for s in range(SLOTS)]
     story = director.named("ready", "failed", "reset", "reset_to_checkpoint", "run_ended")
@@ -214,16 +207,14 @@ def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kept_in", ["the cache", "shuffle files"])
-def test_splits_of_kept_partitions_are_not_handed_out_again(
-    bench: Bench, standalone: StandaloneCluster, tmp_path: Path, kept_in: str
-) -> None:
+def test_splits_of_kept_partitions_are_not_handed_out_again(bench: Bench, tmp_path: Path, kept_in: str) -> None:
     """H55, H56: Spark recomputes the lost half in a separate run, next to the half that it has kept."""
     splits = range(12)
     source = NotingSource(splits)
-    wait_for_executors(bench.spark, standalone.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(source, SLOTS) as handle:
-        rows = bench.numbers(SLOTS).mapPartitions(handle.subtask(GatedReader, tmp_path))
-        kept = rows.cache() if kept_in == "the cache" else rows.partitionBy(2, lambda split: split)
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(source, SLOTS) as handle:
+        rows = bench.numbers(SLOTS).through(handle, GatedReader, tmp_path)
+        kept = rows.cached() if kept_in == "the cache" else rows.shuffled(2, lambda row: row[0])
         action = bench.start_collecting(kept)
         source.wait_until_read((subtask, 0) for subtask in range(SLOTS))
         open_gates(tmp_path, range(SLOTS))
@@ -231,8 +222,8 @@ def test_splits_of_kept_partitions_are_not_handed_out_again(
         kill_the_executor(bench, heard.start_of(source.tasks[0, 0]).host)
         heard.wait_for(ExecutorLost)
         after = sorted(kept.collect())
-        kept.unpersist()
-    wait_for_executors(bench.spark, standalone.hosts)
+        kept.uncache()
+    bench.wait_for_executors()
     assert len({life for life in source.tasks if life[1] == 1}) == 2, "only the lost half ran again"
     assert after == before == rows_of(splits)
 
@@ -329,7 +320,7 @@ def test_adaptive_execution_leaves_repartition_alone(bench: Bench) -> None:
     """H10: also if partitions are empty: each has its subtask."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled="true"):
-        with listening_to(bench.spark) as heard, bench.coordinated(squares, 3) as handle:
+        with bench.listening() as heard, bench.coordinated(squares, 3) as handle:
             frame = shuffled_frame(bench).filter("key < 1").repartition(3)
             assert squares_over(frame, handle)() == ALL_SQUARES
             stages = {start.stage_id for start in heard.of(TaskStarted)}

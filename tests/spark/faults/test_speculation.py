@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.facts import TaskEnded, TaskOutcome
 from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader
-from tests.spark.actions import Action, coordinated
+from tests.spark.actions import Action
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
+from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Life
-from tests.spark.faults.heard import Heard, listening_to
-from tests.spark.faults.waiting import wait_for_executors
+from tests.spark.faults.heard import Heard
+from tests.spark.operators import Listening
 from tests.spark.recorder import Callback
 
 pytestmark = pytest.mark.spark
@@ -30,28 +31,33 @@ ORIGINAL, COPY = (1, 0), (1, 1)
 OTHER = (0, 0)
 
 
-@pytest.fixture
-def spark(standalone: StandaloneCluster, spark_on: SparkOn) -> SparkSession:
-    """Half of the tasks set the expected duration; Spark copies any task that takes longer."""
-    session = spark_on(
-        standalone.master_url,
-        spark_executor_memory="512m",
-        spark_speculation="true",
-        spark_speculation_interval="100ms",
-        spark_speculation_quantile="0.5",
-        spark_speculation_multiplier="1.01",
-        spark_speculation_minTaskRuntime="100ms",
-    )
-    wait_for_executors(session, standalone.hosts)
-    return session
+SETTINGS = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+"""Half of the tasks set the expected duration; Spark copies any task that takes longer."""
+
+
+@pytest.fixture(scope="module")
+def speculating(standalone: StandaloneCluster, spark_on: SparkOn) -> Iterator[Bench]:
+    """A bench whose Spark has ``SETTINGS``, with an executor on each host."""
+    settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
+    spark = spark_on(standalone.master_url, spark_executor_memory="512m", **settings)
+    with Sidecar(spark) as sidecar:
+        bench = Bench(spark, sidecar, standalone)
+        bench.wait_for_executors()
+        yield bench
 
 
 @contextmanager
-def a_subtask_and_its_copy(spark: SparkSession) -> Iterator[tuple[Director, Heard, Action]]:
+def a_subtask_and_its_copy(bench: Bench) -> Iterator[tuple[Director, Heard, Action]]:
     """Both attempts of subtask 1 run, each on its own host, and have talked with their coordinator; none has failed."""
     director = Director("hello")
-    with listening_to(spark) as heard, coordinated(spark, director, 2) as job:
-        action = Action(job.tasks().collect)
+    with bench.listening() as heard, bench.coordinated(director) as handle:
+        action = bench.start_collecting(bench.numbers(2).through(handle, Listening))
         director.wait_until_ready([OTHER, ORIGINAL])
         director.hear(ORIGINAL, "are you 0?")
         director.tell(OTHER, "stop")
@@ -85,9 +91,9 @@ def answers(director: Director, life: Life) -> list[Any]:
 
 
 @pytest.mark.parametrize(("winner", "loser"), [(ORIGINAL, COPY), (COPY, ORIGINAL)])
-def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life) -> None:
+def test_one_of_two_attempts_wins(speculating: Bench, winner: Life, loser: Life) -> None:
     """H12, H13: each attempt receives only its own events; the loser is superseded, its subtask is not failed over."""
-    with a_subtask_and_its_copy(spark) as (director, heard, action):
+    with a_subtask_and_its_copy(speculating) as (director, heard, action):
         director.tell(winner, "you win", "stop")
         results = sorted(action.result())
         end = heard.end_of(director.task_of(loser))
@@ -102,9 +108,9 @@ def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life
     assert "has succeeded" in director.reasons[0].text
 
 
-def test_two_attempts_end_at_the_same_time(spark: SparkSession) -> None:
+def test_two_attempts_end_at_the_same_time(speculating: Bench) -> None:
     """H12, H13: one success for each subtask, whichever attempt Spark takes."""
-    with a_subtask_and_its_copy(spark) as (director, heard, action):
+    with a_subtask_and_its_copy(speculating) as (director, heard, action):
         for life in (ORIGINAL, COPY):
             director.tell(life, "stop")
         results = sorted(action.result())
@@ -117,9 +123,9 @@ def test_two_attempts_end_at_the_same_time(spark: SparkSession) -> None:
     assert heard.end_of(director.task_of(winner)).outcome is TaskOutcome.SUCCESS
 
 
-def test_a_copy_fails_while_its_original_runs(spark: SparkSession) -> None:
+def test_a_copy_fails_while_its_original_runs(speculating: Bench) -> None:
     """H13: no reset while one of them is left; it continues undisturbed."""
-    with a_subtask_and_its_copy(spark) as (director, heard, action):
+    with a_subtask_and_its_copy(speculating) as (director, heard, action):
         director.tell(COPY, "raise")
         assert heard.end_of(director.task_of(COPY)).outcome is TaskOutcome.FAILED
         director.wait_for(lambda story: ("failed", *COPY, "FAILED") in story)
@@ -132,9 +138,9 @@ def test_a_copy_fails_while_its_original_runs(spark: SparkSession) -> None:
     assert lives_of(director) == [("ready", *ORIGINAL), ("ready", *COPY), ("failed", *COPY, "FAILED")]
 
 
-def test_both_attempts_fail(spark: SparkSession) -> None:
+def test_both_attempts_fail(speculating: Bench) -> None:
     """H13: one reset, when the last of them ends."""
-    with a_subtask_and_its_copy(spark) as (director, heard, action):
+    with a_subtask_and_its_copy(speculating) as (director, heard, action):
         director.greet([1], "hello", "stop")
         for life in (ORIGINAL, COPY):
             director.tell(life, "raise")
@@ -148,11 +154,11 @@ def test_both_attempts_fail(spark: SparkSession) -> None:
         assert heard.end_of(director.task_of(life)).outcome is TaskOutcome.FAILED
 
 
-def test_there_is_no_copy_in_streaming_mode(spark: SparkSession) -> None:
+def test_there_is_no_copy_in_streaming_mode(speculating: Bench) -> None:
     """H13: both would start from one state, so the later one takes over; the older is superseded and reset."""
     director = Director("hello")
-    with listening_to(spark) as heard, coordinated(spark, director, 2, mode=RestoreMode.STREAMING) as job:
-        action = Action(job.tasks().collect)
+    with speculating.listening() as heard, speculating.coordinated(director, mode=RestoreMode.STREAMING) as handle:
+        action = speculating.start_collecting(speculating.numbers(2).through(handle, Listening))
         director.wait_until_ready([OTHER, ORIGINAL])
         director.hear(ORIGINAL, "are you 0?")
         director.greet([1], "hello", "stop")
@@ -205,7 +211,7 @@ class FirstGetsStuck(SplitReader):
         yield (self.context.subtask, self.context.attempt, split)
 
 
-def test_a_copy_reads_the_splits_of_its_original(spark: SparkSession) -> None:
+def test_a_copy_reads_the_splits_of_its_original(speculating: Bench) -> None:
     """H13: concurrent attempts have the same splits, so either can produce the whole output of the subtask."""
     enumerators: list[OneFirst] = []
 
@@ -214,8 +220,8 @@ def test_a_copy_reads_the_splits_of_its_original(spark: SparkSession) -> None:
         return enumerators[-1]
 
     source = SourceCoordinator(build)
-    with listening_to(spark) as heard, coordinated(spark, source, 2) as job:
-        rows = job.tasks(FirstGetsStuck).collect()
+    with speculating.listening() as heard, speculating.coordinated(source) as handle:
+        rows = speculating.numbers(2).through(handle, FirstGetsStuck).collect()
         killed = heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.KILLED)
 
     assert sorted(split for _, _, split in rows) == SPLITS

@@ -4,47 +4,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark import RDD
-from pyspark.sql import SparkSession
 
 from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.wire.messages import RestoreMode
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
 from tests.spark.faults.executors import kill_the_executor
-from tests.spark.faults.file_gates import all_at_once, close_gates, one_by_one, open_gates, wait_for_files
-from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.file_gates import all_together, close_gates, one_by_one, open_gates, wait_for_files
+from tests.spark.faults.heard import Heard
 from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
-from tests.spark.faults.waiting import wait_for_executors
+from tests.spark.faults.rows import Rows, number_of, numbered
 
 pytestmark = pytest.mark.spark
 
 SUBTASKS = 4  # one for each slot: two hosts with two cores each
 ALL = range(SUBTASKS)
-ROWS = list(range(40))
+ROWS = range(40)
 
 
-def shuffled_rows(bench: Bench, folder: Path) -> RDD[int]:
+def shuffled_rows(bench: Bench, folder: Path) -> Rows:
     """``ROWS`` after a shuffle, half of whose map output lies on each host; row n is in partition n modulo 4."""
-    rows = bench.spark.sparkContext.parallelize(ROWS, SUBTASKS).mapPartitionsWithIndex(all_at_once(folder, SUBTASKS))
-    return rows.keyBy(lambda row: row).partitionBy(SUBTASKS, lambda row: row).values()
+    rows = bench.numbers(SUBTASKS, ROWS).each(all_together(folder, SUBTASKS))
+    return rows.shuffled(SUBTASKS, lambda row: row)
 
 
 def starts_of(heard: Heard, task_attempt_ids: Iterable[int]) -> dict[int, TaskStarted]:
     """Group by partition."""
     return {start.partition: start for start in map(heard.start_of, task_attempt_ids)}
-
-
-def places_in_the_task_set(spark: SparkSession, stage_id: int, stage_attempt: int) -> dict[int, int]:
-    """Map each partition to its index, from Spark's status store."""
-    java_context: Any = spark.sparkContext._jsc
-    tasks = java_context.sc().statusStore().taskList(stage_id, stage_attempt, 100)
-    return {tasks.apply(i).partitionId(): tasks.apply(i).index() for i in range(tasks.size())}
 
 
 def check_given_up(end: TaskEnded) -> None:
@@ -62,12 +52,12 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
     The executor that dies has run subtask 0, which had ended, and ``lost``; the zombies run on the other host.
     """
     director = Director()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(director, SUBTASKS) as handle:
-        rdd = shuffled_rows(bench, tmp_path).mapPartitions(handle.subtask(Gathering))
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(director, SUBTASKS) as handle:
+        rows = shuffled_rows(bench, tmp_path).through(handle, Gathering)
         if ends_in == "a shuffle":
-            rdd = rdd.keyBy(lambda row: row[0]).partitionBy(2).values()
-        action = bench.start_collecting(rdd)
+            rows = rows.shuffled(2, lambda row: row[0])
+        action = bench.start_collecting(rows)
         director.wait_until_ready((subtask, 0) for subtask in ALL)
         first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
         director.tell((0, 0), "stop")
@@ -97,12 +87,12 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
         assert (rival.stage_id, rival.attempt_number) == (zombie.stage_id, zombie.attempt_number)
         assert (zombie.stage_attempt, rival.stage_attempt) == (0, 1)
     run_again = ALL[1:] if ends_in == "the result" else ALL  # the result of subtask 0 is safe in the driver
-    places = places_in_the_task_set(bench.spark, rivals[wins].stage_id, 1)
+    places = bench.places_in_the_task_set(rivals[wins].stage_id, 1)
     assert places == {partition: place for place, partition in enumerate(run_again)}
     received = {subtask: (attempt, events) for subtask, attempt, events, _ in outputs}
     assert received[wins] == (0, ["zombie"])
     assert received[loses] == (1, ["rival"])
-    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, ROWS[p::SUBTASKS]) for p in ALL]
+    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, list(ROWS[p::SUBTASKS])) for p in ALL]
 
     for subtask, loser_number in ((wins, 1), (loses, 0)):
         assert director.of_subtask(subtask) == [
@@ -127,12 +117,12 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
 def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
     """H10, H13: two attempts cannot both start from one state, so the rival takes over, after a reset."""
     director = Director()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
     with (
-        listening_to(bench.spark) as heard,
+        bench.listening() as heard,
         bench.coordinated(director, SUBTASKS, mode=RestoreMode.STREAMING) as handle,
     ):
-        action = bench.start_collecting(shuffled_rows(bench, tmp_path).mapPartitions(handle.subtask(Gathering)))
+        action = bench.start_collecting(shuffled_rows(bench, tmp_path).through(handle, Gathering))
         director.wait_until_ready((subtask, 0) for subtask in ALL)
         first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
         director.greet(ALL, "hello", "stop")
@@ -143,7 +133,7 @@ def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
             check_given_up(heard.end_of(first[subtask].task_attempt_id))
             assert heard.start_of(director.task_of((subtask, 1))).stage_attempt == 1
 
-    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, ROWS[p::SUBTASKS]) for p in ALL]
+    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, list(ROWS[p::SUBTASKS])) for p in ALL]
     for subtask in ALL:
         if subtask in zombies:
             assert director.of_subtask(subtask) == [
@@ -159,11 +149,6 @@ def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
 # --- a revoked success (row 5) --------------------------------------------------------------------------------------
 
 
-def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Number the rows: so the reducer that gets one depends on the partition's whole content."""
-    return enumerate(rows)
-
-
 def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path) -> None:
     """H17, H56: Resubmitted. It gets the same splits again, in order; splits of a plain failure go to any subtask.
 
@@ -171,10 +156,10 @@ def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path)
     """
     splits = range(12)
     source = NotingSource(splits)
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
-        read = bench.numbers(SUBTASKS).mapPartitions(handle.subtask(GatedReader, tmp_path))
-        action = bench.start_collecting(read.mapPartitions(numbered).partitionBy(2, lambda place: place).values())
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(source, SUBTASKS) as handle:
+        read = bench.numbers(SUBTASKS).through(handle, GatedReader, tmp_path)
+        action = bench.start_collecting(read.each(numbered).shuffled(2, number_of))
         source.wait_until_read((subtask, 0) for subtask in ALL)
         first = starts_of(heard, (source.tasks[subtask, 0] for subtask in ALL))
         open_gates(tmp_path, [0])
@@ -184,7 +169,7 @@ def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path)
         lost = heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.RESUBMITTED)
         assert lost.task_attempt_id == first[0].task_attempt_id
         open_gates(tmp_path, ALL)
-        outputs = sorted(action.result())
+        outputs = sorted(row for _, row in action.result())
 
     assert outputs == rows_of(splits)
     assert len(source.read_by((0, 0))) == len(splits) - SUBTASKS + 1
@@ -221,11 +206,10 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
     maps, reducers = tmp_path / "maps", tmp_path / "reducers"
     maps.mkdir()
     reducers.mkdir()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
-        read = bench.numbers(SUBTASKS).mapPartitions(handle.subtask(GatedReader, maps)).mapPartitions(numbered)
-        reduced = read.partitionBy(SUBTASKS, lambda place: place).mapPartitionsWithIndex(one_by_one(reducers))
-        action = bench.start_collecting(reduced.values())
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(source, SUBTASKS) as handle:
+        read = bench.numbers(SUBTASKS).through(handle, GatedReader, maps).each(numbered)
+        action = bench.start_collecting(read.shuffled(SUBTASKS, number_of).each(one_by_one(reducers)))
         source.wait_until_read((subtask, 0) for subtask in ALL)
         open_gates(maps, ALL)
         wait_for_files(reducers, "read-*", SUBTASKS)
@@ -243,8 +227,8 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
         source.wait_until_read((subtask, 1) for subtask in lost)  # both request splits now
         open_gates(maps, lost)
         open_gates(reducers, ALL)
-        outputs = sorted(action.result())
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+        outputs = sorted(row for _, row in action.result())
+    bench.wait_for_executors()
 
     assert 0 < len(done) < SUBTASKS
     assert outputs == rows_of(splits)
@@ -267,10 +251,10 @@ def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
     A shuffle follows, because Spark retries a barrier stage only if none of it is committed yet.
     """
     director = Director()
-    wait_for_executors(bench.spark, bench.cluster.hosts)
-    with listening_to(bench.spark) as heard, bench.coordinated(director, SUBTASKS) as handle:
-        gathered = bench.numbers(SUBTASKS).barrier().mapPartitions(handle.subtask(Gathering))
-        action = bench.start_collecting(gathered.keyBy(lambda row: row[0]).partitionBy(2).values())
+    bench.wait_for_executors()
+    with bench.listening() as heard, bench.coordinated(director, SUBTASKS) as handle:
+        gathered = bench.numbers(SUBTASKS).through(handle, Gathering, barrier=True)
+        action = bench.start_collecting(gathered.shuffled(2, lambda row: row[0]))
         director.wait_until_ready((subtask, 0) for subtask in ALL)
         first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
         assert {start.host for start in first.values()} == set(bench.cluster.hosts)
@@ -282,7 +266,7 @@ def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
         else:
             kill_the_executor(bench, first[0].host)
         outputs = sorted(action.result())
-    wait_for_executors(bench.spark, bench.cluster.hosts)
+    bench.wait_for_executors()
 
     assert outputs == [(subtask, 1, ["hello"], [subtask]) for subtask in ALL]
     stages = heard.of(StageSubmitted, lambda fact: fact.stage_id == first[0].stage_id)

@@ -19,10 +19,10 @@ from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.faults.batches import ROWS, LinesCoordinator, Stream
 from tests.spark.faults.streaming_program import (
+    AFTER_ONE_IN_THE_MIDDLE,
     BEFORE_ANY,
     BEFORE_ITS_END_IS_TOLD,
     BEFORE_SPARK_NOTES_IT,
-    BEHIND_ONE_IN_THE_MIDDLE,
     MOMENTS,
 )
 from tests.spark.faults.waiting import wait_until
@@ -199,7 +199,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
     """H50, H52: a new driver with both checkpoints continues; a committed batch is not run again."""
     stream.feed(3)
     with Program("-m", "tests.spark.faults.streaming_program", str(stream.folder), moment) as driver:
-        driver.ends_with(-signal.SIGKILL, within_s=400)
+        driver.ends_with(-signal.SIGKILL)
         wait_until_nobody_is_left(driver)
     assert stream.noted_by_spark() == [0]
     newest = stream.labels()[-1]
@@ -211,7 +211,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
         it.run()
     found = {
         BEFORE_ANY: ("batch 0 done", 1),
-        BEHIND_ONE_IN_THE_MIDDLE: ("batch 1 begun", 1),
+        AFTER_ONE_IN_THE_MIDDLE: ("batch 1 begun", 1),
         BEFORE_ITS_END_IS_TOLD: ("batch 1 done", 2),
         BEFORE_SPARK_NOTES_IT: ("batch 1 done", 2),
     }

@@ -15,7 +15,7 @@ import pytest
 from protocol.errors import AttemptOver
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
-from tests.spark.faults.file_gates import all_at_once, wait_for_files
+from tests.spark.faults.file_gates import all_together, wait_for_files
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +34,7 @@ def open_sockets() -> int:
     return found
 
 
-def what_is_here(records: Iterable[Any]) -> Iterator[tuple[int, list[str], int]]:
+def what_is_here(partition: int, records: Iterable[Any]) -> Iterator[tuple[int, list[str], int]]:
     """In a plain task: list the process, its threads and its sockets."""
     list(records)
     yield os.getpid(), sorted(thread.name for thread in threading.enumerate()), open_sockets()
@@ -43,7 +43,7 @@ def what_is_here(records: Iterable[Any]) -> Iterator[tuple[int, list[str], int]]
 def look(bench: Bench, folder: Path) -> dict[int, tuple[list[str], int]]:
     """Run ``what_is_here`` in all workers in use, by plain tasks, one in each slot."""
     folder.mkdir()
-    found = bench.numbers(SLOTS).mapPartitionsWithIndex(all_at_once(folder, SLOTS)).mapPartitions(what_is_here)
+    found = bench.numbers(SLOTS).each(all_together(folder, SLOTS)).each(what_is_here)
     return {pid: (threads, sockets) for pid, threads, sockets in found.collect()}
 
 
@@ -63,9 +63,7 @@ def test_the_next_task_of_a_reused_worker_inherits_nothing(bench: Bench, tmp_pat
     tenants: dict[int, list[tuple[int, int]]] = {}
     with bench.coordinated(director, SLOTS) as handle:
         for number in range(ROUNDS_MAX):
-            for pid, subtask, attempt, received, ours in (
-                bench.numbers(SLOTS).mapPartitions(handle.subtask(Tenant)).collect()
-            ):
+            for pid, subtask, attempt, received, ours in bench.numbers(SLOTS).through(handle, Tenant).collect():
                 assert attempt == number
                 assert received in (["hello"], ["hello", "never read"])
                 assert ours == 1
@@ -109,10 +107,10 @@ def test_a_thread_that_outlives_its_task_cannot_send(bench: Bench, tmp_path: Pat
     """H3, H57: the thread gets an error, and the task that now runs in its process is not disturbed."""
     director = Director("stop")
     with bench.coordinated(director, SLOTS) as handle:
-        processes = dict(bench.numbers(SLOTS).mapPartitions(handle.subtask(Haunted, tmp_path)).collect())
+        processes = dict(bench.numbers(SLOTS).through(handle, Haunted, tmp_path).collect())
         director.wait_for(lambda story: ("run_ended", True) in story)
         director.greet(range(SLOTS))
-        action = bench.start_collecting(bench.numbers(SLOTS).mapPartitions(handle.subtask(Tenant)))
+        action = bench.start_collecting(bench.numbers(SLOTS).through(handle, Tenant))
         director.wait_until_ready((subtask, 1) for subtask in range(SLOTS))
         (tmp_path / "haunt").touch()
         wait_for_files(tmp_path, "said-*", len(processes))

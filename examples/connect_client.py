@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A coordinated job of a Spark Connect client: ``python -m examples.connect_client sc://server:15002``.
+
+The coordinator hands out numbers from this process; the tasks on the server's executors square them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from headgate import (
+    AttachedSidecar,
+    Sidecar,
+    SidecarConfig,
+    SidecarRuntime,
+    SourceCoordinator,
+    SplitReader,
+    StaticSplitEnumerator,
+    run_across_sessions,
+)
+
+__all__ = ["Square", "sum_although_the_server_ends", "sum_of_squares", "sum_with_a_sidecar_elsewhere"]
+
+COUNT = 10
+
+
+class Square(SplitReader):
+    """Yields the square of each split, as a record batch of one row."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        import pyarrow
+
+        yield pyarrow.RecordBatch.from_pydict({"square": [split * split]})
+
+
+def numbers() -> SourceCoordinator:
+    return SourceCoordinator(lambda state: StaticSplitEnumerator(range(COUNT)))
+
+
+def sum_of_squares(spark: SparkSession, config: SidecarConfig | None = None) -> int:
+    """The sum of the first squares. ``spark`` is a session of Spark Connect."""
+    with Sidecar(spark, config) as sidecar:
+        squares = sidecar.coordinate("squares", numbers, parallelism=2)
+        tasks = spark.range(0, 2, 1, 2).mapInArrow(squares.subtask(Square), "square long")
+        rows = sidecar.run(tasks.collect)
+    return sum(row.square for row in rows)
+
+
+def sum_although_the_server_ends(url: str, config: SidecarConfig) -> int:
+    """The same, in a new session whenever the server has ended and is back."""
+
+    def job(spark: SparkSession, sidecar: Sidecar) -> int:
+        squares = sidecar.coordinate("squares", numbers, parallelism=2)
+        tasks = spark.range(0, 2, 1, 2).mapInArrow(squares.subtask(Square), "square long")
+        return sum(row.square for row in sidecar.run(tasks.collect))
+
+    return run_across_sessions(SparkSession.builder.remote(url).create, job, config)
+
+
+def sum_with_a_sidecar_elsewhere(spark: SparkSession, address: str, secret_file: str) -> int:
+    """The same, if only this client connects to others. ``coordinate`` is the sidecar's factory."""
+    with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
+        task = sidecar.operator("squares").subtask(Square)
+        tasks = spark.range(0, 2, 1, 2).mapInArrow(task, "square long")
+        return sum(row.square for row in sidecar.run(tasks.collect))
+
+
+async def coordinate(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate("squares", numbers, parallelism=2)
+
+
+def reachable_from_outside(host: str) -> SidecarConfig:
+    """Settings for a client behind a router that passes both ports on."""
+    return SidecarConfig(bind_host="0.0.0.0", advertised_host=host, port=7650, relay_port=7651)
+
+
+def installed(secret_file: str) -> SidecarConfig:
+    """Settings for a server whose operator has installed the relay."""
+    return SidecarConfig(relay_secret_file=secret_file)
+
+
+# The server does not have this module, so it travels with the functions.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+if __name__ == "__main__":
+    session = SparkSession.builder.remote(sys.argv[1]).create()
+    print(sum_of_squares(session))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A Spark Connect session that is attached to a sidecar in another process, which runs beside the server.
+
+The sidecar cannot tell a client that is dead from one that is quiet: the server's JVM, with the relay, goes on. So the
+client renews a lease. The client cannot be told by the sidecar either that the server is gone, so it looks itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from actors.logs import get_logger
+from protocol.wire.keys import Key
+from spark_bridge.connect.opening import Artifact, Installed, Wanted
+from spark_bridge.connect.relay import CONNECT_TIMEOUT_S
+from spark_bridge.connect.remote_session import BESIDE, LOOK_PAUSE_S, RemoteSession
+from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError
+from spark_bridge.standalone.driver_end import SidecarElsewhere
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+__all__ = ["AttachedSession"]
+
+LEASE_S = 60.0
+LOOKS_PER_RENEWAL = 5
+
+log = get_logger("headgate.attached")
+
+
+class AttachedSession:
+    """A ``DriverEnd``. With ``secret``, the server's operator has installed the relay, and given it to the sidecar."""
+
+    lease_s: float = LEASE_S
+
+    def __init__(self, session: Any, secret: bytes | None) -> None:
+        self._session = RemoteSession(session, BESIDE)
+        self._opening = Artifact() if secret is None else Installed(secret)
+        self._left = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost: ServerLost | None = None
+
+    def check(self) -> None:
+        """See ``DriverEnd``. Raises ``ConnectRefused``."""
+        self._session.check_version()
+
+    def open(self, place: Mapping[str, Any], key: Key, certificate_sha256: bytes, sidecar: SidecarElsewhere) -> None:
+        """See ``DriverEnd``. Raises ``ConnectRefused``."""
+        self._session.ship_packages(needed=isinstance(self._opening, Artifact))
+        address = place["host"], place["relay_port"]
+        self._opening.open(self._session, Wanted(key, address, None, self.lease_s, certificate_sha256))
+        if not sidecar.joined(CONNECT_TIMEOUT_S):
+            raise ConnectRefused(self._opening.why_silent(address, BESIDE))
+        self._left.clear()
+        self.lost = None
+        self._session.watch_retries()
+        self._thread = threading.Thread(target=self._watch, args=(sidecar,), name="headgate-attached", daemon=True)
+        self._thread.start()
+
+    def equip(self, endpoints: list[TaskEndpoint]) -> None:
+        """See ``DriverEnd``. Raises ``ConnectRefused`` if an executor cannot run subtasks, or reach the sidecar."""
+        for host, port in sorted({(endpoint.host, endpoint.port) for endpoint in endpoints}):
+            self._session.check_executors(host, port)
+
+    def close(self) -> None:
+        """See ``DriverEnd``. The sidecar has the relay leave the server."""
+        self._left.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._session.unwatch_retries()
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        """See ``DriverEnd``."""
+        return self._session.marked(action_id)
+
+    def _watch(self, sidecar: SidecarElsewhere) -> None:
+        looks = 0
+        while not self._left.wait(LOOK_PAUSE_S) and self.lost is None:
+            looks += 1
+            why = self._session.why_unreachable()
+            if why is None and looks % LOOKS_PER_RENEWAL == 0:
+                why = self._session.why_closed()
+                self._renew(sidecar)
+            if why is not None:
+                log.error("server lost", why=why)
+                self.lost = ServerLost(
+                    f"the Spark Connect server, or the session there, is gone: {why}. Attach a new session: the "
+                    "sidecar's operators continue from their last checkpoint"
+                )
+                self._session.stop_retries()
+
+    @staticmethod
+    def _renew(sidecar: SidecarElsewhere) -> None:
+        try:
+            sidecar.renew()
+        except SidecarError as error:  # it may be starting again
+            log.warning("lease not renewed", error=str(error))

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The two ways to have a Spark Connect server open a relay. Both block, and say nothing that is secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.wire.keys import Key, KeyRing
+from spark_bridge.connect.key_agreement import KeyAgreement
+from spark_bridge.connect.relay_jar import LISTENER_CLASS
+from spark_bridge.connect.remote_session import Listener, RemoteSession
+from spark_bridge.errors import ConnectRefused
+from spark_bridge.standalone.secret_file import read_secret
+
+__all__ = ["Artifact", "Installed", "Opening", "Wanted", "opening_of"]
+
+OPEN_TAG = "headgate.open."
+_PROOF = b"headgate-open"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The relay that is wanted: it dials ``address`` and proves ``key``.
+
+    ``tasks_at`` is the address for tasks, if it is known already; the server tries it as well. The relay ends after
+    ``lease_s`` seconds without a word. With ``certificate_sha256``, it uses TLS.
+    """
+
+    key: Key
+    address: tuple[str, int]
+    tasks_at: tuple[str, int] | None
+    lease_s: float
+    certificate_sha256: bytes
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease_s * 1000)
+
+    @property
+    def certificate(self) -> str:
+        return self.certificate_sha256.hex() or "-"
+
+
+class Opening(Protocol):
+    """One way."""
+
+    def keys(self, own: KeyRing) -> KeyRing:
+        """What the relay's key is derived from; ``own`` are the keys of the application."""
+        ...
+
+    def open(self, session: RemoteSession, wanted: Wanted) -> None:
+        """Have the server open the relay. Raises ``ConnectRefused``."""
+        ...
+
+    def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
+        """Why, most probably, no relay has proved its key to the listener, and what to do."""
+        ...
+
+
+def opening_of(secret_file: str | os.PathLike[str] | None) -> Opening:
+    """The way for a client with this ``SidecarConfig.relay_secret_file``. Raises ``SidecarError``."""
+    return Artifact() if secret_file is None else Installed(read_secret(secret_file))
+
+
+class Artifact:
+    """Nothing is installed on the server: the relay travels as an artifact, and a Java function opens it."""
+
+    def keys(self, own: KeyRing) -> KeyRing:
+        """See ``Opening``: the key is new, and reaches the server under a pad."""
+        return own
+
+    def open(self, session: RemoteSession, wanted: Wanted) -> None:
+        """See ``Opening``."""
+        agreement, identity = KeyAgreement(), wanted.key.identity.hex()
+        session.ship_relay()
+        with session.relay_function() as function:
+            offered = function.call("offer", identity, agreement.value)
+            if offered[0] != "offered":
+                raise _unexpected(offered)
+            key = agreement.seal(wanted.key.secret, offered[1])
+            places = (*wanted.address, *(wanted.tasks_at or ()))
+            answer = function.call(
+                "open", identity, key, session.session_id, wanted.lease_ms, wanted.certificate, *places
+            )
+        if answer[0] == "unreachable":
+            raise ConnectRefused(
+                f"the Spark Connect server cannot reach {session.listener.name} at {answer[1]}:{answer[2]} "
+                f"({' '.join(answer[3:])}): {session.listener.reachable}"
+            )
+        if answer != ["opened"]:
+            raise _unexpected(answer)
+
+    def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
+        """See ``Opening``."""
+        return (
+            f"the server's JVM reached {address[0]}:{address[1]}, but did not authenticate: check that no other "
+            "program answers there"
+        )
+
+
+class Installed:
+    """The server's operator has installed the relay, and given ``secret`` to this client: a job's tag asks for it.
+
+    ``InstalledRelays.java`` is the other end.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._keys = KeyRing(secret)
+
+    def keys(self, own: KeyRing) -> KeyRing:
+        """See ``Opening``: the server derives the same keys from the same secret."""
+        return self._keys
+
+    def open(self, session: RemoteSession, wanted: Wanted) -> None:
+        """See ``Opening``. The server does not say whether it can reach the address."""
+        listeners = session.setting("spark.extraListeners") or ""
+        if LISTENER_CLASS not in listeners.replace(" ", "").split(","):
+            raise ConnectRefused(
+                f"no relay is installed on the Spark Connect server: start it with --conf "
+                f"spark.extraListeners={LISTENER_CLASS} and the relay's jar, or {session.listener.without_relay}, so "
+                "that the relay travels with the session"
+            )
+        host, port = wanted.address
+        words = (wanted.key.identity.hex(), wanted.lease_ms, wanted.certificate, host, port, session.session_id)
+        text = " ".join(map(str, words)).encode()
+        proof = hmac.digest(wanted.key.secret, _PROOF + text, hashlib.sha256)
+        session.run_tagged(f"{OPEN_TAG}{text.hex()}.{proof.hex()}")
+
+    def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
+        """See ``Opening``."""
+        return (
+            f"the relay on the Spark Connect server did not connect to {address[0]}:{address[1]}: the server's log has "
+            "a line of InstalledRelays if it refused, mostly for a secret that is not in its file. Otherwise it cannot "
+            f"reach {listener.name}: {listener.reachable}"
+        )
+
+
+def _unexpected(answer: list[str]) -> ConnectRefused:
+    return ConnectRefused(
+        f"unexpected answer of the relay on the server: {' '.join(answer)[:200]!r}. Restart the session: another "
+        "release of Headgate may have left its jar there"
+    )

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The compiled relay, ``relay.jar`` in this package. ``make relay`` builds it from the Java sources."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+__all__ = ["FUNCTION_CLASS", "LISTENER_CLASS", "SOURCES", "jar_bytes", "sources_digest"]
+
+FUNCTION_CLASS = "headgate.relay.SessionFunction"
+"""The class of the function that a client registers."""
+
+LISTENER_CLASS = "headgate.relay.InstalledRelays"
+"""The class of the listener that a server's operator installs."""
+
+SOURCES = (
+    ("spark_bridge.bridge.relay", "TaskEventRelay.java"),
+    ("spark_bridge.connect", "SessionRelay.java"),
+    ("spark_bridge.connect", "SessionFunction.java"),
+    ("spark_bridge.connect", "InstalledRelays.java"),
+)
+
+
+def jar_bytes() -> bytes:
+    """The jar."""
+    return resources.files("spark_bridge.connect").joinpath("relay.jar").read_bytes()
+
+
+def sources_digest() -> str:
+    """The SHA-256 of the Java sources, in hexadecimal digits. The jar's manifest has that of the sources in it."""
+    digest = hashlib.sha256()
+    for package, name in SOURCES:
+        source = resources.files(package).joinpath(name).read_bytes()
+        digest.update(f"{name}\0{len(source)}\0".encode() + source)
+    return digest.hexdigest()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Coordinated jobs of a Spark Connect client. The module travels by value, since the server does not have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headgate import OperatorHandle, Reply, SourceCoordinator, SplitReader, StaticSplitEnumerator
+from headgate.sources import Source, SplitEnumerator
+from tests.spark.counting import Counting
+
+SCHEMA = "split long"
+
+
+class ReadNumbers(SplitReader):
+    """Yields each split, which is a number, as a row. Tells its coordinator of each, and dies when it is told to."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        import pyarrow
+
+        self.context.send_event(["read", split, os.getpid()])
+        if self.context.request(["next", split]) == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield pyarrow.RecordBatch.from_pydict({"split": [split]})
+
+
+class ReadInPandas(ReadNumbers):
+    """The same for ``mapInPandas``."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        for batch in super().read_split(split):
+            yield batch.to_pandas()
+
+
+class ReadRows(ReadNumbers):
+    """The same for ``foreachPartition``, which wants no outputs."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        for _ in super().read_split(split):
+            yield split
+
+
+class Numbers(SourceCoordinator):
+    """Hands out numbers. ``fate(split)`` is called once for each reading of a split; "die" kills the reader."""
+
+    def __init__(self, numbers: range, fate: Callable[[int], str] = lambda split: "go on") -> None:
+        super().__init__(lambda state: StaticSplitEnumerator(list(numbers), batch_size=1))
+        self.fate = fate
+        self.lost: list[str] = []
+        self.pids: list[int] = []
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if isinstance(event, list) and event[0] == "read":
+            self.pids.append(event[2])
+        else:
+            await super().handle_event_from_operator(subtask, attempt, event)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return self.fate(request[1])
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: Any) -> None:
+        self.lost.append(reason.kind.name)
+        await super().subtask_failed(subtask, attempt, reason)
+
+
+class Held(Numbers):
+    """Never answers, so that its readers wait. ``waiting`` is set when one does."""
+
+    def __init__(self, numbers: range) -> None:
+        super().__init__(numbers)
+        self.waiting = threading.Event()
+        self.ended: list[str] = []
+        self._replies: list[Reply] = []
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        self._replies.append(Reply())
+        self.waiting.set()
+        return self._replies[-1]
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.ended.append(reason)
+        await super().run_ended(run_id, succeeded, reason)
+
+
+def read(session: Any, handle: OperatorHandle) -> list[int]:
+    """Run the job, and return the splits of its rows, sorted."""
+    tasks = session.range(0, handle.parallelism, 1, handle.parallelism)
+    rows = tasks.mapInArrow(handle.subtask(ReadNumbers), SCHEMA).collect()
+    return sorted(row.split for row in rows)
+
+
+class CountInArrow(Counting):
+    """``Counting``, with one record batch as its output. On request, it tells of its process."""
+
+    def handle_event(self, event: Any) -> None:
+        if event == "process":
+            self.context.send_event(["process", os.getpid()])
+        else:
+            super().handle_event(event)
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for subtask, last in super().process(records):
+            yield pyarrow.RecordBatch.from_pydict({"subtask": [subtask], "last": [last]})
+
+
+class NumberReader(SplitReader):
+    """Yields each split, which is a number."""
+
+    def read_split(self, split: int) -> Iterator[int]:
+        yield split
+
+
+class NumberSource(Source):
+    """The numbers below ``count``, one for each split."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+        return StaticSplitEnumerator(range(self._count), state)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return NumberReader
+
+
+def write_lines(marker: str, fatal: int, numbers: Iterator[int]) -> Iterator[str]:
+    """Each number as a line; the process dies once, at ``fatal``."""
+    for number in numbers:
+        if number == fatal and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield json.dumps({"number": number})
+
+
+class DieOnce:
+    """A fate: the first reader of ``split`` dies."""
+
+    def __init__(self, split: int) -> None:
+        self._split = split
+        self._died = False
+
+    def __call__(self, split: int) -> str:
+        if split != self._split or self._died:
+            return "go on"
+        self._died = True
+        return "die"

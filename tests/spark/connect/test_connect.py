@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A sidecar in the process of a Spark Connect client, with a server that has nothing of Headgate installed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from headgate import Sidecar, SidecarConfig
+from spark_bridge.connect.relay import ConnectRelay
+from spark_bridge.errors import ConnectRefused
+from tests.spark.connect.jobs import DieOnce, Numbers, read
+from tests.spark.connect.secrets_in_texts import found_in, texts_of
+from tests.spark.connect.server import ConnectServer
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_killed_task_of_a_client_is_reset_and_every_row_counts_once(server: ConnectServer, session: Any) -> None:
+    """H12, H18: events, requests and Spark's facts arrive, though the server has nothing installed."""
+    numbers = Numbers(range(20), DieOnce(3))
+
+    with Sidecar(session) as sidecar:
+        handle = sidecar.coordinate("numbers", lambda: numbers, parallelism=2)
+        assert sidecar.run(lambda: read(session, handle)) == list(range(20))
+        status = sidecar.status()
+
+    assert numbers.lost == ["FAILED"]
+    assert status.relay.kind == "jvm"
+    assert handle.statistics()["runs"] == 1
+    assert handle.statistics()["failures"] == 1
+
+
+def test_two_clients_with_the_same_operator_name_learn_only_of_their_jobs(server: ConnectServer) -> None:
+    """Both run at the same time on one server; the second dies once, and the first is not notified of it.
+
+    H77: the second one's connections are encrypted.
+    """
+    together = threading.Barrier(2, timeout=300)
+    sessions = [server.session(), server.session()]
+    coordinators = [Numbers(range(8)), Numbers(range(100, 108), DieOnce(103))]
+
+    def client(index: int) -> tuple[list[int], int, int]:
+        session = sessions[index]
+        session.addTag(f"a_Session_{sessions[1 - index].session_id}_Operation_b")  # gives no job to the other session
+        with Sidecar(session, SidecarConfig(tls=index == 1)) as sidecar:
+            assert sidecar.status().tls == (index == 1)
+            handle = sidecar.coordinate("numbers", lambda: coordinators[index], parallelism=1)
+            together.wait()
+            rows = sidecar.run(lambda: read(session, handle))
+            together.wait()  # both have run, so all facts of the other one could have come
+            return rows, sidecar.status().relay.facts, handle.statistics()["runs"]
+
+    with ThreadPoolExecutor(2) as clients:
+        first, second = clients.map(client, range(2))
+    for session in sessions:
+        session.stop()
+
+    assert first[0] == list(range(8))
+    assert second[0] == list(range(100, 108))
+    assert [coordinator.lost for coordinator in coordinators] == [[], ["FAILED"]]
+    # The look at an executor: a job and its stage. Then a job, its stage and its tasks; the second client lost one.
+    assert (first[1], second[1]) == (10, 12)
+    assert first[2] == second[2] == 1
+
+
+def test_no_key_is_in_anything_that_the_server_shows_or_writes(server: ConnectServer, session: Any) -> None:
+    """H76: neither that of the relay nor that of the tasks, in plans, SQL texts, UI, REST, event log and log."""
+    with Sidecar(session) as sidecar:
+        handle = sidecar.coordinate("numbers", lambda: Numbers(range(2)), parallelism=1)
+        read(session, handle)
+        relay = sidecar._entered()[1]._relay
+        assert isinstance(relay, ConnectRelay)
+        secrets = [handle.endpoint.key.secret, relay._key.secret]
+        texts = texts_of(server)
+
+    public = relay._key.identity.hex()
+    assert any(public in text for text in texts.values()), "the search must find what is there"
+    assert found_in(texts, secrets) == []
+
+
+def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(session: Any) -> None:
+    with socket.socket() as unused:  # bound but not listening: a port where nobody answers
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        config = SidecarConfig(advertised_host="127.0.0.1", advertised_port=port)
+        with pytest.raises(ConnectRefused, match=rf"cannot reach this process at 127.0.0.1:{port} \(.*advertised_host"):
+            with Sidecar(session, config):
+                pass

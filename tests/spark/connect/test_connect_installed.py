@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A server whose operator has installed the relay, and has given secrets to two clients and a sidecar."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate import Sidecar, SidecarConfig
+from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
+from spark_bridge.bridge.relay import RelayedFact
+from spark_bridge.connect import attached
+from spark_bridge.connect import relay as connect_relay
+from spark_bridge.connect.relay import ConnectRelay
+from spark_bridge.errors import ConnectRefused
+from tests.spark.connect import strict_server
+from tests.spark.connect.beside import run_through_a_kill
+from tests.spark.connect.conftest import SHOWING, WAIT_S
+from tests.spark.connect.jobs import DieOnce, Numbers, read
+from tests.spark.connect.secrets_in_texts import found_in, texts_of
+from tests.spark.connect.server import ConnectServer
+from tests.spark.faults.own_process import SidecarProgram, attach
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the operator has, with the secrets of two clients and a sidecar."""
+    return tmp_path_factory.mktemp("installed")
+
+
+@pytest.fixture(scope="module")
+def options(folder: Path) -> tuple[str, ...]:
+    """The options that the documented command prints."""
+    said = ""
+    for client in ("ann", "bob", "sidecar"):
+        command = [
+            sys.executable,
+            "-m",
+            "headgate",
+            "connect-server",
+            str(folder),
+            "--new-client",
+            str(folder / client),
+        ]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    program, *words = said.replace("\\\n", " ").split()
+    assert program == "sbin/start-connect-server.sh"
+    return tuple(words)
+
+
+@pytest.fixture(scope="module")
+def server(options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    events = tmp_path_factory.mktemp("events")
+    server = ConnectServer(settings={**SHOWING, "spark.eventLog.dir": events.as_uri()}, events=events, options=options)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def configs(folder: Path) -> list[SidecarConfig]:
+    """Bob's connections are encrypted (H77)."""
+    return [SidecarConfig(relay_secret_file=folder / client, tls=client == "bob") for client in ("ann", "bob")]
+
+
+def test_two_clients_with_the_same_operator_name_hear_only_about_their_jobs(
+    server: ConnectServer, configs: list[SidecarConfig]
+) -> None:
+    """Both run at the same time, each with its own secret; a task of the second dies, and the first is not told."""
+    together = threading.Barrier(2, timeout=WAIT_S)
+    coordinators = [Numbers(range(8)), Numbers(range(100, 108), DieOnce(103))]
+    sessions = [server.session(), server.session()]
+
+    def client(index: int) -> tuple[list[int], set[int]]:
+        with Sidecar(sessions[index], configs[index]) as sidecar:
+            assert sidecar.status().tls == (index == 1)
+            facts = facts_heard_by(sidecar)
+            handle = sidecar.coordinate("numbers", lambda: coordinators[index], parallelism=1)
+            together.wait()
+            rows = sidecar.run(lambda: read(sessions[index], handle))
+            together.wait()  # both have run, so all facts of the other one could have come
+            return rows, {fact.stage_id for fact in facts if isinstance(fact, StageSubmitted | TaskStarted | TaskEnded)}
+
+    with ThreadPoolExecutor(2) as clients:
+        results = list(clients.map(client, range(2)))
+    for session in sessions:
+        session.stop()
+
+    assert [rows for rows, _ in results] == [list(range(8)), list(range(100, 108))]
+    assert [coordinator.lost for coordinator in coordinators] == [[], ["FAILED"]]
+    (_, of_first), (_, of_second) = results
+    assert of_first
+    assert of_second
+    assert of_first.isdisjoint(of_second)
+
+
+def facts_heard_by(sidecar: Sidecar) -> list[object]:
+    """What Spark tells this sidecar from now on."""
+    relay = sidecar._entered()[1]._relay
+    assert isinstance(relay, ConnectRelay)
+    facts: list[object] = []
+    pass_on = relay._server._on_fact
+
+    def hear(relayed: RelayedFact) -> None:
+        facts.append(relayed.fact)
+        pass_on(relayed)
+
+    relay._server._on_fact = hear
+    return facts
+
+
+def test_no_secret_is_in_anything_that_the_server_shows_or_writes(
+    server: ConnectServer, configs: list[SidecarConfig], folder: Path
+) -> None:
+    """H76: neither a client's secret, nor a key that is derived from it, nor one of the tasks."""
+    session = server.session()
+    with Sidecar(session, configs[0]) as sidecar:
+        handle = sidecar.coordinate("numbers", lambda: Numbers(range(2)), parallelism=1)
+        read(session, handle)
+        relay = sidecar._entered()[1]._relay
+        assert isinstance(relay, ConnectRelay)
+        shared = [bytes.fromhex((folder / client).read_text()) for client in ("ann", "bob")]
+        texts = texts_of(server)
+    session.stop()
+
+    asked = f"{relay._key.identity.hex()} ".encode().hex()
+    assert any(asked in text for text in texts.values()), "the search must find what is there"
+    assert found_in(texts, [handle.endpoint.key.secret, relay._key.secret, *shared]) == []
+
+    [tag] = {
+        found for text in texts.values() for found in re.findall(rf"headgate\.open\.{asked}[0-9a-f]*\.[0-9a-f]+", text)
+    }
+    thief = server.session()
+    thief.addTag(tag)  # everybody may read it, and it opens nothing for another session
+    thief.range(1).collect()
+    thief.stop()
+    server.process.wait_for("Headgate refused to open a relay: .*the request is that of another session")
+
+
+def test_a_secret_that_the_server_does_not_have_is_refused(
+    server: ConnectServer, configs: list[SidecarConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("00" * 32)
+    secret.chmod(0o600)
+    monkeypatch.setattr(connect_relay, "CONNECT_TIMEOUT_S", 1.0)
+    session = server.session()
+
+    with pytest.raises(ConnectRefused, match=r"did not connect to 127\.0\.0\.1.*a secret that is not in its file"):
+        with Sidecar(session, replace(configs[0], relay_secret_file=secret)):
+            pass
+    session.stop()
+    server.process.wait_for("Headgate refused to open a relay: .*the client's secret is not in the file")
+
+
+def sidecar_program(folder: Path, secret: str) -> SidecarProgram:
+    """A sidecar beside the server, with encrypted ports (H77)."""
+    program = SidecarProgram(folder, "streaming", "--tls")
+    program.secret_file.write_text(secret)
+    program.secret_file.chmod(0o600)
+    program.start()
+    return program
+
+
+def test_a_sidecar_beside_the_server_is_served_by_the_installed_relay(
+    server: ConnectServer, folder: Path, tmp_path: Path
+) -> None:
+    """Its secret is in the server's file. It dies in the middle of the job, and takes over when it is back.
+
+    H76: nothing of its keys is in what the server shows or writes. H77: all its ports are encrypted.
+    """
+    secret = (folder / "sidecar").read_text()
+    program = sidecar_program(tmp_path, secret)
+    session = server.session()
+    try:
+        with attach(session, program, tls=True, relay_installed=True) as sidecar:
+            handle = run_through_a_kill(session, sidecar, program)
+            secrets = [bytes.fromhex(secret), handle.endpoint.key.secret]
+            assert found_in(texts_of(server), secrets) == []
+    finally:
+        program.kill()
+    session.stop()
+    assert "encrypted=False" not in program.log()
+
+
+def test_a_sidecar_beside_the_server_whose_secret_the_server_does_not_have_is_refused(
+    server: ConnectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = sidecar_program(tmp_path, "00" * 32)
+    monkeypatch.setattr(attached, "CONNECT_TIMEOUT_S", 1.0)
+    session = server.session()
+    try:
+        with pytest.raises(ConnectRefused, match=r"did not connect to .*a secret that is not in its file.*--host"):
+            with attach(session, program, tls=True, relay_installed=True):
+                pass
+    finally:
+        program.kill()
+    session.stop()
+
+
+def test_a_server_that_forbids_java_functions_serves_its_installed_relay(
+    server: ConnectServer, configs: list[SidecarConfig]
+) -> None:
+    with strict_server.strict(server.port, strict_server.java_functions) as url:
+        session = SparkSession.Builder().remote(url).create()
+        with Sidecar(session, configs[0]) as sidecar:
+            handle = sidecar.coordinate("numbers", lambda: Numbers(range(4)), parallelism=1)
+            assert read(session, handle) == list(range(4))
+        session.stop()
+
+
+def test_a_server_that_forbids_artifacts_and_has_no_headgate_is_refused_with_both_ways_out(
+    server: ConnectServer, configs: list[SidecarConfig]
+) -> None:
+    """Before any job, by the look at an executor."""
+    with strict_server.strict(server.port, strict_server.artifacts) as url:
+        session = SparkSession.Builder().remote(url).create()
+        with pytest.raises(ConnectRefused, match=r"refused the artifact headgate-.*allow artifacts, or `pip install"):
+            with Sidecar(session, configs[0]):
+                pass
+        session.stop()
+
+
+def test_a_server_with_a_file_that_others_may_read_does_not_start(options: tuple[str, ...], folder: Path) -> None:
+    secrets = folder / "open"
+    secrets.write_text("00" * 32)
+    secrets.chmod(0o644)
+    changed = (*options, "--conf", f"spark.headgate.relay.secretFile={secrets}")
+    server = ConnectServer(options=changed)
+    try:
+        with pytest.raises(AssertionError, match="is accessible to other users: run chmod 600"):
+            server.start()
+    finally:
+        server.stop()
