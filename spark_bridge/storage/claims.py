@@ -34,7 +34,7 @@ Named = tuple[int, str]
 """A number, and the file whose name contains it."""
 
 _NOTHING: Named = (0, "")
-_ROOM = 2**32
+_SPARE_IDS = 2**32
 """How many ids must be left when an application starts."""
 
 
@@ -90,7 +90,7 @@ class Claims:
                     f"{self._files.name_of(epoch_file)}: its name says that application number {epoch} has used this "
                     f"storage, and numbers end at {EPOCH_MAX}: delete this file if none of your applications wrote it"
                 )
-            last = self._last([*stored, *_lasts(claims)], _ROOM)
+            last = self._last([*stored, *_lasts(claims)], _SPARE_IDS)
             self._write(Claim(Owner(epoch + 1, self._token), last))
 
     def reserve(self, count: int, above: int) -> range:
@@ -136,10 +136,10 @@ class Claims:
                 )
         return claims
 
-    def _last(self, known: Iterable[Named], room: int) -> int:
-        """The highest of the ids. Raises ``StorageError`` if fewer than ``room`` are left above it."""
+    def _last(self, known: Iterable[Named], spare: int) -> int:
+        """The highest of the ids. Raises ``StorageError`` if fewer than ``spare`` are left above it."""
         last, file = max([_NOTHING, *known])
-        if last > ID_MAX - room:
+        if last > ID_MAX - spare:
             raise StorageError(
                 f"{self._files.name_of(file)}: no checkpoint ids are left above {last}, because they end at {ID_MAX}"
                 + (": delete this file if none of your applications wrote it" if file else "")

@@ -4,6 +4,11 @@
 
 On a local filesystem, data is on the disk when a method returns, and no symbolic link is followed (``local_files``). On
 others, durability, access rights and links are the filesystem's own.
+
+A file gets its name by a move, which appears whole: a rename, or on S3 and GCS a copy inside the store that is complete
+when the call returns. On Azure it need not be, and the deletion of the source would break it off. So there the file is
+written under its name directly, which appears whole too. Nothing here needs a write with a condition: what must be
+unique has a random token in its name.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from spark_bridge.storage.local_files import LocalFiles, NotRegular
 
 CheckHead = Callable[[bytes, int], None]
 
+_COPIES_LATE = frozenset({"abfs", "abfss", "az"})
+"""The protocols of the stores that may finish a copy later than they say."""
+
 _ALWAYS_WHOLE_BYTES = 2**16
 """Remote files up to this size are read in one request, without looking at their head first."""
 
@@ -29,7 +37,7 @@ _ALWAYS_WHOLE_BYTES = 2**16
 class Files:
     """The files of one directory. Paths are relative to it.
 
-    The methods block, and may be called from several threads at once. Whatever the filesystem raises, they raise
+    The methods block, and may be called from several threads concurrently. Whatever the filesystem raises, they raise
     ``StorageError`` with the name of the file.
     """
 
@@ -41,6 +49,8 @@ class Files:
             raise StorageError(f"cannot use {self.url}: {_described(error)}") from error
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
+        protocols = filesystem.protocol
+        self._writes_in_place = not _COPIES_LATE.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
         self._local: LocalFiles | None = None
         if type(filesystem) is LocalFileSystem:  # a subclass may do anything
             self._local = LocalFiles(self._root or "/")
@@ -86,7 +96,12 @@ class Files:
         with self._refusals("read", path):
             if self._local is not None:
                 return self._local.size(path)
-            return int(self._filesystem.info(self._full(path))["size"])
+            return self._remote_size(self._full(path))
+
+    def _remote_size(self, full: str) -> int:
+        """Ask the store, and not the listing that its filesystem keeps, which another application may have outdated."""
+        self._filesystem.invalidate_cache(os.path.dirname(full))
+        return int(self._filesystem.info(full)["size"])
 
     def read(self, path: str, *, head_bytes: int, check_head: CheckHead, follow_link: bool = False) -> bytes:
         """Read a whole file, if its head says that it is one of ours.
@@ -101,7 +116,7 @@ class Files:
             if self._local is not None:
                 return self._read_local(self._local, path, head_bytes, check_head, follow_link)
             full = self._full(path)
-            size = int(self._filesystem.info(full)["size"])
+            size = self._remote_size(full)
             if size > _ALWAYS_WHOLE_BYTES:
                 check_head(bytes(self._filesystem.cat_file(full, start=0, end=head_bytes)), size)
                 return bytes(self._filesystem.cat_file(full, start=0, end=size))
@@ -140,21 +155,28 @@ class Files:
     def write(self, path: str, data: bytes, *, temporary: str, before_move: Callable[[], None]) -> None:
         """Write a file so that a reader sees all of it or nothing: under ``temporary`` first, then move it.
 
+        On Azure, ``temporary`` is empty, and only says what is being written.
+
         ``before_move`` is called in between. If it raises, the file does not appear. After an error of the filesystem,
         the file may have appeared. The caller knows whether it may be deleted, and must do so.
         """
         try:
             with self._refusals("write", temporary, missing_too=True):
-                self._put(temporary, data)
+                self._put(temporary, b"" if self._writes_in_place else data)
             before_move()
             with self._refusals("write", path, missing_too=True):
-                self._move(temporary, path)
+                if self._writes_in_place:
+                    self._put(path, data)
+                else:
+                    self._move(temporary, path)
                 written = self.size(path)
                 if written != len(data):
                     raise OSError(f"{len(data)} bytes were written, but the file has {written}")
         except BaseException:
             self.sweep(temporary)
             raise
+        if self._writes_in_place:
+            self.sweep(temporary)
 
     def sweep(self, path: str) -> None:
         """Delete what a failure may have left, ignoring errors, because that failure is the one to report."""

@@ -86,7 +86,7 @@ def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> Checkpoint
 
 
 class Storage(Protocol):
-    """Keeps the checkpoints of any number of operators. The methods block and may run in several threads at once.
+    """Keeps the checkpoints of any number of operators. The methods block and may run in several threads concurrently.
 
     Call ``prepare`` and ``reserve_ids`` first, then ``restore_latest`` or ``start_from`` once for each operator, and
     then the other methods.

@@ -125,7 +125,7 @@ def operator_folder(operator_id: str) -> str:
     if not operator_id:
         raise ValueError("an operator id must not be empty")
     quoted = quote(operator_id, safe="")
-    if quoted[0] in "._~-":  # "." and ".." are no names, "_" is the storage's own
+    if quoted[0] in "._~-":  # "." and ".." are not names, "_" is the storage's own
         quoted = f"%{ord(quoted[0]):02X}{quoted[1:]}"
     if len(quoted) <= _NAME_BYTES_MAX:
         return quoted

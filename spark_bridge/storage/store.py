@@ -88,7 +88,7 @@ class CheckpointStorage:
     least 1. To look at the checkpoints of a running or finished application, use ``list``, ``latest``, ``read`` and
     ``verify``. They change nothing and do not need ``prepare``.
 
-    All methods block, and may be called from several threads at once. One object stands for one application:
+    All methods block, and may be called from several threads concurrently. One object stands for one application:
     ``prepare`` fences every application that has prepared the same directory before. There is nothing to close.
 
     All methods raise ``StorageError`` for any failure of the filesystem. The constructor raises it for an unknown kind
@@ -146,7 +146,7 @@ class CheckpointStorage:
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
         """Reserve the next ``count`` ids: above ``above``, all ids ever reserved here, and all stored here.
 
-        Ids that are never used are lost, also after a crash. Raises ``StorageFenced``.
+        Ids that are never used are lost, for example after a crash. Raises ``StorageFenced``.
         """
         # H4
         return self._claims.reserve(count, above)

@@ -9,11 +9,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.messages import HeldEvent, SubtaskState
 from spark_bridge.storage import CheckpointStorage
+from spark_bridge.storage.files import Files
+from spark_bridge.storage.layout import SUFFIX
 
 
 def a_checkpoint(checkpoint_id: int, *, state: bytes = b"state") -> CompletedCheckpoint:
@@ -43,7 +47,7 @@ class HookedFileSystem(LocalFileSystem):  # type: ignore[misc]
     It gets the name of the call and its path, and may raise; it is called twice for a move, as ``mv`` and ``moved``.
     """
 
-    protocol = "hooked"
+    protocol: Any = "hooked"
     hook: Callable[[str, str], None] = staticmethod(lambda call, path: None)
 
     def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
@@ -66,6 +70,93 @@ class HookedFileSystem(LocalFileSystem):  # type: ignore[misc]
     def rm_file(self, path: str) -> Any:
         HookedFileSystem.hook("rm_file", path)
         return super().rm_file(path)
+
+
+class HookedWholeFileSystem(HookedFileSystem):
+    """The same, disguised as Azure, where files are not moved.
+
+    ``hook`` is called for the write of a checkpoint as for a move, because there the checkpoint gets its name.
+    """
+
+    protocol: Any = ("whole", "az")
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> Any:
+        _piped(path, lambda: LocalFileSystem.pipe_file(self, path, value, **kwargs))
+
+
+class HookedStore(AbstractFileSystem):  # type: ignore[misc]
+    """An object store with the same hook. A test sets ``inner``, the filesystem that talks to it."""
+
+    protocol: Any = "store"
+    inner: Any = None
+
+    def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
+        HookedFileSystem.hook("ls", path)
+        return self.inner.ls(path, detail=detail, **kwargs)
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        return self.inner.info(path, **kwargs)
+
+    def cat_file(self, path: str, **kwargs: Any) -> Any:
+        HookedFileSystem.hook("cat_file", path)
+        return self.inner.cat_file(path, **kwargs)
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> Any:
+        _piped(path, lambda: self.inner.pipe_file(path, value, **kwargs))
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> Any:
+        HookedFileSystem.hook("mv", path2)
+        self.inner.mv(path1, path2, **kwargs)
+        HookedFileSystem.hook("moved", path2)
+
+    def rm_file(self, path: str) -> Any:
+        HookedFileSystem.hook("rm_file", path)
+        return self.inner.rm_file(path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.inner.makedirs(path, exist_ok=exist_ok)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.inner.invalidate_cache(path)
+
+
+class HookedAzure(HookedStore):
+    """The same for Azure, where files are not moved."""
+
+    protocol: Any = ("azure", "az")
+
+
+def _piped(path: str, write: Callable[[], object]) -> None:
+    names_it = path.endswith(SUFFIX)
+    HookedFileSystem.hook("mv" if names_it else "pipe_file", path)
+    write()
+    if names_it:
+        HookedFileSystem.hook("moved", path)
+
+
+# --- the files behind a URL, whatever its filesystem is ------------------------------------------------------------
+
+
+def names_in(url: str, folder: str) -> list[str]:
+    return Files(url).names(folder)
+
+
+def content_of(file: str) -> bytes:
+    filesystem, path = url_to_fs(file)
+    with hooked(lambda call, path: None):
+        return bytes(filesystem.cat_file(path))
+
+
+def overwrite(file: str, content: bytes) -> None:
+    filesystem, path = url_to_fs(file)
+    with hooked(lambda call, path: None):
+        filesystem.pipe_file(path, content)
+
+
+def delete_markers(url: str | Path) -> None:
+    files = Files(url)
+    for name in files.names("_ids"):
+        files.remove(f"_ids/{name}")
 
 
 @contextmanager

@@ -18,7 +18,16 @@ import pytest
 
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced
 from tests.mutants.mutant import Edit
-from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, hooked, interrupted
+from tests.spark_bridge.object_stores import STORES
+from tests.spark_bridge.storage.checkpoints import (
+    a_checkpoint,
+    a_prepared_storage,
+    content_of,
+    delete_markers,
+    hooked,
+    interrupted,
+    names_in,
+)
 
 
 def test_ids_increase_from_one(any_url: str) -> None:  # H4
@@ -40,8 +49,16 @@ def test_ids_are_above_every_stored_checkpoint_even_if_the_markers_are_lost(tmp_
     assert list(a_prepared_storage(tmp_path).reserve_ids(1)) == [42]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_no_id_is_assigned_twice_whatever_the_order_of_applications(seed: int, any_url: str) -> None:  # H4
+@pytest.mark.parametrize("seed", range(4))
+def test_no_id_is_assigned_twice_whatever_the_order_of_applications(seed: int, near_url: str) -> None:  # H4
+    assign_ids(near_url, seed)
+
+
+def test_no_id_is_assigned_twice_on_any_filesystem(any_url: str) -> None:  # H4
+    assign_ids(any_url, 4)
+
+
+def assign_ids(any_url: str, seed: int) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     seen: list[int] = []
@@ -135,11 +152,29 @@ def test_either_the_later_application_finds_the_checkpoint_or_nobody_will(moment
     earlier = a_prepared_storage(hooked_url)
     (checkpoint_id,) = earlier.reserve_ids(1)
     found = []
-    take_over = interrupted(moment, lambda: found.append(a_prepared_storage(hooked_url).latest("words")))
-    with take_over, pytest.raises(StorageFenced):
+
+    def take_over() -> None:
+        later = a_prepared_storage(hooked_url)
+        found.append(later.restore_latest("words", first=later.reserve_ids(1)[0]))
+
+    with interrupted(moment, take_over), pytest.raises(StorageFenced):
         earlier.store("words", a_checkpoint(checkpoint_id))
     assert found == [a_checkpoint(checkpoint_id) if moment == "moved" else None]
     assert found == [CheckpointStorage(hooked_url).latest("words")]
+
+
+@pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved"])
+def test_a_move_fails_when_a_later_application_has_begun(moment: str, tmp_path: Path) -> None:  # H50
+    """Even if that one restores nothing, and so voids nothing."""
+    url = f"hooked://{tmp_path}"
+    earlier = a_prepared_storage(url)
+    (checkpoint_id,) = earlier.reserve_ids(1)
+    found = []
+    take_over = interrupted(moment, lambda: found.append(a_prepared_storage(url).latest("words")))
+    with take_over, pytest.raises(StorageFenced):
+        earlier.store("words", a_checkpoint(checkpoint_id))
+    assert found == [a_checkpoint(checkpoint_id) if moment == "moved" else None]
+    assert found == [CheckpointStorage(url).latest("words")]
 
 
 # --- markers that somebody deleted ---------------------------------------------------------------------------------
@@ -152,11 +187,6 @@ def with_token(storage: CheckpointStorage, token: str) -> CheckpointStorage:
     storage._claims._token = token
     storage.prepare()
     return storage
-
-
-def delete_markers(root: Path) -> None:
-    for marker in (root / "_ids").iterdir():
-        marker.unlink()
 
 
 @pytest.mark.parametrize("token", [EARLIER, LATER])
@@ -248,20 +278,19 @@ def interfered_with_at(step: int, url: str, does: str, token: str) -> bool:
     first = with_token(CheckpointStorage(url), token)
     given = list(first.reserve_ids(4))
     ids: list[int] = []
-    files: list[tuple[Path, bytes]] = []
+    files: list[tuple[str, bytes]] = []
     calls = itertools.count()
 
     def interfere(call: str, path: str) -> None:
         if ids or next(calls) < step:
             return
         with hooked(lambda call, path: None):
-            delete_markers(Path(url.removeprefix("hooked://")))
+            delete_markers(url)
             second = with_token(CheckpointStorage(url), "88")
             ids.extend(second.reserve_ids(3))
             second.restore_latest("words", first=ids[0])
             stored = second.store("words", a_checkpoint(ids[1], state=b"of the second"))
-            file = Path(stored.removeprefix("hooked://"))
-            files.append((file, file.read_bytes()))
+            files.append((stored, content_of(stored)))
 
     reserved: Any = ()
     with hooked(interfere), suppress(StorageFenced):
@@ -269,7 +298,7 @@ def interfered_with_at(step: int, url: str, does: str, token: str) -> bool:
     if not ids:
         return False
     for file, content in files:
-        assert file.read_bytes() == content, f"step {step}: replaced or deleted"
+        assert content_of(file) == content, f"step {step}: replaced or deleted"
     if does == "reserve_ids":
         assert not set(reserved) & set(ids), f"step {step}: assigned twice"
     with pytest.raises(StorageFenced):
@@ -283,23 +312,36 @@ def interfered_with_at(step: int, url: str, does: str, token: str) -> bool:
 @pytest.mark.parametrize("token", [EARLIER, LATER])
 @pytest.mark.parametrize("does", USES)
 def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
-    does: str, token: str, hooked_url: str
+    does: str, token: str, stepped_url: str
 ) -> None:  # H81, H50
     step = 0
-    while interfered_with_at(step, f"{hooked_url}/{step}", does, token):
+    while interfered_with_at(step, f"{stepped_url}/{step}", does, token):
         step += 1
     assert step >= 4
 
 
-def test_a_missing_check_of_the_own_marker_is_detected(hooked_url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # H81
+@pytest.mark.long
+@pytest.mark.parametrize("name", STORES)
+def test_at_whatever_step_the_markers_are_deleted_on_a_store_no_checkpoint_is_replaced(
+    name: str, store_url: Callable[[str], str]
+) -> None:  # H81, H50, H136
+    """Every third step, for each takes hundreds of requests."""
+    url, step = store_url(name), 0
+    while interfered_with_at(step, f"{url}/{step}", "store", LATER):
+        step += 3
+    assert step >= 4
+
+
+def test_a_missing_check_of_the_own_marker_is_detected(
+    stepped_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H81
     check = "if own not in claims and not self._files.exists(_file(own)):"
     Edit("spark_bridge.storage.claims:Claims._check", check, "if False:").apply(monkeypatch)
     with pytest.raises(AssertionError, match="replaced or deleted"):
-        test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced("store", LATER, hooked_url)
+        test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced("store", LATER, stepped_url)
 
 
 def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
-    folder = f"{hooked_url.removeprefix('hooked://')}/words"
     dying = a_prepared_storage(hooked_url)
     (lost,) = dying.reserve_ids(1)
 
@@ -309,12 +351,12 @@ def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
 
     with hooked(die), pytest.raises(StorageError, match="killed"):
         dying.store("words", a_checkpoint(lost))
-    left = [name for name in os.listdir(folder) if not name.startswith("void-1-")]
+    left = [name for name in names_in(hooked_url, "words") if not name.startswith("void-1-")]
     assert left
     assert all(name.endswith(".tmp") for name in left)
     assert CheckpointStorage(hooked_url).latest("words") is None
     a_prepared_storage(hooked_url)
-    assert [name.partition("-")[0] for name in os.listdir(folder)] == ["void"]
+    assert [name.partition("-")[0] for name in names_in(hooked_url, "words")] == ["void"]
 
 
 def test_the_clean_up_keeps_what_this_application_is_writing(hooked_url: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +19,16 @@ from spark_bridge.storage import CheckpointStorage, Storage, StorageError, Stora
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name
 from spark_bridge.storage.validity import NOTHING, Validity, no_longer_kept
 from tests.mutants.mutant import Edit
+from tests.spark_bridge.object_stores import STORES
 from tests.spark_bridge.storage.checkpoints import (
     a_checkpoint,
     a_prepared_storage,
     a_storage_with,
+    content_of,
     failing,
     hooked,
     interrupted,
+    overwrite,
 )
 
 FIRST = Owner(1, "a")
@@ -41,8 +45,8 @@ def restored(storage: CheckpointStorage) -> int:
 
 def appear(storage: CheckpointStorage, checkpoint_id: int, of: int) -> None:
     """Complete a rename that the filesystem had queued, whichever process is alive; with another checkpoint's bytes."""
-    folder = Path(storage.url.removeprefix("hooked://")) / "words"
-    (folder / f"checkpoint-{checkpoint_id}.hgc").write_bytes((folder / f"checkpoint-{of}.hgc").read_bytes())
+    whole = content_of(f"{storage.url}/words/checkpoint-{of}.hgc")
+    overwrite(f"{storage.url}/words/checkpoint-{checkpoint_id}.hgc", whole)
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------
@@ -189,10 +193,22 @@ def taken_over_at(step: int, url: str, *, discards: bool) -> bool:
 
 
 @pytest.mark.parametrize("discards", [True, False], ids=["discards", "only-writes"])
-def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bool, hooked_url: str) -> None:  # H64
+def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bool, stepped_url: str) -> None:  # H64
     step = 0
-    while taken_over_at(step, f"{hooked_url}/{step}", discards=discards):
+    while taken_over_at(step, f"{stepped_url}/{step}", discards=discards):
         step += 1
+    assert step > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STORES)
+def test_at_whatever_step_a_later_application_takes_over_on_a_store_both_agree(
+    name: str, store_url: Callable[[str], str]
+) -> None:  # H64, H136
+    """Every third step, for each takes hundreds of requests."""
+    url, step = store_url(name), 0
+    while taken_over_at(step, f"{url}/{step}", discards=True):
+        step += 3
     assert step > 10
 
 

@@ -23,6 +23,8 @@ from tests.spark_bridge.storage.checkpoints import (
     failing,
     hooked,
     interrupted,
+    names_in,
+    overwrite,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,7 +145,7 @@ def test_a_write_that_fails_leaves_nothing(fails: str, hooked_url: str) -> None:
         pytest.raises(StorageError, match=r"cannot write .*checkpoint-2\.hgc.*No space left on device"),
     ):
         storage.store("words", a_checkpoint(new))
-    left = os.listdir(f"{hooked_url.removeprefix('hooked://')}/words")
+    left = names_in(hooked_url, "words")
     assert [name for name in left if not name.startswith("void-2-")] == ["checkpoint-1.hgc"]
     assert storage.latest("words") == a_checkpoint(ids[0])
 
@@ -153,10 +155,9 @@ def test_a_write_of_which_only_a_part_arrives_is_noticed(hooked_url: str) -> Non
     (new,) = storage.reserve_ids(1)
 
     def cut() -> None:
-        (temporary,) = Path(hooked_url.removeprefix("hooked://"), "words").iterdir()
-        os.truncate(temporary, 10)
+        overwrite(f"{hooked_url}/words/checkpoint-{new}.hgc", bytes(10))
 
-    with interrupted("mv", cut), pytest.raises(StorageError, match=r"\d+ bytes were written, but the file has 10"):
+    with interrupted("moved", cut), pytest.raises(StorageError, match=r"\d+ bytes were written, but the file has 10"):
         storage.store("words", a_checkpoint(new))
     assert storage.latest("words") is None
 

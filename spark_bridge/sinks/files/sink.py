@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Files as a two-phase sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from spark_bridge.sinks.files.driver import FileCommitter
+    from spark_bridge.sinks.files.writer import FileWriter
+
+__all__ = ["FileSink"]
+
+
+class FileSink(TwoPhaseSink[Any]):
+    """Rows as lines, or any bytes, in files that appear when their checkpoint is complete.
+
+    ``url``, ``name``, ``prefix``, ``suffix``, ``roll_bytes`` and ``options`` are those of ``SinkWriter``.
+    """
+
+    def __init__(
+        self, url: str, *, name: str | None = None, options: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        self.url = url
+        self.name = name
+        self.options = options
+        self.settings = settings
+
+    @property
+    def target(self) -> str:
+        from spark_bridge.sinks.files.directory import SinkDirectory
+
+        return SinkDirectory(self.url, self.name or "target", self.options).address
+
+    def writer(self, context: SinkWriterContext) -> FileWriter:
+        from spark_bridge.sinks.files.writer import FileWriter
+
+        return FileWriter(context, self.url, self.options, self.settings)
+
+    def committer(self, context: SinkCommitterContext) -> FileCommitter:
+        from spark_bridge.sinks.files.driver import FileCommitter
+
+        return FileCommitter(self.url, context, self.options)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An operator that writes every record of its partition as one line, exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
+
+__all__ = ["FileSinkOperator"]
+
+
+class FileSinkOperator(TwoPhaseSinkOperator):
+    """Writes each record as one line of a file. Needs a ``FileSinkCoordinator`` with the same ``url`` and ``name``.
+
+    ``url`` is an absolute path or a URL. ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``,
+    ``roll_bytes`` and ``options``. The operator must be in streaming mode. It yields no outputs. In a streaming query,
+    each micro-batch starts with its first record: pass ``batch_id``, so that positions count within that batch.
+
+    Override ``encode`` for records that are not lines. A retried attempt continues from the position in the restored
+    checkpoint. By default, the position is the number of records written, and that many are skipped. This is correct
+    as long as Spark computes the same records in the same order again. For another kind of position, override
+    ``snapshot_position`` and ``restore_position`` together, and ``process`` if it does not read Spark's records.
+    """
+
+    def __init__(self, url: str, *, name: str | None = None, batch_id: int | None = None, **settings: Any) -> None:
+        super().__init__(FileSink(url, name=name, **settings), batch_id=batch_id)
+
+    def encode(self, record: Any) -> bytes | str:
+        """Return the row for a record: text, to which a line feed is added, or bytes, which are written unchanged."""
+        if isinstance(record, str):
+            return record
+        if isinstance(record, bytes) and b"\n" not in record:
+            return record + b"\n"
+        raise TypeError(
+            f"a {type(record).__name__} is not a line of text: override {type(self).__name__}.encode(self, record)"
+        )

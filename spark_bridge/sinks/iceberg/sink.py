@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An Iceberg table as a two-phase sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge.sinks.parquet.folder import DataFolder
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from spark_bridge.sinks.iceberg.driver import IcebergCommitter
+    from spark_bridge.sinks.parquet.task import ParquetWriter
+
+__all__ = ["IcebergSink"]
+
+
+class IcebergSink(TwoPhaseSink[Any]):
+    """Rows appended to an Iceberg table, exactly once. Needs ``pip install 'headgate[iceberg]'``.
+
+    A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch, which is
+    written without a detour through Python's objects. Tasks write data files, and the driver adds all of a checkpoint
+    with one snapshot, so readers see whole checkpoints. A table that does not exist is created. A partitioned one is
+    refused. If another writer commits at the same time, the commit is tried again on top of it.
+
+    Only the driver uses the catalog.
+
+    Args:
+        catalog: the catalog's properties for ``pyiceberg.catalog.load_catalog``, such as ``type`` and ``uri``.
+        table: the table, as ``namespace.table``.
+        location: where the table lies, an absolute path or URL; the files go to ``LOCATION/data``.
+        schema: the table's columns, a ``pyarrow.Schema``.
+        name: distinguishes the sinks of one table; by default the operator's id.
+        options: arguments for fsspec's filesystem, with which the tasks write the files.
+
+    Raises:
+        SinkMisused: the table has no namespace.
+    """
+
+    atomic = True
+
+    def __init__(
+        self,
+        catalog: Mapping[str, str],
+        table: str,
+        location: str,
+        schema: pyarrow.Schema,
+        *,
+        name: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        if "." not in table:
+            raise SinkMisused(f"{table!r} has no namespace: name the table as namespace.table")
+        self._catalog = dict(catalog)
+        self._table = table
+        self._location = location.rstrip("/")
+        self._schema = schema
+        self.name = name
+        self._options = options
+
+    @property
+    def target(self) -> str:
+        return f"iceberg:{self._table} at {self._location}"
+
+    def writer(self, context: SinkWriterContext) -> ParquetWriter:
+        from spark_bridge.sinks.parquet.task import ParquetWriter
+
+        return ParquetWriter(context, self._folder(context.sink), self._schema)
+
+    def committer(self, context: SinkCommitterContext) -> IcebergCommitter:
+        from spark_bridge.sinks.iceberg.driver import IcebergCommitter
+
+        return IcebergCommitter(
+            context, self._folder(context.sink), self._catalog, self._table, self._location, self._schema
+        )
+
+    def _folder(self, sink: str) -> DataFolder:
+        return DataFolder(f"{self._location}/data", sink, self._options)

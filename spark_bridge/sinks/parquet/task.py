@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The half in a task of sinks whose tables consist of Parquet files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from spark_bridge.sinks.parquet.folder import DataFolder
+from spark_bridge.sinks.rows import rows_of
+from spark_bridge.sinks.two_phase.parts import Committable
+from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
+
+__all__ = ["ParquetWriter"]
+
+_ROWS_MAX = 10_000  # of single rows in memory
+
+
+class ParquetWriter(TwoPhaseWriter[Any]):
+    """Writes one data file for each checkpoint. Arrow batches go into it as they are; single rows are collected."""
+
+    def __init__(self, context: SinkWriterContext, folder: DataFolder, schema: pyarrow.Schema) -> None:
+        self._context = context
+        self._folder = folder
+        self._schema = schema
+        self._rows: list[Any] = []
+        self._name: str | None = None  # of the open file
+        self._file: Any = None
+        self._parquet: Any = None
+        self._rows_written = 0  # in the open file
+
+    def write(self, record: Any) -> None:
+        if isinstance(record, (pyarrow.RecordBatch, pyarrow.Table)):
+            self._write_rows()
+            table = pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record
+            self._append(table.select(self._schema.names).cast(self._schema))
+            return
+        self._rows.extend(rows_of(record, self._schema.names))
+        if len(self._rows) >= _ROWS_MAX:
+            self._write_rows()
+
+    def prepare(self) -> list[Committable]:
+        self._write_rows()
+        if self._name is None:
+            return []
+        self._parquet.close()
+        size = self._folder.finish(self._file)
+        part = Committable(self._name, [self._rows_written, size])
+        self._name = self._file = self._parquet = None
+        return [part]
+
+    def close(self) -> None:
+        """Delete the open file, as far as possible; the committer finds it otherwise."""
+        if self._name is not None:
+            with suppress(Exception):
+                self._parquet.close()
+                self._file.close()
+            with suppress(Exception):
+                self._folder.delete(self._name)
+            self._name = None
+
+    def _write_rows(self) -> None:
+        if not self._rows:
+            return
+        columns = zip(*self._rows, strict=True)
+        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._rows = []
+        self._append(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+
+    def _append(self, table: pyarrow.Table) -> None:
+        if table.num_rows == 0:
+            return
+        if self._name is None:
+            self._name = self._context.next_name(suffix=".parquet")
+            self._file = self._folder.create(self._name)
+            self._parquet = parquet.ParquetWriter(self._file, self._schema)
+            self._rows_written = 0
+        self._parquet.write_table(table)
+        self._rows_written += table.num_rows

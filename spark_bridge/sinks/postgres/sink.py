@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""PostgreSQL as a two-phase sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from spark_bridge.sinks.postgres.table import Mode, PostgresTable
+    from spark_bridge.sinks.postgres.task import PostgresWriter
+
+__all__ = ["PostgresSink"]
+
+
+class PostgresSink(TwoPhaseSink[Any]):
+    """Rows of a PostgreSQL table, appended or updated by key, exactly once. Needs ``pip install 'headgate[postgres]'``.
+
+    A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch. The table
+    must exist. The user needs the right to create tables in its schema, for the ledger ``headgate_commits``, and in
+    staged mode for the staging table ``headgate_staged_TABLE``; or create both before, as the how-to guide shows.
+
+    Args:
+        conninfo: how to connect, from the driver and from every task: a libpq connection string or URL. It travels to
+            the tasks in Spark's closure; a password can stay in each machine's ``~/.pgpass`` instead.
+        table: the table, as ``table`` or ``schema.table``.
+        columns: the columns to write.
+        key: columns with a unique constraint. A row with the same key as an existing one replaces its other columns.
+            Without, all rows are appended. Only in staged mode.
+        mode: ``"staged"``: tasks write into the staging table, and the driver moves all rows of a checkpoint in one
+            transaction, so readers see whole checkpoints. ``"prepared"``: tasks write into the table itself, in one
+            prepared transaction each, which the driver commits one after the other. Each row is written once only, but
+            readers may see one subtask's rows of a checkpoint before another's. It needs
+            ``max_prepared_transactions``.
+        name: distinguishes the sinks of one table; by default the operator's id.
+
+    Raises:
+        SinkMisused: no columns, an unknown mode, or a key in prepared mode, in which an update would wait for the locks
+            of transactions that are prepared and not committed.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        table: str,
+        columns: Sequence[str],
+        *,
+        key: Sequence[str] = (),
+        mode: Mode = "staged",
+        name: str | None = None,
+    ) -> None:
+        if isinstance(columns, str) or not columns:
+            raise SinkMisused(f"columns must be a list of names, not {columns!r}")
+        if mode not in ("staged", "prepared"):
+            raise SinkMisused(f'mode must be "staged" or "prepared", not {mode!r}')
+        if key and mode == "prepared":
+            raise SinkMisused(
+                "a prepared transaction keeps its locks until it is committed, so an update of the same key by the "
+                'next one would wait for it, and with it for its own checkpoint: use mode="staged" with a key'
+            )
+        self.name = name
+        self.atomic = mode == "staged"
+        self._settings = (conninfo, table, tuple(columns), tuple(key), mode)
+
+    @property
+    def target(self) -> str:
+        return self._table.target
+
+    def writer(self, context: SinkWriterContext) -> PostgresWriter:
+        from spark_bridge.sinks.postgres.task import PostgresWriter
+
+        return PostgresWriter(context, self._table)
+
+    def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
+        from spark_bridge.sinks.postgres.driver import PreparedCommitter, StagedCommitter
+
+        made = StagedCommitter if self.atomic else PreparedCommitter
+        return made(context, self._table)
+
+    @property
+    def _table(self) -> PostgresTable:
+        from spark_bridge.sinks.postgres.table import PostgresTable
+
+        return PostgresTable(*self._settings)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What both halves of the Redis sink know: the stream, and the keys beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+
+__all__ = ["RedisStream", "connect"]
+
+
+@dataclass(frozen=True)
+class RedisStream:
+    """The settings of a ``RedisStreamsSink``.
+
+    All keys have one hash tag, so that a cluster keeps them in the slot of the stream.
+    """
+
+    url: str = field(repr=False)
+    stream: str
+    columns: tuple[str, ...]
+    entries_max: int | None
+
+    @property
+    def target(self) -> str:
+        """The stream, without the host, which may change when a replica takes over."""
+        return f"redis:{self.stream}"
+
+    def staged(self, sink: str, part: str) -> str:
+        """The stream in which a part waits."""
+        return f"{self._beside(sink)}:staged:{part}"
+
+    def parts(self, sink: str) -> str:
+        """The set of the parts that are staged, or begun."""
+        return f"{self._beside(sink)}:parts"
+
+    def commits(self, sink: str) -> str:
+        """The ledger: for each writer, the number of its last committed part."""
+        return f"{self._beside(sink)}:commits"
+
+    def _beside(self, sink: str) -> str:
+        tag = re.search(r"\{([^{}]+)\}", self.stream)
+        return f"headgate:{{{tag[1] if tag else self.stream}}}:{self.stream}:{sink}"
+
+
+def connect(url: str) -> redis.Redis:
+    """Return a client that repeats nothing by itself. Raises ``SinkMisused`` for an invalid URL."""
+    try:
+        client: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), client_name="headgate")
+    except ValueError as error:
+        raise SinkMisused(f"not the URL of a Redis server ({error}): pass one such as redis://host:6379/0") from error
+    return client

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Redis Streams as a two-phase sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from spark_bridge.sinks.redis.keys import RedisStream
+    from spark_bridge.sinks.redis.task import RedisWriter
+
+__all__ = ["RedisStreamsSink"]
+
+
+class RedisStreamsSink(TwoPhaseSink[Any]):
+    """Entries of a Redis stream, exactly once. Needs ``pip install 'headgate[redis]'``, and Redis 5 or later.
+
+    A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch. Each row
+    is an entry. Text and bytes become fields as they are, NULL becomes no field, and any other value its JSON. Tasks
+    add entries to staging streams, and the driver moves all entries of a checkpoint with one script, so readers see
+    whole checkpoints. Meanwhile the server does nothing else: take checkpoints often enough that one has at most some
+    100,000 entries. The entries get new ids.
+
+    What Redis has confirmed must survive its death: set ``appendonly yes`` and ``appendfsync always`` in the server.
+    Otherwise rows may be lost when the server dies. In a cluster, all keys are in the slot of the stream.
+
+    Args:
+        url: how to connect, from the driver and from every task: ``redis://user:password@host:6379/0``, or
+            ``rediss://`` with TLS. It travels to the tasks in Spark's closure.
+        stream: the key of the stream. It is created if it does not exist.
+        columns: the columns to write.
+        entries_max: about how many entries the stream keeps; older ones are dropped. None keeps all.
+        name: distinguishes the sinks of one stream; by default the operator's id.
+
+    Raises:
+        SinkMisused: no columns, or ``entries_max`` below 1.
+    """
+
+    atomic = True
+
+    def __init__(
+        self, url: str, stream: str, columns: Sequence[str], *, entries_max: int | None = None, name: str | None = None
+    ) -> None:
+        if isinstance(columns, str) or not columns:
+            raise SinkMisused(f"columns must be a list of names, not {columns!r}")
+        if entries_max is not None and entries_max < 1:
+            raise SinkMisused(f"entries_max must be at least 1, or None to keep all entries, not {entries_max}")
+        self.name = name
+        self._settings = (url, stream, tuple(columns), entries_max)
+
+    @property
+    def target(self) -> str:
+        return self._stream.target
+
+    def writer(self, context: SinkWriterContext) -> RedisWriter:
+        from spark_bridge.sinks.redis.task import RedisWriter
+
+        return RedisWriter(context, self._stream)
+
+    def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
+        from spark_bridge.sinks.redis.driver import RedisCommitter
+
+        return RedisCommitter(context, self._stream)
+
+    @property
+    def _stream(self) -> RedisStream:
+        from spark_bridge.sinks.redis.keys import RedisStream
+
+        return RedisStream(*self._settings)

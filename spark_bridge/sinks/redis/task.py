@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The Redis sink's half in a task: entries in a staging stream for each part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis
+
+from spark_bridge.sinks.redis.keys import RedisStream, connect
+from spark_bridge.sinks.rows import rows_of
+from spark_bridge.sinks.two_phase.parts import Committable
+from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
+
+__all__ = ["RedisWriter"]
+
+_ROWS_MAX = 1000  # in memory
+
+
+class RedisWriter(TwoPhaseWriter[Any]):
+    """Adds entries to a staging stream. Each has an explicit id, so none can be there twice."""
+
+    def __init__(self, context: SinkWriterContext, stream: RedisStream) -> None:
+        self._context = context
+        self._stream = stream
+        self._client: redis.Redis | None = None
+        self._part: Committable | None = None
+        self._rows_staged = 0  # of the part
+        self._rows: list[Sequence[Any]] = []
+
+    def write(self, record: Any) -> None:
+        self._rows.extend(rows_of(record, self._stream.columns))
+        if len(self._rows) >= _ROWS_MAX:
+            self._stage()
+
+    def prepare(self) -> list[Committable]:
+        if self._rows:
+            self._stage()
+        part, self._part = self._part, None
+        return [] if part is None else [part._replace(payload=self._rows_staged)]
+
+    def close(self) -> None:
+        if self._client is None:
+            return
+        part, self._part = self._part, None
+        with suppress(redis.RedisError, OSError):
+            if part is not None:
+                sink = self._context.sink
+                with self._client.pipeline() as commands:
+                    commands.delete(self._stream.staged(sink, part.name))
+                    commands.srem(self._stream.parts(sink), part.name)
+                    commands.execute()
+        self._client.close()
+
+    def _stage(self) -> None:
+        if self._client is None:
+            self._client = connect(self._stream.url)
+        if self._part is None:
+            self._part, self._rows_staged = Committable(self._context.next_name()), 0
+        sink = self._context.sink
+        staged = self._stream.staged(sink, self._part.name)
+        with self._client.pipeline() as commands:
+            commands.sadd(self._stream.parts(sink), self._part.name)
+            for number, row in enumerate(self._rows, start=self._rows_staged + 1):
+                commands.xadd(staged, _fields(self._stream.columns, row), id=f"0-{number}")
+            commands.execute()
+        self._rows_staged += len(self._rows)
+        self._rows = []
+
+
+def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:
+    """The fields of an entry: NULL has none; text and bytes are as they are, and anything else is JSON."""
+    fields = {
+        column: value if isinstance(value, (str, bytes)) else json.dumps(value, default=str)
+        for column, value in zip(columns, row, strict=True)
+        if value is not None
+    }
+    if not fields:
+        raise ValueError(f"a row has no values in {list(columns)}, but an entry of a stream needs at least one")
+    return fields

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The rows in a record, whatever it is: one row, or an Arrow batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["rows_of"]
+
+
+def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
+    """Return the rows of ``record`` as values in the order of ``columns``.
+
+    ``record`` is a mapping or a Spark ``Row``, with a value for each column; a tuple or list, in the order of the
+    columns; or an Arrow batch or table. Missing names are NULL.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it has a column that is not in ``columns``, or another number of values.
+    """
+    if hasattr(record, "to_pylist") and hasattr(record, "schema"):
+        unknown = [name for name in record.schema.names if name not in columns]
+        if unknown:
+            raise ValueError(_unknown(unknown, columns))
+        by_name = {name: record.column(name).to_pylist() for name in record.schema.names}
+        missing = [None] * record.num_rows
+        return list(zip(*(by_name.get(column, missing) for column in columns), strict=True))
+    if hasattr(record, "asDict"):
+        record = record.asDict()
+    if isinstance(record, Mapping):
+        unknown = [name for name in record if name not in columns]
+        if unknown:
+            raise ValueError(_unknown(unknown, columns))
+        return [[record.get(column) for column in columns]]
+    if isinstance(record, (tuple, list)):
+        if len(record) != len(columns):
+            raise ValueError(f"the row has {len(record)} values, and the sink {len(columns)} columns: {columns}")
+        return [record]
+    raise TypeError(
+        f"a {type(record).__name__} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
+        "the operator"
+    )
+
+
+def _unknown(unknown: list[str], columns: Sequence[str]) -> str:
+    return f"the sink has no columns {unknown}, only {list(columns)}: leave them out, or name them in the sink"

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Exceptions raised by the two halves of a sink."""
+
+from __future__ import annotations
+
+from protocol.errors import HeadgateError
+
+__all__ = ["SinkBroken", "SinkCommitFailed", "SinkDataLost", "SinkFileLost", "SinkMisused"]
+
+
+class SinkMisused(HeadgateError, ValueError):
+    """The sink is used wrongly: a relative path, batch mode, two halves that name different targets, or a task that
+    lists a part which it did not prepare."""
+
+
+class SinkBroken(HeadgateError, RuntimeError):
+    """An earlier write of this writer failed, so what it holds may end in the middle of a row. Let the task fail."""
+
+
+class SinkCommitFailed(HeadgateError, RuntimeError):
+    """Prepared parts could not be committed, even after several tries. The last failure is chained as the cause."""
+
+
+class SinkDataLost(HeadgateError, RuntimeError):
+    """A part that was prepared for a completed checkpoint and never committed is gone from the target system, and its
+    rows with it. The message names the usual causes."""
+
+
+class SinkFileLost(SinkDataLost):
+    """A sealed file that was never published is gone, and its rows with it. The message names the usual causes."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An operator that writes every record of its partition to a sink, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from spark_bridge.sinks.two_phase.parts import prepared_events
+from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseSink, TwoPhaseWriter
+from spark_bridge.subtask.operator import SubtaskOperator
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["TwoPhaseSinkOperator"]
+
+
+class TwoPhaseSinkOperator(SubtaskOperator):
+    """Writes each record to ``sink``. Needs a ``TwoPhaseSinkCoordinator`` with the same sink, in streaming mode.
+
+    It yields no outputs. In a streaming query, each micro-batch starts with its first record: pass ``batch_id``, so
+    that positions count within that batch.
+
+    Override ``encode`` to change records before they are written. A retried attempt continues from the position in the
+    restored checkpoint. By default, the position is the number of records written, and that many are skipped. This is
+    correct as long as Spark computes the same records in the same order again. After a source in a ``chain``, which
+    continues from its own position, nothing is skipped. For another kind of position, override ``snapshot_position``
+    and ``restore_position`` together, and ``process`` if it does not read Spark's records.
+    """
+
+    def __init__(self, sink: TwoPhaseSink[Any], *, batch_id: int | None = None) -> None:
+        self.sink = sink
+        self._batch_id = batch_id
+        self.context: SubtaskContext
+        self._names: SinkWriterContext
+        self.writer: TwoPhaseWriter[Any] | None = None
+        self.records_written = 0
+        """The number of records written, including those before the restored position."""
+
+    def encode(self, record: Any) -> Any:
+        """Return what the sink's writer gets for a record; by default the record itself."""
+        return record
+
+    def snapshot_position(self) -> bytes:
+        """Return what ``restore_position`` needs to continue after the last record that was written."""
+        position = {"records": self.records_written, "parallelism": self.context.parallelism, "batch": self._batch_id}
+        return json.dumps(position).encode()
+
+    def restore_position(self, position: bytes | None) -> None:
+        """Return to ``position``; None is the beginning. ``self.context`` is already set.
+
+        Raises:
+            ValueError: the parallelism has changed since the position was taken.
+        """
+        restored = json.loads(position) if position is not None else None
+        if restored is None or restored.get("batch") != self._batch_id or not self.context.input_begins_again:
+            return
+        if restored["parallelism"] != self.context.parallelism:
+            raise ValueError(
+                f"the checkpoint was taken with {restored['parallelism']} partitions, and now there are "
+                f"{self.context.parallelism}, so the number of records written says nothing: keep the parallelism, or "
+                "override snapshot_position and restore_position"
+            )
+        self.records_written = restored["records"]
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self._names = SinkWriterContext(
+            self.sink.name or context.operator_id,
+            context.subtask,
+            context.attempt,
+            context.checkpoint_id,
+            context.parallelism,
+        )
+        self.writer = self.sink.writer(self._names)
+        self.restore_position(state)
+
+    def process(self, records: Iterator[Any]) -> None:
+        for _ in islice(records, self.records_written):
+            pass  # written before; a checkpoint in the meantime has the restored position
+        for record in records:
+            self.write(record)
+
+    def write(self, record: Any) -> None:
+        """Write one record; for your own ``process``."""
+        assert self.writer is not None, "open comes first"
+        self.writer.write(self.encode(record))
+        self.records_written += 1
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        if type(self).snapshot_position is not TwoPhaseSinkOperator.snapshot_position:
+            return super().merge_states(states)
+        return next(iter(states.values()))  # `restore_position` refuses it, unless the position does not matter
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """Prepare, and send the list of what was prepared: inside the snapshot, so they are never separated (H31)."""
+        assert self.writer is not None, "open comes first"
+        committables = list(self.writer.prepare())
+        self._names.prepared_for(checkpoint_id)
+        for event in prepared_events(
+            self._names.sink,
+            self.sink.target,
+            self._names.proof,
+            checkpoint_id,
+            committables,
+            always=self.sink.atomic,
+        ):
+            self.context.send_event(event)
+        return self.snapshot_position()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a Kafka source: finds the partitions, and where each begins and ends."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+from actors.coordination import SplitEnumerator
+from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from protocol.source_events import SplitAt
+from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
+from spark_bridge.sources.kafka.task import OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
+from spark_bridge.sources.source import Source
+from spark_bridge.subtask.source import SplitReader
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["KafkaSource"]
+
+ANSWER_TIMEOUT_S = 30.0
+"""How long the brokers may take for one answer."""
+
+_Offsets = Mapping[tuple[str, int], int]
+_Answer = TypeVar("_Answer")
+
+
+class KafkaSource(Source):
+    """Reads topics of Kafka as Arrow batches. Needs ``pip install 'headgate[kafka,dataframe]'``.
+
+    The columns are those of Spark's own Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``,
+    ``offset``, ``timestamp``, ``timestampType`` and ``headers``. Each partition is read by one task, in the order of
+    its offsets. A position is an offset, and the checkpoints have the positions: consumer groups decide nothing. If the
+    brokers have deleted records before they were read, the job fails with ``SourceDataLost``; it never continues at
+    another offset by itself.
+
+    Args:
+        servers: how to find the brokers, from the driver and from every task: ``"host1:9092,host2:9092"``.
+        topics: their names; or a pattern such as ``"orders-*"``, for all topics with such a name.
+        start: where to begin when there is no checkpoint: ``"earliest"``; ``"latest"``, for records that are written
+            after the run has begun; a ``datetime`` with a time zone, for the first record of each partition at that
+            time or later; or the offset of each partition, ``{("orders", 0): 1200, ...}``. A partition that is found
+            later is read from its beginning.
+        bounded: end where each partition ended when the run began. Otherwise the source never ends.
+        stop: where a bounded read ends instead, as a ``datetime`` or as offsets, which are not read themselves.
+        discover_every_s: look for new partitions and topics so often, in seconds; None for never. Not if it is bounded.
+        isolation_level: ``"read_committed"`` leaves out the records of transactions that are open or were aborted;
+            ``"read_uncommitted"`` reads them.
+        group: commit the offsets that a completed checkpoint covers to this consumer group, so that tools which look at
+            groups show how far the job is. Nothing is read from there. None commits nothing.
+        on_lost: ``"fail"``, or ``"skip"``: if the brokers have deleted records that were not read, continue with the
+            oldest that there are, and write a warning to the task's log.
+        batch_rows: how many records a batch has at most.
+        rate_limit_per_s: how many records all tasks together read in a second; None for no limit.
+        config: further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.username": ...}``.
+            Like ``servers``, they travel to the tasks in Spark's closure.
+
+    Raises:
+        ValueError: no topics, an unknown word, a time without a time zone, a number that is not positive, or a setting
+            in ``config`` that this source makes itself.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topics: Sequence[str] | str,
+        *,
+        start: str | datetime | _Offsets = "earliest",
+        bounded: bool = False,
+        stop: datetime | _Offsets | None = None,
+        discover_every_s: float | None = 30.0,
+        isolation_level: str = "read_committed",
+        group: str | None = None,
+        on_lost: str = "fail",
+        batch_rows: int = 1_000,
+        rate_limit_per_s: float | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not servers or not topics:
+            raise ValueError("servers must name a broker, and topics must be a list of names, or a pattern")
+        if isinstance(start, str) and start not in ("earliest", "latest"):
+            raise ValueError(f'start must be "earliest", "latest", a datetime or offsets, not {start!r}')
+        if any(isinstance(one, datetime) and one.tzinfo is None for one in (start, stop)):
+            raise ValueError("start and stop need a time zone, such as datetime.now(UTC)")
+        if stop is not None and not bounded:
+            raise ValueError("stop is where a bounded read ends: pass bounded=True too")
+        if isolation_level not in ("read_committed", "read_uncommitted"):
+            raise ValueError(f'isolation_level must be "read_committed" or "read_uncommitted", not {isolation_level!r}')
+        if on_lost not in ("fail", "skip"):
+            raise ValueError(f'on_lost must be "fail" or "skip", not {on_lost!r}')
+        if batch_rows < 1 or (discover_every_s is not None and discover_every_s <= 0):
+            raise ValueError("batch_rows must be at least 1, and discover_every_s positive")
+        own = sorted(OWN_CONFIG.intersection(config or ()))
+        if own:
+            raise ValueError(f"config must not have {own}: the source sets them itself, some from its parameters")
+        self._topics = topics if isinstance(topics, str) else tuple(topics)
+        self._start = start
+        self._bounded = bounded
+        self._stop = stop
+        self._discover_every_s = None if bounded else discover_every_s
+        self._settings = KafkaSettings(
+            servers, isolation_level, group, batch_rows, on_lost == "skip", dict(config or {})
+        )
+        self._rate_limit_per_s = rate_limit_per_s
+
+    def __repr__(self) -> str:
+        return f"KafkaSource({self._topics!r})"
+
+    @cached_property
+    def schema(self) -> pyarrow.Schema:
+        """The columns, as a ``pyarrow.Schema``."""
+        return arrow_schema()
+
+    @cached_property
+    def _asked(self) -> _Asked:
+        return _Asked(self._settings)
+
+    def splits(self, *, found_later: bool = False) -> list[SplitAt]:
+        """The partitions that exist now, each from where it is to be read. Blocks.
+
+        ``found_later``: partitions that were not there at the beginning are read from their beginning.
+
+        Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, or ``start`` or ``stop`` name no offset of a
+        partition; ``SourceDataLost`` if an offset of ``start`` is gone.
+        """
+        found = self._asked.partitions(self._topics)
+        ranges = {one: self._asked.range_of(one) for one in found}
+        starts = {one: low for one, (low, _) in ranges.items()}
+        ends: dict[tuple[str, int], int | None] = dict.fromkeys(found)
+        if not found_later and self._start != "earliest":
+            starts = self._places("start", self._start, ranges)
+        if self._bounded:
+            ends |= self._places("stop", self._stop or "latest", ranges)
+        return [SplitAt([*one, ends[one]], starts[one]) for one in found]
+
+    def _places(
+        self, name: str, where: str | datetime | _Offsets, ranges: dict[tuple[str, int], tuple[int, int]]
+    ) -> dict[tuple[str, int], int]:
+        if isinstance(where, str):
+            return {one: high for one, (_, high) in ranges.items()}
+        if isinstance(where, datetime):
+            at = self._asked.offsets_at(ranges, round(where.timestamp() * 1000))
+            return {one: high if at[one] is None else at[one] or 0 for one, (_, high) in ranges.items()}
+        missing = [one for one in ranges if one not in where]
+        if missing:
+            raise ValueError(f"{name} has no offset for these partitions: {missing}")
+        for one, (low, high) in ranges.items():
+            if name == "start" and where[one] < low:
+                raise SourceDataLost(f"start is offset {where[one]} of {one}, but the oldest record there is {low}")
+            if name == "start" and where[one] > high:
+                raise ValueError(f"start is offset {where[one]} of {one}, but the partition ends at {high}")
+        return {one: where[one] for one in ranges}
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
+        looks = 0 if state is None else 1
+
+        def look() -> list[SplitAt]:
+            nonlocal looks
+            found = self.splits(found_later=looks > 0)
+            looks += 1
+            return found
+
+        if self._bounded:
+            return DiscoveringSplitEnumerator(look, state, key=_name)
+        return KafkaEnumerator(look, state, every_s=self._discover_every_s, key=_name)
+
+    def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
+        topic, partition, until = split
+        if until is not None:
+            return super().next_part(split, position)
+        low, end = self._asked.range_of((topic, partition))
+        begin = low if position is None else position
+        return None if end <= begin else (SplitAt([topic, partition, end], begin), end)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return partial(KafkaReader, self._settings, self._rate_limit_per_s)
+
+
+def _name(split: Any) -> str:
+    return f"{split[0]}:{split[1]}"
+
+
+class KafkaEnumerator(DiscoveringSplitEnumerator):
+    """Hands out partitions that never end: each to the subtask that it belongs to.
+
+    Otherwise the subtask that asks first would get them all, and keep them.
+    """
+
+    async def _serve(self) -> None:
+        for subtask in tuple(self._waiting):
+            if not self._context.attempts(subtask):
+                del self._waiting[subtask]  # its next attempt asks itself
+                continue
+            owned = [one for one in self._pending if self._owner(one) == subtask]
+            if owned:
+                del self._waiting[subtask]
+                self._pending = deque(one for one in self._pending if self._owner(one) != subtask)
+                await self._context.assign_splits(subtask, owned)
+
+    def _owner(self, split: Any) -> int:
+        topic, partition, _ = split.split if isinstance(split, SplitAt) else split
+        return (crc32(topic.encode()) + int(partition)) % self._context.parallelism
+
+
+class _Asked:
+    """A client that asks the brokers. For worker threads, one at a time or several."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._client = KafkaClient(settings)
+
+    def partitions(self, topics: Sequence[str] | str) -> list[tuple[str, int]]:
+        """The partitions of the topics, in order."""
+        if isinstance(topics, str):
+            found = self._metadata(None)
+            names = sorted(fnmatch.filter(found, topics))
+            if not topics.startswith("_"):
+                names = [one for one in names if not one.startswith("__")]  # the brokers' own topics
+            if not names and not any(letter in topics for letter in "*?["):
+                names = [topics]
+        else:
+            found, names = {}, list(topics)
+        for name in names:
+            metadata = found.get(name) or self._metadata(name)[name]
+            if metadata.error is not None:
+                self._refuse(name, metadata.error)
+            found[name] = metadata
+        return [(name, number) for name in names for number in sorted(found[name].partitions)]
+
+    def _metadata(self, topic: str | None) -> dict[str, Any]:
+        def ask() -> dict[str, Any]:
+            topics: dict[str, Any] = self._client.consumer.list_topics(topic, timeout=ANSWER_TIMEOUT_S).topics
+            return topics
+
+        return self._answer("the topics", ask)
+
+    def _refuse(self, topic: str, error: Any) -> None:
+        if error.code() == self._client.api.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise ValueError(
+                f"there is no topic {topic!r} at {self._settings.servers}: create it, or correct the name. A pattern "
+                "such as 'orders-*' may match no topic yet"
+            )
+        raise SourceUnreachable(f"topic {topic!r} cannot be read: {error.str()}")
+
+    def range_of(self, partition: tuple[str, int]) -> tuple[int, int]:
+        """The first offset that a partition has, and the one after the last that may be read."""
+        return self._answer(
+            f"partition {partition[1]} of topic {partition[0]!r}",
+            lambda: self._client.range_of(*partition, timeout_s=ANSWER_TIMEOUT_S),
+        )
+
+    def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
+        """The offset of the first record at that time or later; None if there is none."""
+        asked = [self._client.api.TopicPartition(*one, at_ms) for one in partitions]
+        found = self._answer("a time", lambda: self._client.consumer.offsets_for_times(asked, timeout=ANSWER_TIMEOUT_S))
+        for one in found:
+            if one.error is not None:
+                raise SourceUnreachable(
+                    f"partition {one.partition} of topic {one.topic!r} cannot be read: {one.error.str()}"
+                )
+        return {(one.topic, one.partition): one.offset if one.offset >= 0 else None for one in found}
+
+    def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer:
+        try:
+            return ask()
+        except self._client.api.KafkaException as error:
+            said = "; ".join(filter(None, [error.args[0].str(), self._client.problems()]))
+            raise SourceUnreachable(
+                f"no broker at {self._settings.servers} has answered when it was asked for {what}: {said}. Check that "
+                "the brokers run, that this host can reach them, and the settings in config"
+            ) from error

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a PostgreSQL source: divides the table into ranges, and hands the changes to one task.
+
+The slot is created before the first range is read, so no change is missed. The changes begin when every range is
+*settled*: processed, and covered by a checkpoint that has completed. From then on no restart can read a range again,
+with another snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from anyio.to_thread import run_sync
+from psycopg import sql
+
+from actors.coordination import SplitEnumerator
+from actors.coordination.source import SplitEnumeratorContext
+from protocol.source_events import split_from_value, split_to_value
+from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.sources.errors import SourceBlocked
+from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
+from spark_bridge.sources.source import Source
+from spark_bridge.subtask.source import SplitReader
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["PostgresSource"]
+
+SLOT_TIMEOUT_S = 30.0
+"""The server creates a slot when all transactions that were open have ended."""
+
+_KEY_TYPES = ("smallint", "integer", "bigint", "uuid")
+
+
+class PostgresSource(Source):
+    """Reads a PostgreSQL table as Arrow batches, and then its changes. Needs ``headgate[postgres,dataframe]``.
+
+    The table is read in ranges of its key, by all tasks. With ``changes``, one task then reads what is changed, in the
+    order of the commits, from the server's log. Each change is in exactly one of the two: the rows that were read
+    contain it, or it follows as a change. Nothing is locked. This needs streaming mode with periodic checkpoints, since
+    the changes begin after the first checkpoint that covers the whole table; a server with ``wal_level=logical``; and a
+    user with the right to replicate, who owns the table.
+
+    The server keeps changes in a replication slot until a checkpoint covers them. Drop it with ``drop_slot`` when the
+    job is never run again; otherwise the server's disk fills up.
+
+    Args:
+        conninfo: how to connect, from the driver and from every task: a libpq connection string or URL.
+        table: the table, as ``table`` (of the schema public) or ``schema.table``.
+        key: the column of the primary key, an integer or a UUID.
+        columns: the columns to read; by default all.
+        changes: the name of the replication slot for changes, unique in the server; letters, digits and underscores.
+            None reads the table only, and ends.
+        bounded: end when everything has been read that was committed when the task began to read changes.
+        op_column: gets what a row is: r (read from the table), i, u or d (inserted, updated, deleted), or t (the table
+            was emptied with TRUNCATE; all columns are NULL). A deleted row has its key only, unless the table has
+            REPLICA IDENTITY FULL. None for no such column.
+        lsn_column: gets the place of the commit in the server's log, an integer that grows; 0 for rows of the table.
+            None for no such column.
+        range_rows: how many rows are read in one transaction, and make one batch.
+        batch_rows: about how many changes a batch has at most. A transaction is never divided.
+        rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
+
+    Raises:
+        ValueError: a number that is not positive, or an invalid name of the slot.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        table: str,
+        key: str,
+        columns: list[str] | None = None,
+        *,
+        changes: str | None = None,
+        bounded: bool = False,
+        op_column: str | None = "op",
+        lsn_column: str | None = "lsn",
+        range_rows: int = 10_000,
+        batch_rows: int = 1_000,
+        rate_limit_per_s: float | None = None,
+    ) -> None:
+        if range_rows < 1 or batch_rows < 1:
+            raise ValueError("range_rows and batch_rows must be at least 1")
+        if changes is not None and not (
+            changes.isascii() and changes.replace("_", "a").isalnum() and changes.islower()
+        ):
+            raise ValueError(f"a slot name has only lower-case letters, digits and underscores, not {changes!r}")
+        schema, _, name = table.rpartition(".")
+        self._conninfo = conninfo
+        self._table = (schema or "public", name)
+        self._key = key
+        self._given_columns = columns
+        self._slot = changes
+        self._bounded = bounded
+        self._op_column = op_column if changes is not None else None
+        self._lsn_column = lsn_column if changes is not None else None
+        self._range_rows = range_rows
+        self._batch_rows = batch_rows
+        self._rate_limit_per_s = rate_limit_per_s
+
+    def __repr__(self) -> str:
+        return f"PostgresSource({'.'.join(self._table)!r})"
+
+    @cached_property
+    def _column_types(self) -> dict[str, tuple[str, int]]:
+        """The types of the columns that are read, and their modifiers. Blocks."""
+        with psycopg.connect(self._conninfo) as connection:
+            found = connection.execute(
+                "SELECT attname, format_type(atttypid, NULL), atttypmod FROM pg_attribute WHERE attrelid = "
+                "to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+                (sql.Identifier(*self._table).as_string(connection),),
+            ).fetchall()
+        types: dict[str, tuple[str, int]] = {name: (type_, modifier) for name, type_, modifier in found}
+        if not types:
+            raise ValueError(f"there is no table {'.'.join(self._table)}: create it, or name the schema too")
+        missing = [column for column in (self._key, *(self._given_columns or ())) if column not in types]
+        if missing:
+            raise ValueError(f"table {'.'.join(self._table)} has no columns {missing}, only {list(types)}")
+        if types[self._key][0] not in _KEY_TYPES:
+            raise ValueError(f"the key {self._key!r} is a {types[self._key][0]}: it must be one of {_KEY_TYPES}")
+        return types
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table that are read; the key is always among them. Blocks."""
+        columns = list(self._given_columns or self._column_types)
+        return columns if self._key in columns else [self._key, *columns]
+
+    @cached_property
+    def schema(self) -> pyarrow.Schema:
+        """The columns, as a ``pyarrow.Schema``. Asks the server, and blocks."""
+        import pyarrow
+
+        types = self._column_types
+        fields = [pyarrow.field(column, _arrow_type(*types[column])) for column in self.columns]
+        fields += [pyarrow.field(self._op_column, pyarrow.string())] if self._op_column else []
+        fields += [pyarrow.field(self._lsn_column, pyarrow.int64())] if self._lsn_column else []
+        return pyarrow.schema(fields)
+
+    @property
+    def settings(self) -> PostgresSettings:
+        """What both halves know. Blocks."""
+        return PostgresSettings(
+            self._conninfo,
+            self._table,
+            self._key,
+            self._column_types[self._key][0],
+            tuple(self.columns),
+            self.schema.serialize().to_pybytes(),
+            self._op_column,
+            self._lsn_column,
+            self._slot,
+            f"headgate_{self._slot}",
+            self._batch_rows,
+            self._bounded,
+        )
+
+    def create_slot(self) -> None:
+        """Create publication and slot if they do not exist, before anything is read. Blocks.
+
+        Raises ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
+        the server waits for them.
+        """
+        publication = sql.Identifier(self.settings.publication)
+        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            (level,) = connection.execute("SHOW wal_level").fetchone() or ("",)
+            if level != "logical":
+                raise ValueError(f"wal_level is {level!r}: set it to logical and restart the server, to read changes")
+            with suppress(psycopg.errors.DuplicateObject):  # from an earlier start
+                connection.execute(
+                    sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(publication, sql.Identifier(*self._table))
+                )
+            with suppress(psycopg.errors.DuplicateObject):  # what it has more is recognised by the snapshots
+                connection.execute(sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{SLOT_TIMEOUT_S:g}s")))
+                try:
+                    connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._slot,))
+                except psycopg.errors.LockNotAvailable as error:
+                    raise SourceBlocked(
+                        f"the server has not created the replication slot {self._slot!r} within {SLOT_TIMEOUT_S:g} s, "
+                        f"because it waits for transactions that are open: {_open_transactions(connection)}"
+                    ) from error
+
+    def drop_slot(self) -> None:
+        """Drop slot and publication: the job is never run again. Does nothing if they do not exist. Blocks."""
+        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+                (self._slot,),
+            )
+            connection.execute(
+                sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(f"headgate_{self._slot}"))
+            )
+
+    def ranges(self) -> list[list[Any]]:
+        """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end."""
+        type_ = sql.SQL(self.settings.key_type)
+        key, table = sql.Identifier(self._key), sql.Identifier(*self._table)
+        query = sql.SQL(
+            "SELECT {key}::text FROM (SELECT {key} FROM {table} WHERE {above} ORDER BY {key} OFFSET {skip} LIMIT 1) one"
+        )
+        low: str | None = None
+        found: list[list[Any]] = []
+        with psycopg.connect(self._conninfo) as connection:
+            while True:
+                above = (
+                    sql.SQL("true")
+                    if low is None
+                    else sql.SQL("{} > CAST({} AS {})").format(key, sql.Literal(low), type_)
+                )
+                one = connection.execute(
+                    query.format(key=key, table=table, above=above, skip=sql.Literal(self._range_rows - 1))
+                ).fetchone()
+                found.append(["range", low, one[0] if one else None])
+                if one is None:
+                    return found
+                low = one[0]
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether changes follow the table."""
+        return self._slot is not None
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+        return PostgresEnumerator(self, state)
+
+    def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
+        if self.has_changes:
+            raise ValueError(
+                "spark.readStream cannot read the changes of a PostgreSQL table, because it takes no checkpoints of "
+                "Headgate: read them in a chain, with chain(source=...)"
+            )
+        return super().next_part(split, position)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return partial(PostgresReader, self.settings, self._rate_limit_per_s)
+
+
+def _open_transactions(connection: psycopg.Connection) -> str:
+    prepared = connection.execute("SELECT gid, database FROM pg_prepared_xacts ORDER BY prepared").fetchall()
+    sessions = connection.execute(
+        "SELECT pid, datname, application_name, extract(epoch FROM now() - xact_start)::int FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start"
+    ).fetchall()
+    found = [f"{gid!r} in {database!r}, prepared (end it with ROLLBACK PREPARED)" for gid, database in prepared]
+    found += [
+        f"that of process {pid} ({name or 'unnamed'}) in {database!r}, for {open_s} s (pg_terminate_backend ends it)"
+        for pid, database, name, open_s in sessions
+    ]
+    return "; ".join(found) or "they have ended since, so start again"
+
+
+class PostgresEnumerator(SplitEnumerator):
+    """Hands out the ranges of the table and then, to one reader, the changes."""
+
+    def __init__(self, source: PostgresSource, state: bytes | None) -> None:
+        self._source = source
+        self._is_restored = state is not None
+        empty: dict[str, Any] = {"pending": [], "count": 0, "read": [], "begun": False}
+        restored = empty if state is None else decode_event(state)
+        self._pending: deque[Any] = deque(map(split_from_value, restored["pending"]))
+        self._count: int = restored["count"]
+        self._begun: bool = restored["begun"]  # whether the changes were handed out
+        self._read: dict[Any, tuple[Any, Any, str]] = {low: (low, high, at) for low, high, at in restored["read"]}
+        self._settled = set(self._read)
+        self._read_by: dict[Any, int] = {}  # those that no completed checkpoint covers
+        self._read_at: dict[int, set[Any]] = {}
+        self._waiting: dict[int, None] = {}
+        self._context: SplitEnumeratorContext
+
+    @property
+    def pending_count(self) -> int:
+        """How many splits are known and not assigned."""
+        return len(self._pending)
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+        if self._is_restored:
+            return
+        if self._source.has_changes:
+            await run_sync(self._source.create_slot)
+        self._pending.extend(await run_sync(self._source.ranges))
+        self._count = len(self._pending)
+
+    async def handle_split_request(self, subtask: int) -> None:
+        self._waiting[subtask] = None
+        await self._serve()
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        match event:
+            case [name, low, high, str(snapshot)] if name == RANGE_READ:
+                if low not in self._settled:
+                    self._read[low] = (low, high, snapshot)
+                    self._read_by[low] = subtask
+            case _:
+                raise ValueError(
+                    f"subtask {subtask} sent {event!r}, which is not a message of a PostgresSource's reader"
+                )
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        self._waiting.pop(subtask, None)
+        for low in [low for low, reader in self._read_by.items() if reader == subtask]:
+            del self._read[low], self._read_by[low]  # it is read again, with another snapshot
+        self._pending.extendleft(reversed(splits))
+        await self._serve()
+
+    async def _serve(self) -> None:
+        if not self._pending and not self._begun and self._source.has_changes and len(self._settled) == self._count:
+            self._begin_changes()
+        for subtask in tuple(self._waiting):
+            if not self._context.attempts(subtask):
+                del self._waiting[subtask]  # its next attempt asks itself
+            elif self._pending:
+                del self._waiting[subtask]
+                await self._context.assign_splits(subtask, [self._pending.popleft()])
+            elif self._begun or not self._source.has_changes:
+                del self._waiting[subtask]
+                await self._context.signal_no_more_splits(subtask)
+
+    def _begin_changes(self) -> None:
+        """In the order of the key, with the snapshot of each range."""
+        self._begun = True
+        following, at = [], None
+        for _ in range(self._count):
+            following.append(list(self._read[at]))
+            at = self._read[at][1]
+        self._pending.append(["changes", following])
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        self._read_at[checkpoint_id] = set(self._read)
+        return encode_event(
+            {
+                "pending": [split_to_value(split) for split in self._pending],
+                "count": self._count,
+                "begun": self._begun,
+                "read": [list(one) for one in self._read.values()],
+            }
+        )
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        covered = self._read_at.pop(checkpoint_id, set())
+        for older in [one for one in self._read_at if one < checkpoint_id]:
+            del self._read_at[older]
+        self._settled |= covered & self._read.keys()
+        for low in covered:
+            self._read_by.pop(low, None)
+        await self._serve()
+
+
+def _arrow_type(type_: str, modifier: int) -> Any:
+    """The Arrow type of a column; a text for all types that have none."""
+    import pyarrow
+
+    simple = {
+        "smallint": pyarrow.int16(),
+        "integer": pyarrow.int32(),
+        "bigint": pyarrow.int64(),
+        "real": pyarrow.float32(),
+        "double precision": pyarrow.float64(),
+        "boolean": pyarrow.bool_(),
+        "bytea": pyarrow.binary(),
+        "date": pyarrow.date32(),
+        "timestamp without time zone": pyarrow.timestamp("us"),
+        "timestamp with time zone": pyarrow.timestamp("us", "UTC"),
+    }
+    if type_ == "numeric" and modifier >= 4:
+        precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
+        if precision <= 38 and scale <= precision:
+            return pyarrow.decimal128(precision, scale)
+    return simple.get(type_, pyarrow.string())

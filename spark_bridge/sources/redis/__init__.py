@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Redis Streams as a source.
+
+Nothing is loaded here, because executors import this package too.
+"""

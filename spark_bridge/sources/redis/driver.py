@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a Redis source: finds the streams, and where each of them ends now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from actors.coordination import SplitEnumerator
+from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from protocol.source_events import SplitAt
+from spark_bridge.sources.redis.task import RedisReader, connect
+from spark_bridge.sources.source import Source
+from spark_bridge.subtask.source import SplitReader
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["RedisStreamsSource"]
+
+
+class RedisStreamsSource(Source):
+    """Reads Redis Streams as Arrow batches, one row for each entry. Needs ``pip install 'headgate[redis,dataframe]'``.
+
+    Each stream is read by one task, in the order of its entries. A position is an entry's id, so consumer groups are
+    not used, and nothing is acknowledged: the checkpoints have the positions. An entry that is trimmed before it was
+    read is not read.
+
+    Args:
+        url: how to connect, from the driver and from every task: ``redis://host:6379/0``. It travels to the tasks in
+            Spark's closure.
+        streams: the keys of the streams; or a pattern such as ``"orders:*"``, for all streams with such a key.
+        schema: the columns, as a ``pyarrow.Schema``: each is the field of that name, converted from its text, and NULL
+            if an entry does not have it.
+        id_column: the column of the schema that gets the entry's id, if any.
+        bounded: read what the streams have when the run begins, and end. Otherwise the source never ends.
+        start: from which entry on: ``"first"``, or ``"new"`` for those that are added after the run has begun.
+        discover_every_s: look for new streams of a pattern so often, in seconds. Not if it is bounded.
+        batch_rows: how many entries a batch has at most.
+        rate_limit_per_s: how many entries all tasks together read in a second; None for no limit.
+
+    Raises:
+        ValueError: no streams, an unknown ``start``, or a number that is not positive.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        streams: Sequence[str] | str,
+        schema: pyarrow.Schema,
+        *,
+        id_column: str | None = None,
+        bounded: bool = False,
+        start: str = "first",
+        discover_every_s: float = 10.0,
+        batch_rows: int = 1_000,
+        rate_limit_per_s: float | None = None,
+    ) -> None:
+        if not streams:
+            raise ValueError("streams must be a list of keys, or a pattern")
+        if start not in ("first", "new"):
+            raise ValueError(f'start must be "first" or "new", not {start!r}')
+        if batch_rows < 1 or discover_every_s <= 0:
+            raise ValueError("batch_rows must be at least 1, and discover_every_s positive")
+        if id_column is not None and id_column not in schema.names:
+            raise ValueError(f"id_column {id_column!r} is not in the schema: {schema.names}")
+        self._url = url
+        self._streams = streams if isinstance(streams, str) else tuple(streams)
+        self.schema = schema
+        self._id_column = id_column
+        self._bounded = bounded
+        self._start = start
+        self._discover_every_s = discover_every_s
+        self._batch_rows = batch_rows
+        self._rate_limit_per_s = rate_limit_per_s
+
+    def __repr__(self) -> str:
+        return f"RedisStreamsSource({self._streams!r})"
+
+    def splits(self) -> list[Any]:
+        """The splits that exist now. Blocks."""
+        with connect(self._url) as client:
+            if isinstance(self._streams, str):
+                keys = sorted(key.decode() for key in client.scan_iter(match=self._streams, count=1000, _type="STREAM"))
+            else:
+                keys = list(self._streams)
+            ends = {key: _last_id(client, key) for key in keys}
+        found: list[Any] = []
+        for key, end in ends.items():
+            split = [key, (end or "0-0") if self._bounded else None]
+            found.append(SplitAt(split, end) if self._start == "new" and end else split)
+        return found
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
+        grows = isinstance(self._streams, str) and not self._bounded
+        return DiscoveringSplitEnumerator(
+            self.splits, state, every_s=self._discover_every_s if grows else None, key=lambda split: str(split[0])
+        )
+
+    def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
+        stream, until = split
+        if until is not None:
+            return super().next_part(split, position)
+        with connect(self._url) as client:
+            end = _last_id(client, stream)
+        return None if end is None or end == position else (SplitAt([stream, end], position), end)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        streams = None if isinstance(self._streams, str) else len(self._streams)
+        return partial(
+            RedisReader,
+            self._url,
+            self.schema.serialize().to_pybytes(),
+            self._id_column,
+            self._batch_rows,
+            streams,
+            self._rate_limit_per_s,
+        )
+
+
+def _last_id(client: Any, stream: str) -> str | None:
+    """The id of the newest entry; None if there is none."""
+    newest = client.xrevrange(stream, count=1)
+    return newest[0][0].decode() if newest else None

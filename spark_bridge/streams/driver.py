@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The driver's half of a stream: plans micro-batches that can be asked for again, and hands out the splits of one.
+
+Spark fixes a micro-batch by two offsets, which it keeps in the query's ``checkpointLocation``. It may ask for the same
+two again: after the query was restarted, or the driver has died. So a batch is a list of splits that is *stored* before
+Spark learns of its number. A split that never ends is cut: the batch has the part of it that can be read now, and the
+next batch begins there (``Source.next_part``).
+
+The state of a stream has the splits of each batch that Spark may still ask for, the open splits with the positions of
+their next parts, and the state of the source's enumerator, which finds new splits. It is a checkpoint in the sidecar's
+storage, so a later application takes the stream over, and the earlier one is fenced.
+
+Inside a batch, tasks take splits as they become free. A lost task's splits go to others, and Spark drops what it had
+put out. So the content of a batch is the same each time, but not that of one partition.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import anyio
+from anyio.to_thread import run_sync
+
+from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination.source import SplitEnumeratorContext
+from actors.logs import get_logger
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.source_events import (
+    SplitAt,
+    StreamBatch,
+    parse_stream_batch,
+    split_from_value,
+    split_to_value,
+)
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.framing import WireLimits
+from protocol.wire.messages import RestoreMode
+from spark_bridge.errors import StreamRefused
+from spark_bridge.sources.source import Source
+from spark_bridge.storage import StoragePort
+
+__all__ = ["FormatEnumerator", "StreamPlanner"]
+
+log = get_logger("headgate.streams")
+
+_LIMITS = WireLimits.for_events(256 * 2**20)
+_READER = 0  # the only reader that an enumerator sees while a stream is planned
+
+
+@dataclass(frozen=True)
+class _State:
+    """``dropped``: so many batches were committed and forgotten. ``open``: splits that have not ended."""
+
+    stream: str = ""
+    dropped: int = 0
+    batches: tuple[tuple[Any, ...], ...] = ()
+    open: tuple[SplitAt, ...] = ()
+    enumerator: bytes | None = None
+
+    @property
+    def last(self) -> int:
+        """The number of the newest batch; 0 before the first."""
+        return self.dropped + len(self.batches)
+
+    def pack(self) -> bytes:
+        batches = [[split_to_value(split) for split in batch] for batch in self.batches]
+        left = [[one.split, one.position] for one in self.open]
+        return encode_event([self.stream, self.dropped, batches, left, self.enumerator], _LIMITS)
+
+    @classmethod
+    def unpack(cls, state: bytes) -> _State:
+        stream, dropped, batches, left, enumerator = decode_event(state, _LIMITS)
+        return cls(
+            stream,
+            dropped,
+            tuple(tuple(map(split_from_value, batch)) for batch in batches),
+            tuple(SplitAt(split, position) for split, position in left),
+            enumerator,
+        )
+
+
+class StreamPlanner:
+    """Plans the micro-batches of one source. Loop only; requests are answered one at a time.
+
+    ``splits_max`` is how many splits a batch has, about, at most.
+    """
+
+    def __init__(self, name: str, source: Source, port: StoragePort, splits_max: int) -> None:
+        if splits_max < 1:
+            raise ValueError(f"splits_max must be at least 1, not {splits_max}")
+        self._name = name
+        self._source = source
+        self._port = port
+        self._splits_max = splits_max
+        self._turn = anyio.Lock()
+        self._state = _State()
+        self._finding: _Finding | None = None
+
+    async def open(self) -> None:
+        """Take over the stream of an earlier application, if the storage has one. Raises ``StorageError``."""
+        restored = await self._port.restore_latest()
+        if restored is not None:
+            self._state = _State.unpack(restored.coordinator_state)
+
+    async def close(self) -> None:
+        """Close the enumerator. The stream continues in a later application."""
+        async with self._turn:
+            await self._forget_finding()
+
+    async def answer(self, method: str, argument: Any) -> Any:
+        """Answer a request of Spark's planning process.
+
+        Raises ``StreamRefused`` if it cannot be served, ``StorageError``, and what the source raises.
+        """
+        async with self._turn:
+            match method, argument:
+                case "initial", None:
+                    return await self._initial()
+                case "initial", [str(stream), int()]:
+                    return self._initial_of(stream)
+                case "latest", None:  # from Spark 4.1, perhaps for a new query, of which "initial" comes later
+                    if not self._state.stream:
+                        await self._initial()
+                    return await self._latest(self._state.last)
+                case "latest", [str(stream), int(number)]:
+                    self._check(stream, number, number)
+                    return await self._latest(number)
+                case "count", [str(stream), int(start), int(end)]:
+                    return len(self.splits(StreamBatch(stream, start, end)))
+                case "commit", [str(stream), int(number)]:
+                    return self._commit(stream, number)
+                case _:
+                    raise StreamRefused(f"source {self._name!r} does not know the request {method!r}")
+
+    def splits(self, batch: StreamBatch) -> list[Any]:
+        """The splits of a batch. Raises ``StreamRefused`` if it is not known."""
+        self._check(batch.stream, batch.start, batch.end)
+        dropped = self._state.dropped
+        planned = self._state.batches[batch.start - dropped : batch.end - dropped]
+        return [split for part in planned for split in part]
+
+    async def _initial(self) -> list[Any]:
+        """A query without a checkpointLocation begins: at the beginning of the source."""
+        if not self._state.stream or self._state.last:
+            await self._forget_finding()
+            await self._store(_State(secrets.token_hex(8)))
+        return [self._state.stream, 0]
+
+    def _initial_of(self, stream: str) -> list[Any]:
+        """A query without a checkpointLocation begins, and Spark 4.1 has asked for the end of its first batch."""
+        if stream != self._state.stream or self._state.dropped:
+            raise StreamRefused(
+                f"another query has read source {self._name!r} before, and with Spark 4.1 a second one cannot begin at "
+                "its beginning: register the source under another name, with sidecar.source(...), or keep the "
+                "checkpointLocation of the first query"
+            )
+        return [stream, 0]
+
+    async def _latest(self, start: int) -> list[Any]:
+        if start == self._state.last:
+            await self._plan()
+        return [self._state.stream, self._state.last]
+
+    def _commit(self, stream: str, number: int) -> None:
+        """Forget what Spark will not ask for again. Not stored: forgetting it again is harmless."""
+        self._check(stream, number, number)
+        done = number - self._state.dropped
+        self._state = replace(self._state, dropped=number, batches=self._state.batches[done:])
+
+    def _check(self, stream: str, start: int, end: int) -> None:
+        if not self._state.stream:
+            raise StreamRefused(
+                f"the query continues a stream of source {self._name!r} that this sidecar does not know: keep its plan "
+                "with SidecarConfig(storage=...), the same for each driver, or begin with a new checkpointLocation"
+            )
+        if stream != self._state.stream:
+            raise StreamRefused(
+                f"another query has started to read source {self._name!r}, and only one query can read a source: "
+                "register the source under a separate name for each query, with sidecar.source(...)"
+            )
+        if not self._state.dropped <= start <= end <= self._state.last:
+            raise StreamRefused(
+                f"source {self._name!r} has the batches after {self._state.dropped} up to {self._state.last}, but "
+                f"Spark asks for those after {start} up to {end}: the checkpointLocation and SidecarConfig.storage do "
+                "not belong together, because one of them is a copy of an earlier time"
+            )
+
+    # --- planning -------------------------------------------------------------------------------------------------
+
+    async def _plan(self) -> None:
+        """Plan a batch of what is new, and store it. If that fails, what was found is found again."""
+        try:
+            if self._finding is None:
+                self._finding = await _Finding.begin(self._source, self._state.enumerator)
+            missing = self._splits_max - len(self._state.open)
+            found = await self._finding.look(max(1, missing))
+            splits = (*self._state.open, *found)
+            parts, left = await run_sync(_cut, self._source, splits)
+            if not parts and not found:
+                return
+            batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
+            enumerator = await self._finding.enumerator.snapshot_state(0) if found else self._state.enumerator
+            await self._store(replace(self._state, batches=batches, open=tuple(left), enumerator=enumerator))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._forget_finding()
+            raise
+
+    async def _store(self, state: _State) -> None:
+        checkpoint_id = self._port.next_checkpoint_id()
+        await self._port.store(CompletedCheckpoint(checkpoint_id, 1, state.pack(), label=f"{self._name}: a stream"))
+        self._port.completed(checkpoint_id)
+        self._state = state
+
+    async def _forget_finding(self) -> None:
+        finding, self._finding = self._finding, None
+        if finding is not None:
+            try:
+                await finding.enumerator.close()
+            except Exception:
+                log.exception("split enumerator close failed", source=self._name)
+
+
+def _cut(source: Source, splits: Iterable[SplitAt]) -> tuple[list[Any], list[SplitAt]]:
+    """The parts of these splits that can be read now, and the splits that have not ended. Blocks."""
+    parts, left = [], []
+    for one in splits:
+        cut = source.next_part(one.split, one.position)
+        if cut is None:
+            left.append(one)
+            continue
+        part, position = cut
+        parts.append(part)
+        if position is not None:
+            left.append(SplitAt(one.split, position))
+    return parts, left
+
+
+class _Finding:
+    """An enumerator that finds splits for a plan: it is asked as if one reader had read everything so far."""
+
+    def __init__(self, enumerator: SplitEnumerator, context: _PlanningContext) -> None:
+        self.enumerator = enumerator
+        self._context = context
+
+    @classmethod
+    async def begin(cls, source: Source, state: bytes | None) -> _Finding:
+        context = _PlanningContext()
+        finding = cls(source.enumerator(state), context)
+        await finding.enumerator.start(context)
+        await finding.enumerator.add_reader(_READER)
+        return finding
+
+    async def look(self, splits_max: int) -> list[SplitAt]:
+        """Return the splits that are new, about ``splits_max`` at most."""
+        context = self._context
+        await context.run_due()
+        while len(context.found) < splits_max and not context.has_no_more:
+            before = len(context.found)
+            await self.enumerator.handle_split_request(_READER)
+            if len(context.found) == before:
+                break
+        found, context.found = context.found, []
+        return [one if isinstance(one, SplitAt) else SplitAt(one, None) for one in found]
+
+
+class _PlanningContext(SplitEnumeratorContext):
+    """The context of an enumerator whose splits go into a plan."""
+
+    def __init__(self) -> None:
+        self.coordinator = cast("CoordinatorContext", self)
+        self.found: list[Any] = []
+        self.has_no_more = False
+        self.mode = RestoreMode.BATCH
+        self.log = log
+        self._timers: list[tuple[float, Callable[[], Awaitable[None]]]] = []
+        self._calls: deque[Callable[[], Awaitable[None]]] = deque()
+
+    @property
+    def parallelism(self) -> int:
+        return 1
+
+    def registered_readers(self) -> list[int]:
+        return [_READER]
+
+    def attempts(self, subtask: int) -> list[int]:
+        return [0]
+
+    async def send_event(self, subtask: int, event: Any) -> None:
+        """Nobody reads yet."""
+
+    async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
+        self.found += splits
+
+    def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
+        return []
+
+    async def signal_no_more_splits(self, subtask: int) -> None:
+        self.has_no_more = True
+
+    def has_no_more_splits(self, subtask: int) -> bool:
+        return self.has_no_more
+
+    # --- what an enumerator may use of its coordinator's context --------------------------------------------------
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        self._timers.append((anyio.current_time() + delay_s, handler))
+
+    def call_async(
+        self, function: Callable[..., Any], *args: Any, handler: Callable[[Any, Exception | None], Awaitable[None]]
+    ) -> None:
+        async def call() -> None:
+            try:
+                result = await run_sync(lambda: function(*args))
+            except Exception as error:
+                await handler(None, error)
+            else:
+                await handler(result, None)
+
+        self._calls.append(call)
+
+    async def run_due(self) -> None:
+        """Call what is due now, and what that calls on worker threads."""
+        now = anyio.current_time()
+        due = [handler for due_at, handler in self._timers if due_at <= now]
+        self._timers = [entry for entry in self._timers if entry[0] > now]
+        for handler in due:
+            await handler()
+        while self._calls:
+            await self._calls.popleft()()
+
+
+@dataclass
+class FormatEnumerator(SplitEnumerator):
+    """The splits of one run of a format: of a micro-batch, if its tasks say so, otherwise of the whole source."""
+
+    source: Source
+    planner: StreamPlanner
+    _inner: SplitEnumerator | None = None
+    _batch: StreamBatch | None = None
+    _readers: list[int] = field(default_factory=list)
+
+    @property
+    def pending_count(self) -> int | None:
+        """How many splits are not assigned; None if that is not known."""
+        return getattr(self._inner, "pending_count", None)
+
+    @property
+    def pending_backlog(self) -> int | None:
+        """How much there is to read in them; None if that is not known."""
+        return getattr(self._inner, "pending_backlog", None)
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+
+    async def add_reader(self, subtask: int) -> None:
+        self._readers.append(subtask)
+        if self._inner is not None:
+            await self._inner.add_reader(subtask)
+
+    async def handle_split_request(self, subtask: int) -> None:
+        await (await self._begun(self._batch)).handle_split_request(subtask)
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        batch = parse_stream_batch(event)
+        inner = await self._begun(batch or self._batch)
+        if batch is None:
+            await inner.handle_source_event(subtask, attempt, event)
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        if self._inner is not None:
+            await self._inner.add_splits_back(splits, subtask)
+
+    async def close(self) -> None:
+        if self._inner is not None:
+            await self._inner.close()
+
+    async def _begun(self, batch: StreamBatch | None) -> SplitEnumerator:
+        if self._inner is None:
+            self._batch = batch
+            splits = None if batch is None else self.planner.splits(batch)
+            self._inner = self.source.enumerator(None) if splits is None else StaticSplitEnumerator(splits)
+            await self._inner.start(self._context)
+            for subtask in self._readers:
+                await self._inner.add_reader(subtask)
+        elif batch != self._batch:
+            raise StreamRefused("tasks of two micro-batches read one source in one run: give each query its own source")
+        return self._inner

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A stream outside the sidecar: the process in which Spark plans it, and the tasks that read a micro-batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import HeadgateError
+from protocol.source_events import StreamBatch, stream_batch_event
+from spark_bridge.subtask.control import ControlEndpoint, exchange
+from spark_bridge.subtask.source import SplitReader
+
+__all__ = ["StreamClient", "StreamFailed", "batch_between", "reader_of_batch"]
+
+ANSWER_TIMEOUT_S = 150.0
+CONNECT_TIMEOUT_S = 30.0
+IDLE_PAUSE_S = 0.1
+"""Spark asks again after some milliseconds if there is nothing new."""
+
+
+class StreamFailed(HeadgateError):
+    """The sidecar refused to plan a stream, or has failed. The message says why."""
+
+
+@dataclass(frozen=True)
+class StreamClient:
+    """Asks the sidecar what a stream has. It travels to Spark's planning process with pickle, and holds a key."""
+
+    endpoint: ControlEndpoint
+
+    def initial(self, latest: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The offset at which a new query begins; before ``latest``, if Spark was told one already."""
+        return _offset(self._ask("initial", None if latest is None else _pair(latest)))
+
+    def latest(self, start: dict[str, Any] | None, before: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The newest offset. Plans a batch of all that is new, if every batch up to ``start`` has been given out.
+
+        ``before`` is the last answer.
+        """
+        answer = _offset(self._ask("latest", None if start is None else _pair(start)))
+        if answer == (before if start is None else start):
+            time.sleep(IDLE_PAUSE_S)
+        return answer
+
+    def count(self, batch: StreamBatch) -> int:
+        """How many splits the batch has."""
+        return int(self._ask("count", [batch.stream, batch.start, batch.end]))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark will not ask for anything up to ``end`` again."""
+        self._ask("commit", _pair(end))
+
+    def _ask(self, method: str, argument: Any = None) -> Any:
+        answer = exchange(
+            self.endpoint, method, argument, timeout_s=ANSWER_TIMEOUT_S, connect_timeout_s=CONNECT_TIMEOUT_S
+        )
+        match answer:
+            case [True, result]:
+                return result
+            case [False, str(kind), str(text)]:
+                raise StreamFailed(f"{text} ({kind})")
+            case _:
+                raise StreamFailed(f"the sidecar sent an invalid answer, {answer!r}: use one release on both sides")
+
+
+def batch_between(start: dict[str, Any], end: dict[str, Any]) -> StreamBatch:
+    """The batch of Spark's two offsets. Raises ``StreamFailed`` if they belong to different streams."""
+    (stream, first), (other, last) = _pair(start), _pair(end)
+    if stream != other:
+        raise StreamFailed("the offsets of this batch belong to two streams: the checkpointLocation is damaged")
+    return StreamBatch(stream, first, last)
+
+
+def reader_of_batch(make_reader: Callable[[], SplitReader], batch: StreamBatch) -> SplitReader:
+    """Make a reader that first tells the split enumerator which batch its task belongs to."""
+    reader = make_reader()
+    reader.announced = stream_batch_event(batch)
+    return reader
+
+
+def _offset(pair: list[Any]) -> dict[str, Any]:
+    stream, number = pair
+    return {"stream": stream, "batch": number}
+
+
+def _pair(offset: dict[str, Any]) -> list[Any]:
+    try:
+        return [offset["stream"], offset["batch"]]
+    except (KeyError, TypeError) as error:
+        raise StreamFailed(
+            f"{offset!r} is not an offset of a Headgate source: the checkpointLocation is that of another query"
+        ) from error

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the sidecar of the soak test coordinates in a separate process. It is only given names, so the job is
+in a file, which the environment names."""
+
+from __future__ import annotations
+
+import os
+
+from headgate import SidecarRuntime
+from tests.pipelines.real.job import OPERATOR, TASKS, Job
+
+JOB_FILE = "HEADGATE_SOAK_JOB"
+job = Job.read(os.environ[JOB_FILE])
+config = job.config
+
+
+async def coordinate(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate(OPERATOR, job.stages, parallelism=TASKS, mode="streaming", checkpoint=job.checkpoint)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Enumerators that find splits while tasks read (H131), and several sources in a row (H132)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
+from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator
+from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitEnumerator
+from headgate.testing import running_operator
+from tests.primitives.stage_histories import Numbers
+from tests.sources.test_split_reader import until_over
+
+pytestmark = pytest.mark.anyio
+
+STREAMING: dict[str, Any] = {"mode": "streaming", "checkpoint": CheckpointConfig(tolerated_failures=9)}
+
+
+class Names(SplitReader):
+    """Yields the name of each split."""
+
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+        if position is None:
+            yield 1, split
+
+
+def discovering(found: list[str], **settings: Any) -> SourceCoordinator:
+    return SourceCoordinator(lambda state: DiscoveringSplitEnumerator(lambda: list(found), state, **settings))
+
+
+async def test_new_splits_are_found_while_tasks_wait_and_each_is_read_once() -> None:
+    found = ["a", "b"]
+    async with running_operator(discovering(found, every_s=1.0), parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, Names) for subtask in range(2)]
+        await world.settle()
+        assert sorted(tasks[0].outputs + tasks[1].outputs) == ["a", "b"]
+        found += ["c", "a"]
+        await world.advance(1.0)
+        found.append("d")
+        await world.advance(1.0)
+        assert sorted(tasks[0].outputs + tasks[1].outputs) == ["a", "b", "c", "d"]
+        assert not tasks[0].outcome, "it waits for more"
+
+
+async def test_a_restored_enumerator_knows_what_was_found_and_looks_for_what_is_new() -> None:
+    found = ["a", "b"]
+    async with running_operator(discovering(found, every_s=1.0), parallelism=1, **STREAMING) as world:
+        await world.launch_operator(0, Names)
+        await world.settle()
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    found.append("c")
+    async with running_operator(
+        discovering(found, every_s=1.0), parallelism=1, restored=restored, **STREAMING
+    ) as world:
+        task = await world.launch_operator(0, Names)
+        await world.advance(3.0)
+        assert task.outputs == ["c"]
+
+
+async def test_without_discovery_the_source_ends_with_what_it_found_first_also_after_a_restore() -> None:
+    found = ["a", "b", "c"]
+    async with running_operator(discovering(found, batch_size=2), parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, Names)
+        await until_over(world, task)
+        assert task.outputs == ["a", "b", "c"]
+        restored = world.checkpoints[-1]
+    found.append("too late")
+    async with running_operator(discovering(found), parallelism=1, restored=restored, **STREAMING) as world:
+        task = await world.launch_operator(0, Names)
+        await until_over(world, task)
+        assert task.outputs == []
+
+
+async def test_what_a_lost_task_gives_back_goes_to_one_that_waits() -> None:
+    class Holding(Names):
+        def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
+            self.context.wait_for_event()
+            yield 1, split
+
+    async with running_operator(discovering(["a"], every_s=60.0), parallelism=2, **STREAMING) as world:
+        first = await world.launch_operator(0, Holding)
+        second = await world.launch_operator(1, Names)
+        await world.kill(first)
+        await world.settle()
+        assert second.outputs == ["a"]
+
+
+async def test_discovery_that_fails_is_tried_again_and_fails_the_job_in_the_end() -> None:
+    looks: list[int] = []
+
+    def failing() -> list[str]:
+        looks.append(1)
+        if len(looks) in (1, 3):
+            return ["a", str(len(looks))]
+        raise OSError("the storage is away")
+
+    source = SourceCoordinator(lambda state: DiscoveringSplitEnumerator(failing, state, every_s=1.0))
+    async with running_operator(source, parallelism=1) as world:
+        task = await world.launch_operator(0, Names)
+        await world.advance(2.5)
+        assert task.outputs == ["a", "1", "3"]
+        await world.advance(FAILURES_MAX - 1.0)
+        assert not world.failures
+        await world.advance(1.0)
+        assert [str(error) for error in world.failures] == ["the storage is away"]
+
+
+async def test_discovery_that_fails_at_the_start_keeps_the_coordinator_from_starting() -> None:
+    def failing() -> list[str]:
+        raise OSError("no such folder")
+
+    with pytest.raises(OSError, match="no such folder"):
+        async with running_operator(SourceCoordinator(lambda state: DiscoveringSplitEnumerator(failing, state))):
+            pass
+
+
+@pytest.mark.parametrize("settings", [{"every_s": 0.0}, {"batch_size": 0}])
+def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        DiscoveringSplitEnumerator(list, None, **settings)
+
+
+# --- several sources in a row --------------------------------------------------------------------------------------
+
+
+class Past(Source):
+    """Numbers in splits, read at ten a second for each task."""
+
+    def __init__(self, *splits: list[int]) -> None:
+        self.splits = splits
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> StaticSplitEnumerator:
+        return StaticSplitEnumerator(self.splits, state)
+
+    @property
+    def operator(self) -> Any:
+        return Numbers
+
+
+class Live(Past):
+    """Begins where the source before it has ended."""
+
+    def __init__(self, story: list[Any]) -> None:
+        super().__init__()
+        self.story = story
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> StaticSplitEnumerator:
+        self.story.append((state is not None, type(previous).__name__))
+        return StaticSplitEnumerator([[100, 110], [110, 120]], state)
+
+
+class Seeing(Past):
+    """Its reader notes in the order of time what it reads."""
+
+    def __init__(self, seen: list[int], *splits: list[int]) -> None:
+        super().__init__(*splits)
+        self.seen = seen
+
+    @property
+    def operator(self) -> Any:
+        seen = self.seen
+
+        class Noting(Numbers):
+            def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+                for after, number in super().read_from(split, position):
+                    self.context.sleep(0.1)
+                    seen.append(number)
+                    yield after, number
+
+        return Noting
+
+
+async def test_a_source_begins_when_the_one_before_it_is_read_to_its_end() -> None:
+    seen: list[int] = []
+    first, second = Seeing(seen, [0, 3], [3, 20]), Seeing(seen, [100, 110], [110, 120])
+    source = HybridSource(first, second)
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await until_over(world, *tasks)
+        assert sorted(tasks[0].outputs + tasks[1].outputs) == [*range(20), *range(100, 120)]
+    assert max(seen.index(number) for number in range(20)) < min(seen.index(number) for number in range(100, 120))
+
+
+async def test_a_task_that_is_lost_before_the_hand_over_delays_it() -> None:
+    seen: list[int] = []
+    first, second = Seeing(seen, [0, 3], [3, 20]), Seeing(seen, [100, 110], [110, 120])
+    source = HybridSource(first, second)
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await world.advance(0.5)
+        answer = world.begin_checkpoint()
+        await world.advance(0.3)
+        assert answer.value == 1
+        slow = next(task for task in tasks if 3 in task.outputs)
+        await world.kill(slow)
+        await world.advance(1.0)
+        assert max(seen) < 100, "the split of the lost task is in its checkpoint, and not yet read"
+        again = await world.retry(slow)
+        await until_over(world, again, *[task for task in tasks if task is not slow])
+    late = len(seen) - 1 - seen[::-1].index(19)
+    assert late < seen.index(min(number for number in seen if number >= 100))
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.5, 2.4])
+async def test_a_hybrid_source_is_restored_in_whichever_source_it_was(seconds: float) -> None:
+    seen: list[int] = []
+    make = [Seeing(seen, [0, 10]), Seeing(seen, [100, 110], [110, 120])]
+    source = HybridSource(*make)
+    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
+        await world.launch_operator(0, source.operator)
+        await world.advance(seconds)
+        answer = world.begin_checkpoint()
+        await world.advance(0.2)
+        assert answer.value == 1
+        restored = world.checkpoints[-1]
+    seen.clear()
+    async with running_operator(source.coordinator, parallelism=1, restored=restored, **STREAMING) as world:
+        task = await world.launch_operator(0, source.operator)
+        await until_over(world, task)
+        expected = [*range(10), *range(100, 120)]
+        assert task.outputs == expected[expected.index(task.outputs[0]) :]
+        assert 0 < expected.index(task.outputs[0]) < 30
+
+
+async def test_the_next_source_is_built_from_the_one_before_it_once() -> None:
+    story: list[Any] = []
+    source = HybridSource(Past([0, 5]), Live(story))
+    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, source.operator)
+        await until_over(world, task)
+    assert story == [(False, "StaticSplitEnumerator")]
+
+
+def test_a_state_of_more_sources_than_there_are_is_refused() -> None:
+    from protocol.wire.codec import encode_event
+
+    with pytest.raises(ValueError, match="that of 2 sources, but there are 1"):
+        HybridSplitEnumerator([Past().enumerator], encode_event([b"", b""]))
+    with pytest.raises(ValueError, match="at least one source"):
+        HybridSource()
+
+
+async def test_a_reader_without_positions_is_refused_in_a_hybrid_source() -> None:
+    class Old(Past):
+        @property
+        def operator(self) -> Any:
+            class Reader(SplitReader):
+                def read_split(self, split: Any, /) -> list[Any]:
+                    return [split]
+
+            return Reader
+
+    with pytest.raises(TypeError, match="has no positions"):
+        HybridSource(Old()).operator()

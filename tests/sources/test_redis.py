@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Redis Streams as a source, read from a real server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+import pytest
+
+from headgate import chain
+from headgate.sinks import RedisStreamsSink
+from headgate.sources import RedisStreamsSource, SplitAt
+from headgate.types import Chain
+from spark_bridge.sources.redis.task import RedisReader
+from tests.redis_server import RedisServer
+from tests.sources.incarnations import run_until_the_end
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = pyarrow.schema([("at", pyarrow.string()), ("id", pyarrow.int64()), ("name", pyarrow.string())])
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Any]:
+    with redis_server.connect() as client:
+        client.flushdb()
+        yield client
+
+
+def add(client: Any, stream: str, ids: range) -> list[str]:
+    return [client.xadd(stream, {"id": one, **({"name": f"n{one}"} if one % 2 else {})}) for one in ids]
+
+
+def read(source: RedisStreamsSource, split: Any, position: Any = None) -> list[tuple[Any, Any]]:
+    make: Any = source.operator
+    reader: RedisReader = make()
+    try:
+        return [item for item in reader.read_from(split, position) if item is not None]
+    finally:
+        reader.close()
+
+
+def test_entries_are_rows_with_the_types_of_the_schema(redis_server: RedisServer, client: Any) -> None:  # H130
+    ids = add(client, "orders", range(5))
+    source = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA, id_column="at", bounded=True, batch_rows=2)
+    (split,) = source.splits()
+    batches = read(source, split)
+    assert [position for position, _ in batches] == [ids[1], ids[3], ids[4]]
+    assert [row for _, batch in batches for row in batch.to_pylist()] == [
+        {"at": ids[one], "id": one, "name": f"n{one}" if one % 2 else None} for one in range(5)
+    ]
+    behind = read(source, split, ids[3])
+    assert [row["id"] for _, batch in behind for row in batch.to_pylist()] == [4]
+
+
+def test_a_bounded_source_ends_where_the_stream_ended_when_the_run_began(
+    redis_server: RedisServer, client: Any
+) -> None:
+    add(client, "orders", range(3))
+    source = RedisStreamsSource(redis_server.url, ["orders", "none"], SCHEMA, bounded=True)
+    first, empty = source.splits()
+    add(client, "orders", range(3, 9))
+    assert sum(batch.num_rows for _, batch in read(source, first)) == 3
+    assert read(source, empty) == []
+
+
+def test_a_stream_is_cut_where_it_is_now(redis_server: RedisServer, client: Any) -> None:  # H133
+    source = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA)
+    assert source.next_part(["orders", None], None) is None
+    ids = add(client, "orders", range(3))
+    part, position = source.next_part(["orders", None], None) or ("", "")
+    assert (part, position) == (SplitAt(["orders", ids[-1]], None), ids[-1])
+    assert source.next_part(["orders", None], position) is None
+    more = add(client, "orders", range(3, 5))
+    part, _ = source.next_part(["orders", None], position) or (SplitAt("", ""), "")
+    assert [row["id"] for _, batch in read(source, part.split, part.position) for row in batch.to_pylist()] == [3, 4]
+    assert part.split == ["orders", more[-1]]
+
+
+def test_streams_of_a_pattern_are_found_and_new_ones_begin_at_their_end(redis_server: RedisServer, client: Any) -> None:
+    ids = add(client, "orders:1", range(3))
+    add(client, "other", range(3))
+    client.set("orders:text", "no stream")
+    source = RedisStreamsSource(redis_server.url, "orders:*", SCHEMA, start="new")
+    assert source.splits() == [SplitAt(["orders:1", None], ids[-1])]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [({"start": "old"}, "start must be"), ({"batch_rows": 0}, "at least 1"), ({"id_column": "x"}, "not in the schema")],
+)
+def test_wrong_settings_are_refused(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        RedisStreamsSource("redis://nowhere", ["orders"], SCHEMA, **more)
+
+
+def numbered(batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for number in batch["id"].to_pylist():
+            yield {"id": number, "twice": 2 * number}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_entry_reaches_the_other_stream_once(redis_server: RedisServer, client: Any, seed: int) -> None:
+    """H80, H130, H140, H141: whatever is killed and however many tasks go on."""
+    chance = random.Random(seed)
+    for stream in range(3):
+        add(client, f"in:{stream}", range(100 * stream, 100 * stream + 100))
+    sink = RedisStreamsSink(redis_server.url, "out", ["id", "twice"])
+
+    def stages() -> Chain:
+        source = RedisStreamsSource(
+            redis_server.url, [f"in:{one}" for one in range(3)], SCHEMA, bounded=True, batch_rows=7, rate_limit_per_s=60
+        )
+        return chain(source=source, transform=numbered, sink=sink)
+
+    await run_until_the_end(stages, chance, seed, incarnations=5)
+    found = [(int(fields["id"]), int(fields["twice"])) for _, fields in client.xrange("out")]
+    assert sorted(found) == [(number, 2 * number) for number in range(300)]
+    assert client.keys("headgate:*:staged:*") == []

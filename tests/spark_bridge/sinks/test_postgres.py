@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The PostgreSQL sink beyond the pattern: keys, kinds of records, a server that dies, and settings that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow
+import pytest
+from pyspark.sql import Row
+
+from actors.logs import get_logger
+from headgate.errors import SinkDataLost
+from headgate.sinks import Committable, PostgresSink, SinkCommitterContext, SinkWriterContext
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+from tests.postgres import Postgres
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> Iterator[psycopg.Connection]:
+    """An empty schema ``shop`` with a table."""
+    with postgres.new_schema("shop") as connection:
+        connection.execute('CREATE TABLE shop.orders (id bigint PRIMARY KEY, "what" text, price numeric, day date)')
+        yield connection
+
+
+def committer(sink: PostgresSink) -> Any:
+    made = sink.committer(SinkCommitterContext("out", "out", get_logger("test")))
+    made.open()
+    return made
+
+
+class Task:
+    def __init__(self, sink: PostgresSink, attempt: int = 0) -> None:
+        self._names = SinkWriterContext("out", 0, attempt)
+        self.writer = sink.writer(self._names)
+
+    def prepare(self, *records: Any) -> list[Committable]:
+        for record in records:
+            self.writer.write(record)
+        return self.writer.prepare()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def test_every_kind_of_record_is_written_with_its_types(postgres: Postgres, database: psycopg.Connection) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id", "what", "price", "day"])
+    driver, task = committer(sink), Task(sink)
+    batch = pyarrow.record_batch({"id": [4, 5], "price": [Decimal("1.50"), None]})
+    parts = task.prepare(
+        {"id": 1, "what": 'a\t"b"\n\\N', "price": Decimal("0.10"), "day": date(2026, 2, 28)},
+        (2, None, None, None),
+        Row(day=date(2026, 3, 1), id=3, what="ä"),
+        batch,
+    )
+    driver.commit(parts)
+    task.close()
+    assert database.execute("SELECT * FROM shop.orders ORDER BY id").fetchall() == [
+        (1, 'a\t"b"\n\\N', Decimal("0.10"), date(2026, 2, 28)),
+        (2, None, None, None),
+        (3, "ä", None, date(2026, 3, 1)),
+        (4, None, Decimal("1.50"), None),
+        (5, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"id": 1, "colour": "red"}, r"no columns \['colour'\], only \['id', 'what'\]"),
+        ((1, 2, 3), "has 3 values, and the sink 2 columns"),
+        (7, "a int is not a row.*override encode"),
+        (pyarrow.record_batch({"colour": ["red"]}), "no columns"),
+    ],
+)
+def test_a_record_that_does_not_fit_says_why(postgres: Postgres, record: Any, says: str) -> None:
+    task = Task(PostgresSink(postgres.conninfo, "shop.orders", ["id", "what"]))
+    with pytest.raises((ValueError, TypeError), match=says):
+        task.prepare(record)
+
+
+def test_with_a_key_the_last_row_counts_in_the_order_of_checkpoints_and_rows(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id", "what"], key=["id"])
+    database.execute("INSERT INTO shop.orders VALUES (1, 'old', 9.5, NULL), (3, 'stays', 1, NULL)")
+    driver, task = committer(sink), Task(sink)
+    first = task.prepare((1, "first"), (1, "second"), (2, "first"))
+    second = task.prepare((2, "second"))
+    driver.commit([*first, *second])
+    driver.commit(task.prepare((1, "third")))
+    driver.commit(first)  # a replay must not bring the older rows back
+    task.close()
+    assert database.execute("SELECT id, what, price FROM shop.orders ORDER BY id").fetchall() == [
+        (1, "third", Decimal("9.5")),  # a column that is not written keeps its value
+        (2, "second", None),
+        (3, "stays", Decimal(1)),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_what_is_prepared_survives_the_death_of_the_server(
+    postgres: Postgres, database: psycopg.Connection, mode: Any
+) -> None:
+    """With its defaults, except for ``fsync``, which concerns a power failure only."""
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, task = committer(sink), Task(sink)
+    prepared = task.prepare((1,), (2,))
+    task.writer.write((3,))
+    postgres.kill()
+    with pytest.raises(driver.transient_errors):
+        driver.commit(prepared)
+    postgres.start()
+    with pytest.raises(psycopg.OperationalError):
+        task.prepare((4,))
+    task.close()
+    assert list(driver.prepared()) == [part.name for part in prepared]
+    driver.commit(prepared)
+    with postgres.connect() as connection:
+        assert connection.execute("SELECT id FROM shop.orders ORDER BY id").fetchall() == [(1,), (2,)]
+    assert list(driver.prepared()) == []
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_a_part_that_somebody_destroyed_is_an_error_and_not_passed_over(
+    postgres: Postgres, database: psycopg.Connection, mode: Any
+) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, task = committer(sink), Task(sink)
+    parts = task.prepare((1,))
+    driver.abort([part.name for part in parts])
+    driver.abort([part.name for part in parts])  # harmless
+    with pytest.raises(SinkDataLost, match=r"never reached table shop\.orders.*rolled it back or emptied"):
+        driver.commit(parts)
+    task.close()
+    assert database.execute("SELECT count(*) FROM shop.orders").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_the_ledger_keeps_one_row_for_each_writer(postgres: Postgres, database: psycopg.Connection, mode: Any) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver = committer(sink)
+    for attempt in range(2):
+        task = Task(sink, attempt)
+        for number in range(3):
+            driver.commit(task.prepare((10 * attempt + number,)))
+        task.close()
+    assert database.execute("SELECT sink, number FROM shop.headgate_commits").fetchall() == [("out", 2), ("out", 2)]
+
+
+def test_a_user_who_may_not_create_tables_can_use_those_of_another(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"])
+    committer(sink)
+    database.execute("DROP ROLE IF EXISTS clerk; CREATE ROLE clerk LOGIN; GRANT USAGE ON SCHEMA shop TO clerk")
+    database.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA shop TO clerk")
+    clerks = PostgresSink(postgres.conninfo.replace("user=headgate", "user=clerk"), "shop.orders", ["id"])
+    driver, task = committer(clerks), Task(clerks)
+    driver.commit(task.prepare((1,)))
+    task.close()
+    assert database.execute("SELECT id FROM shop.orders").fetchall() == [(1,)]
+
+
+def test_a_table_that_does_not_fit_fails_the_start(postgres: Postgres, database: psycopg.Connection) -> None:  # H6
+    with pytest.raises(SinkMisused, match=r"no table shop\.orderz"):
+        committer(PostgresSink(postgres.conninfo, "shop.orderz", ["id"]))
+    with pytest.raises(SinkMisused, match=r"no columns \['colour'\]"):
+        committer(PostgresSink(postgres.conninfo, "shop.orders", ["id", "colour"]))
+
+
+def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  # H6
+    server = Postgres(max_prepared_transactions="0")
+    try:
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE orders (id bigint)")
+        with pytest.raises(SinkMisused, match=r'switched off.*mode="staged"'):
+            committer(PostgresSink(server.conninfo, "orders", ["id"], mode="prepared"))
+        committer(PostgresSink(server.conninfo, "orders", ["id"]))
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"columns": "id"}, "list of names"),
+        ({"columns": []}, "list of names"),
+        ({"columns": ["id"], "mode": "fast"}, "staged"),
+        ({"columns": ["id"], "key": ["id"], "mode": "prepared"}, 'use mode="staged"'),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SinkMisused, match=says):
+        PostgresSink("", "orders", **settings)
+
+
+def test_a_name_that_is_too_long_for_a_prepared_transaction_is_refused(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode="prepared")
+    with pytest.raises(SinkMisused, match="at most"):
+        sink.committer(SinkCommitterContext("x" * 150, "out", get_logger("test"))).open()
+
+
+def test_the_target_names_neither_password_nor_host() -> None:
+    sink = PostgresSink("postgresql://me:secret@db1.example/shop", "orders", ["id"])
+    assert sink.target == "postgresql:shop/orders/staged"

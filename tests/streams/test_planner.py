@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The plan of a stream: what Spark asks for again is the same, and nothing is planned twice or left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from headgate import SplitReader
+from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
+from protocol.source_events import StreamBatch
+from protocol.wire.keys import KeyRing
+from protocol.wire.messages import RestoreMode
+from spark_bridge.certificates import encryption
+from spark_bridge.errors import StreamRefused
+from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
+from spark_bridge.streams.driver import StreamPlanner
+from spark_bridge.streams.server import Streams
+from spark_bridge.streams.task import StreamFailed, batch_between
+from spark_bridge.subtask.control import ControlUnreachable
+
+pytestmark = pytest.mark.anyio
+
+
+class Log(Source):
+    """Two logs that grow, and never end. A part is ``[name, until]``."""
+
+    def __init__(self) -> None:
+        self.lengths = {"a": 0, "b": 0}
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+        return DiscoveringSplitEnumerator(lambda: sorted(self.lengths), state, every_s=60.0)
+
+    def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
+        until, at = self.lengths[split], position or 0
+        return None if until == at else (SplitAt([split, until], at), until)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return SplitReader
+
+
+class Pages(Source):
+    """Splits that end, as many as there are now."""
+
+    def __init__(self, *names: str, every_s: float | None = 1e-9) -> None:
+        self.names = list(names)
+        self.every_s = every_s
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+        return DiscoveringSplitEnumerator(lambda: list(self.names), state, every_s=self.every_s)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return SplitReader
+
+
+async def planner_of(source: Source, session: StorageSession, splits_max: int = 100) -> StreamPlanner:
+    planner = StreamPlanner("orders", source, session.port("orders.stream", RestoreMode.STREAMING), splits_max)
+    await planner.open()
+    return planner
+
+
+async def read(planner: StreamPlanner, start: list[Any], end: list[Any]) -> list[Any]:
+    batch = StreamBatch(start[0], start[1], end[1])
+    assert await planner.answer("count", [batch.stream, batch.start, batch.end]) == len(planner.splits(batch))
+    return planner.splits(batch)
+
+
+async def test_a_split_that_never_ends_is_cut_where_it_is_now() -> None:  # H133
+    source = Log()
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        assert await planner.answer("latest", start) == start, "there is nothing yet"
+        source.lengths.update(a=3, b=2)
+        first = await planner.answer("latest", start)
+        assert await read(planner, start, first) == [SplitAt(["a", 3], 0), SplitAt(["b", 2], 0)]
+        source.lengths.update(a=7)
+        assert await planner.answer("latest", start) == first, "this batch was not read yet"
+        second = await planner.answer("latest", first)
+        assert await read(planner, first, second) == [SplitAt(["a", 7], 3)]
+        assert len(await read(planner, start, second)) == 3
+
+
+async def test_a_batch_that_is_asked_for_again_is_the_same_in_another_application(tmp_path: Path) -> None:  # H133
+    source = Log()
+    source.lengths.update(a=3)
+    async with StorageSession(CheckpointStorage(str(tmp_path))) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        end = await planner.answer("latest", start)
+        planned = await read(planner, start, end)
+    source.lengths.update(a=9, b=9)
+    async with StorageSession(CheckpointStorage(str(tmp_path))) as session:
+        planner = await planner_of(source, session)
+        assert await read(planner, start, end) == planned
+        following = await planner.answer("latest", end)
+        assert await read(planner, end, following) == [SplitAt(["a", 9], 3), SplitAt(["b", 9], 0)]
+
+
+async def test_what_was_found_but_not_stored_is_found_again() -> None:
+    class Failing(MemoryStorage):
+        fails = False
+
+        def store(self, *arguments: Any, **more: Any) -> str:
+            if self.fails:
+                raise StorageError("the disk is full")
+            return super().store(*arguments, **more)
+
+    storage, source = Failing(), Pages("1", "2")
+    async with StorageSession(storage) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        storage.fails = True
+        with pytest.raises(StorageError):
+            await planner.answer("latest", start)
+        storage.fails = False
+        end = await planner.answer("latest", start)
+        assert await read(planner, start, end) == ["1", "2"]
+
+
+async def test_a_batch_has_so_many_splits_at_most() -> None:
+    source = Pages(*map(str, range(7)))
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session, splits_max=3)
+        at, sizes = await planner.answer("initial", None), []
+        for _ in range(4):
+            end = await planner.answer("latest", at)
+            sizes.append(len(await read(planner, at, end)))
+            at = end
+        assert sizes == [3, 3, 1, 0]
+
+
+async def test_a_committed_batch_is_forgotten_and_asking_for_it_says_what_is_wrong() -> None:
+    source = Pages("1")
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        end = await planner.answer("latest", start)
+        await planner.answer("commit", end)
+        await planner.answer("commit", end)
+        with pytest.raises(StreamRefused, match="do not belong together"):
+            await read(planner, start, end)
+        source.names.append("2")
+        assert await read(planner, end, await planner.answer("latest", end)) == ["2"]
+
+
+async def test_a_second_query_begins_anew_and_the_first_one_is_refused() -> None:
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(Pages("1"), session)
+        first = await planner.answer("initial", None)
+        assert await planner.answer("initial", None) == first, "nobody has read anything"
+        end = await planner.answer("latest", first)
+        second = await planner.answer("initial", None)
+        assert await read(planner, second, await planner.answer("latest", second)) == ["1"]
+        with pytest.raises(StreamRefused, match="another query has started"):
+            await planner.answer("latest", end)
+
+
+async def test_a_query_may_ask_for_the_end_of_its_first_batch_before_its_beginning() -> None:
+    """Spark 4.1 does, and never says where the query is."""
+    source = Pages("1")
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        end = await planner.answer("latest", None)
+        start = await planner.answer("initial", end)
+        assert start == [end[0], 0]
+        assert await read(planner, start, end) == ["1"]
+        source.names.append("2")
+        after = await planner.answer("latest", None)
+        assert await read(planner, end, after) == ["2"]
+        await planner.answer("commit", end)
+        with pytest.raises(StreamRefused, match="register the source under another name"):
+            await planner.answer("initial", await planner.answer("latest", None))
+
+
+async def test_an_unknown_stream_says_where_its_plan_should_be() -> None:
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(Pages("1"), session)
+        with pytest.raises(StreamRefused, match=r"SidecarConfig\(storage="):
+            await planner.answer("latest", ["gone", 3])
+
+
+async def test_a_source_after_another_one_begins_when_all_of_the_first_is_planned() -> None:
+    log = Log()
+    source = HybridSource(Pages("1", "2", every_s=None), log)
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        end = await planner.answer("latest", start)
+        assert await read(planner, start, end) == [[0, "1"], [0, "2"]]
+        log.lengths.update(b=4)
+        following = await planner.answer("latest", end)
+        assert await read(planner, end, following) == [SplitAt([1, ["b", 4]], 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_fails_every_record_is_in_one_batch(seed: int, tmp_path: Path) -> None:  # H133
+    chance = random.Random(seed)
+    source = Log()
+    storage: Callable[[], Storage] = lambda: CheckpointStorage(str(tmp_path))  # noqa: E731
+    seen: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+    at: list[Any] | None = None
+    for _ in range(6):
+        async with StorageSession(storage()) as session:
+            planner = await planner_of(source, session)
+            at = at or await planner.answer("initial", None)
+            for _ in range(chance.randrange(5)):
+                source.lengths[chance.choice("ab")] += chance.randrange(4)
+                end = await planner.answer("latest", at)
+                planned = await read(planner, at, end)
+                if chance.random() < 0.3:
+                    continue  # the query is restarted, and asks for the same again
+                for part in planned:
+                    name, until = part.split
+                    seen[name].append((part.position, until))
+                at = end
+                if chance.random() < 0.5:
+                    await planner.answer("commit", at)
+    for ranges in seen.values():
+        assert all(before[1] == after[0] for before, after in pairwise(ranges)), (seed, ranges)
+        assert not ranges or ranges[0][0] == 0
+
+
+async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other() -> None:  # H76
+    keys = KeyRing(b"the secret of this application!!")
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(Pages("1", "2"), session)
+        async with Streams(keys, "127.0.0.1", None, ("127.0.0.1", 0), encryption(False, keys)) as streams:
+            client = await streams.serve("orders", planner)
+            start = await anyio.to_thread.run_sync(client.initial)
+            end = await anyio.to_thread.run_sync(client.latest, start)
+            assert await anyio.to_thread.run_sync(client.count, batch_between(start, end)) == 2
+            stranger = replace(client, endpoint=replace(client.endpoint, key=keys.task_key("orders")))
+            with pytest.raises(ControlUnreachable, match="does not know this secret"):
+                await anyio.to_thread.run_sync(stranger.initial)
+            with pytest.raises(StreamFailed, match="not an offset of a Headgate source"):
+                await anyio.to_thread.run_sync(client.latest, {"other": 1})
+            await streams.release("orders")
+            with pytest.raises(StreamFailed, match="not registered any more"):
+                await anyio.to_thread.run_sync(client.initial)
