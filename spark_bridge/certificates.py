@@ -28,7 +28,7 @@ _NOT_AFTER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # X.509's way
 
 @dataclass(frozen=True, slots=True)
 class TlsCertificate:
-    """A certificate of one's own, in place of the one that the sidecar makes: two files in PEM form.
+    """Your own certificate, in place of the one that the sidecar makes: two files in PEM form.
 
     ``certificate`` holds the server's certificate, and then the others of its chain, if any. ``private_key`` is only
     read by the process that listens; ``password`` decrypts it. The peers accept exactly this certificate, by its
@@ -106,7 +106,7 @@ def _made_from(keys: KeyRing) -> tuple[bytes, Any]:
     except ImportError as error:
         raise SidecarError(
             "tls=True needs the package cryptography in the driver's Python: pip install 'headgate[tls]', or pass "
-            "tls=TlsCertificate(...) with a certificate of your own"
+            "tls=TlsCertificate(...) with your own certificate"
         ) from error
     private_key = Ed25519PrivateKey.from_private_bytes(keys.certificate_seed())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headgate sidecar")])

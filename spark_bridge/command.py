@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from spark_bridge import installation
+from spark_bridge.connect import server_files
 from spark_bridge.observability import history
 from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     history.add_command(commands)
     command.add_command(commands)
     top.add_command(commands)
+    server_files.add_command(commands)
     installation.add_commands(commands)
     parsed = parser.parse_args(arguments)
     status: int = parsed.run(parsed)

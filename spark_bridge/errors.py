@@ -35,6 +35,18 @@ class OutputNotCommitted(SidecarError):
     """
 
 
+class ConnectRefused(SidecarError):
+    """A Spark Connect server, or its settings, cannot be served. The message says why and what to do."""
+
+
+class ServerLost(SidecarError):
+    """The Spark Connect server, or the session there, is gone. The message says what was observed.
+
+    Neither the session nor the sidecar can be used again. A new sidecar in a new session continues from the last
+    completed checkpoint in ``SidecarConfig.storage``.
+    """
+
+
 class BatchRefused(SidecarError):
     """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint.
 
@@ -44,3 +56,7 @@ class BatchRefused(SidecarError):
 
 class BatchFailed(SidecarError):
     """A micro-batch was not committed, or the coordinator failed after it, although its function returned."""
+
+
+class StreamRefused(SidecarError):
+    """A streaming query cannot read a source from where it asks. The message says why and what to do."""

@@ -84,7 +84,8 @@ def _refusal(name: str, origin: str) -> str:
 
 
 def _remedy(distribution: str) -> str:
-    return f"Uninstall it (pip uninstall {distribution.partition(' ')[0]}), or give Headgate an environment of its own"
+    name = distribution.partition(" ")[0]
+    return f"Uninstall it (pip uninstall {name}), or install Headgate into a separate environment"
 
 
 def _distributions_with(name: str, folder: str) -> list[str]:

@@ -179,12 +179,14 @@ class _WithSpark:
         except (SidecarError, RelayError) as error:
             raise CheckFailed(str(error)) from error
         except Exception as error:  # the job's: Spark has a class for each of its sides
-            raise CheckFailed(f"a task could not ask its coordinator ({type(error).__name__}: {error})") from error
+            raise CheckFailed(
+                f"the request of a task to its coordinator failed ({type(error).__name__}: {error})"
+            ) from error
         if answers != ["answer"]:
-            raise CheckFailed(f"a task asked its coordinator and received {answers!r}")
+            raise CheckFailed(f"a task sent its coordinator a request and received {answers!r}")
         if relay != "jvm":
             return f"ok, but the relay could not be compiled in the JVM, so events of Spark go through Py4J ({relay})"
-        return "ok, a task asked its coordinator and received the answer"
+        return "ok, a task sent its coordinator a request and received the answer"
 
     def stop(self) -> None:
         if self._spark is not None:

@@ -2,8 +2,8 @@
 
 """The function that Spark ships to executors: one object for every ``map...`` and ``foreachPartition`` method.
 
-It is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task this is, and passes
-that to ``spark_bridge.subtask``, which does not know Spark.
+With ``task_source`` it is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task
+this is, and passes that to ``spark_bridge.subtask``, which does not know Spark.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protocol.errors import HeadgateError
@@ -20,14 +22,16 @@ if TYPE_CHECKING:
     from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["ACTION_PROPERTY", "NotInsideTask", "SubtaskTask", "current_task"]
+__all__ = ["ACTION_PROPERTY", "ACTION_TAG", "NotInsideTask", "SubtaskTask", "current_task"]
 
 ACTION_PROPERTY = "headgate.action"
 """The Spark local property that names the ``run`` call to which a job belongs."""
+ACTION_TAG = "headgate.action."
+"""With Spark Connect, the job tag that does the same begins like this; clients cannot set local properties."""
 
 _HINT = (
     "pass it to mapPartitions, mapInPandas, mapInArrow or foreachPartition, instead of map, flatMap, filter, foreach, "
-    "mapPartitionsWithIndex or applyInPandas"
+    "mapPartitionsWithIndex, applyInPandas or applyInArrow"
 )
 
 
@@ -82,7 +86,12 @@ class SubtaskTask:
             )
         from spark_bridge.subtask.runner import run_subtask
 
-        return _Outputs(run_subtask(self._build, self._endpoint, identity, records))
+        outputs = run_subtask(self._build, self._endpoint, identity, records)
+        if _wants_no_outputs(records):
+            for _ in outputs:
+                pass
+            return iter(())
+        return _Outputs(outputs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Take along the classes that are registered as events, as they are when Spark pickles the function."""
@@ -91,6 +100,11 @@ class SubtaskTask:
     def __setstate__(self, state: dict[str, Any]) -> None:
         _unpack_event_classes(state.pop("_event_classes"))
         self.__dict__.update(state)
+
+    def wrapped(self, wrap: Callable[..., SubtaskOperator], *args: Any) -> SubtaskTask:
+        """Return this function with the operator that ``wrap(make_operator, *args)`` makes, without other arguments."""
+        made_by = partial(self._make_operator, *self._args, **self._kwargs)
+        return SubtaskTask(partial(wrap, made_by, *args), self._endpoint, parts=self._parts)
 
     def __repr__(self) -> str:
         name = getattr(self._make_operator, "__qualname__", repr(self._make_operator))
@@ -110,14 +124,19 @@ class SubtaskTask:
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{self._make_operator!r} made a {type(operator).__name__}; a subtask needs a SubtaskOperator, or a "
-                "function of which the first argument without a default takes the records"
+                f"{self._make_operator!r} returned a {type(operator).__name__}; a subtask needs a SubtaskOperator, or "
+                "a function whose first required argument takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here
             from spark_bridge.subtask.checks import check_operator
 
             check_operator(operator)
         return operator
+
+
+# PySpark would read them as the hints of a user's function. It does not know these, so `applyInArrow` of its Connect
+# client would raise an unrelated error, before the task can say what is wrong.
+SubtaskTask.__call__.__annotations__ = {}
 
 
 class _EventClasses(NamedTuple):
@@ -185,6 +204,14 @@ def _may_be_a_partition(records: object) -> bool:
     return isinstance(records, Iterable) and not frame
 
 
+def _wants_no_outputs(records: object) -> bool:
+    """Whether Spark will not look at the outputs, so that nobody would run the subtask.
+
+    With Spark Connect, ``foreachPartition`` calls the function with a generator, and drops what it returns.
+    """
+    return isinstance(records, GeneratorType) and records.gi_code.co_filename.endswith("sql/connect/dataframe.py")
+
+
 def current_task() -> TaskIdentity:
     """Return the identity of the task that this Python worker is running.
 
@@ -206,5 +233,14 @@ def current_task() -> TaskIdentity:
         subtask=context.partitionId(),
         run_id=context.stageId(),
         attempt_number=context.attemptNumber(),
-        action=context.getLocalProperty(ACTION_PROPERTY) or "",
+        action=context.getLocalProperty(ACTION_PROPERTY) or _tagged_action(context.getLocalProperty("spark.job.tags")),
     )
+
+
+def _tagged_action(tags: str | None) -> str:
+    """The action among job tags. Spark Connect writes the ids of user and session before each tag of a client."""
+    for tag in (tags or "").split(","):
+        _, found, action = tag.partition("_Tag_" + ACTION_TAG)
+        if found:
+            return action
+    return ""

@@ -15,12 +15,17 @@ To test plain actors, use ``headgate.actors.testing``, on which this kit is buil
 
 A task is either a ``Task``, for which the test speaks, or an ``OperatorTask``, which runs your ``SubtaskOperator``.
 
+``sink_cases`` is the conformance suite for a ``TwoPhaseSink``; a ``SinkTarget`` tells it how to make the sink and read
+its target.
+
 Nothing here needs Spark, Java or pytest, and ``import headgate`` does not load it.
 """
 
 from headgate.testing._answer import Answer
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._recording import RecordingCoordinator
+from headgate.testing._sink_cases import SinkCase, sink_cases
+from headgate.testing._sink_world import SinkTarget
 from headgate.testing._task import Task
 from headgate.testing._world import World, running_operator
 
@@ -28,7 +33,10 @@ __all__ = [
     "Answer",
     "OperatorTask",
     "RecordingCoordinator",
+    "SinkCase",
+    "SinkTarget",
     "Task",
     "World",
     "running_operator",
+    "sink_cases",
 ]

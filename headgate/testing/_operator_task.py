@@ -75,9 +75,11 @@ class OperatorTask(Task):
     ) -> None:
         super().__init__(attempt, connection, clock)
         self._parts = parts
-        self.opens_at_once = False
+        self.opens_immediately = False
         self.operator: SubtaskOperator
         """The operator, once it is built."""
+        self.stages: Mapping[str, SubtaskOperator] = {}
+        """The operators of a chain by the names of their stages, once they are built."""
         self.outputs: list[Any] = []
         """The outputs of ``process``, in order."""
         self.error: BaseException | None = None
@@ -189,7 +191,9 @@ class OperatorTask(Task):
 
         def make_operator() -> SubtaskOperator:
             self.operator = self.make_operator()
-            return OperatorChain(self.operator, self._parts)
+            chain = OperatorChain(self.operator, self._parts)
+            self.stages = {name: chain.parts[name] for name in chain.stages}
+            return chain
 
         for output in run_subtask_with(make_channel, make_operator, self._endpoint, self._identity, self._open_records):
             self.outputs.append(output)
@@ -314,12 +318,12 @@ class _Channel:
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread)
         if not self.on_urgent_thread:
-            self._submit_with_room(submitted, self._endpoint.send_timeout_s)
+            self._submit_with_capacity(submitted, self._endpoint.send_timeout_s)
             return
         try:
             self._submit(submitted)
-        except GatewayFull as full:  # nothing moves meanwhile, so no room would come
-            raise TimedOut(f"no room to send inside handle_urgent(): {full}") from full
+        except GatewayFull as full:  # nothing moves meanwhile, so no capacity would become available
+            raise TimedOut(f"no capacity to send inside handle_urgent(): {full}") from full
 
     def submit_event_nowait(self, payload: bytes) -> None:
         self._submit(EventSubmitted(payload))
@@ -330,7 +334,7 @@ class _Channel:
         request_id = self._requests
         self._answers[request_id] = None
         try:
-            self._submit_with_room(RequestSubmitted(request_id, payload), timeout_s)
+            self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
             failure = f"no answer to request {request_id} within {timeout_s:g} s"
             while (answer := self._answers[request_id]) is None:
                 self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
@@ -361,9 +365,10 @@ class _Channel:
         for barrier in self.mailbox.take_barriers():
             self.snapshot_refused(barrier.checkpoint_id, DECLINED_WHILE_WAITING)
 
-    def wait_until_urgent_are_handled(self, deadline: float) -> int:
+    def wait_until_urgent_are_handled(self, deadline: float) -> int | None:
         self.check()
-        return self._task.machine.urgent_came
+        machine = self._task.machine
+        return machine.urgent_came if machine.urgent_idle or not self.mailbox.barriers else None
 
     def stop_urgent(self, timeout_s: float) -> None:
         self.failure = None
@@ -421,13 +426,13 @@ class _Channel:
         self.check()
         self._task._drive(fact)
 
-    def _submit_with_room(self, fact: SubtaskInput, timeout_s: float) -> None:
+    def _submit_with_capacity(self, fact: SubtaskInput, timeout_s: float) -> None:
         deadline = self.now() + timeout_s
         while True:
             try:
                 return self._submit(fact)
             except GatewayFull as full:
-                failure = f"no room to send within {timeout_s:g} s: {full}"
+                failure = f"no capacity to send within {timeout_s:g} s: {full}"
             moved = self._task.machine.statistics()
             self._wait_serving(lambda before=moved: self._task.machine.statistics() != before, deadline, failure)  # type: ignore[misc]
 

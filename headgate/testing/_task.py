@@ -76,7 +76,7 @@ class MemoryConnection:
     def progressed(self) -> bool:
         return False
 
-    def send(self, message: Downward, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, immediately: bool = False) -> None:
         if not self.closed:
             encode_message(message)  # as a real connection does: raises if the message is too large
             self.on_the_way.append(message)
@@ -91,7 +91,7 @@ class Task:
     """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 
     Messages travel when the world moves next (``settle``, ``advance``, ``launch``, ...). Events arrive in the order in
-    which they were sent, each once. The task answers checkpoints by itself, with ``state``.
+    which they were sent, each once. The task answers checkpoints automatically, with ``state``.
 
     After the attempt is over (``outcome``), further messages from it are dropped.
     """
@@ -131,7 +131,7 @@ class Task:
         self.machine: SubtaskMachine
         self.registered: Registered | None = None
         self.mailbox: deque[MailboxItem] = deque()
-        self.opens_at_once = True
+        self.opens_immediately = True
         self.attempt_number = attempt.attempt  # Spark's own count
         self._clock = clock
         self._requests: list[Answer[Any]] = []
@@ -183,7 +183,7 @@ class Task:
         """Called before the operator opens."""
 
     def open(self) -> None:
-        """Report that the operator is open. The task calls this itself, unless ``opens_at_once`` is False."""
+        """Report that the operator is open. The task calls this itself, unless ``opens_immediately`` is False."""
         self._drive(OperatorOpened(handles_urgent=self.handles_urgent))
 
     def work(self) -> None:
@@ -274,11 +274,16 @@ class Task:
                     heartbeat_interval_s=message.heartbeat_interval_s,
                 )
                 self.machine = SubtaskMachine(
-                    message.task_attempt_id, self.attempt.subtask, limits, message.held, message.events_sent
+                    message.task_attempt_id,
+                    self.attempt.subtask,
+                    limits,
+                    message.held,
+                    message.events_sent,
+                    hold_events=message.hold_events,
                 )
                 self.restore(message)
                 self._drive(ConnectionAttached(0))
-                if self.opens_at_once:
+                if self.opens_immediately:
                     self.open()
             case Resumed(received_seq=received_seq):
                 self._drive(ConnectionAttached(received_seq))

@@ -14,7 +14,7 @@ from actors import Actor, ActorContext, ActorRef, Reply
 from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.given import GivenCoordinator, built_anew_or_kept
+from actors.coordination.given import GivenCoordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AttachConnection,
@@ -61,9 +61,11 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode
+from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
-from spark_bridge.primitives.primitive import Primitive, composed
+from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -89,7 +91,7 @@ class World:
     def __init__(
         self,
         kit: DeterministicKit,
-        coordinator: GivenCoordinator,
+        coordinator: GivenCoordinator | Chain,
         config: OperatorConfig,
         attempts_max: int,
         uses: Collection[Primitive],
@@ -134,7 +136,7 @@ class World:
             next_checkpoint_id=self._next_checkpoint_id,
             completed=self._completed,
         )
-        self._composed = composed(config.operator_id, built_anew_or_kept(coordinator), uses)
+        self._composed = composed(config.operator_id, coordinator, uses)
         kept = self._composed.coordinator
         self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(kept, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
@@ -198,7 +200,7 @@ class World:
     async def launch_operator(
         self,
         subtask: int,
-        make_operator: Callable[..., SubtaskOperator | Iterable[Any] | None],
+        make_operator: Callable[..., SubtaskOperator | Iterable[Any] | None] | None = None,
         records: Iterable[Any] | None = None,
     ) -> OperatorTask:
         """Launch a task of ``subtask`` that runs ``make_operator()``, a ``SubtaskOperator``, over ``records``.
@@ -206,8 +208,16 @@ class World:
         ``make_operator`` may also be a plain function of the records, as for ``OperatorHandle.subtask``.
 
         ``records``: None if the test gives them with ``task.feed(...)`` and ``task.end_records()``.
+
+        Without ``make_operator`` the task runs the stages of the chain that the operator consists of.
+
+        Raises:
+            ValueError: there is no such subtask, or no operator: neither ``make_operator`` nor a chain.
         """
-        operator = operator_factory(make_operator)
+        made_by = make_operator or self._composed.make_flow
+        if made_by is None or (make_operator is not None and self._composed.make_flow is not None):
+            raise ValueError("pass make_operator, the class of the operator, unless the operator is a chain")
+        operator = operator_factory(made_by)
 
         def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
             mode = self._config.mode
@@ -274,7 +284,8 @@ class World:
         if not task.outcome:
             raise LocalProtocolError(f"{task!r} still runs: kill it, or let it fail, before it is retried")
         if isinstance(task, OperatorTask):
-            return await self.launch_operator(task.attempt.subtask, task.make_operator, records)
+            chained = self._composed.make_flow is not None
+            return await self.launch_operator(task.attempt.subtask, None if chained else task.make_operator, records)
         return await self.launch(task.attempt.subtask)
 
     async def cancel_job(self, reason: str = "cancelled by the test") -> None:
@@ -311,8 +322,10 @@ class World:
         """Return the same in short, as ``OperatorStatus.counters`` has it: sums, and how many values were observed."""
         return self._composed.counters.totals()
 
-    async def request(self, payload: Any) -> Any:
+    async def request(self, payload: Any, *, part: str | None = None) -> Any:
         """Send a request as the driver's program does, and return the answer of ``handle_client_request``.
+
+        ``part``: the stage of a chain that it is for.
 
         Raises:
             AssertionError: the coordinator has not answered yet.
@@ -320,7 +333,8 @@ class World:
         """
         self._check_open()
         answer: Answer[Any] = Answer()
-        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer)))
+        asked = payload if part is None else PartEvent(part, payload)
+        self._tracker.tell(ClientRequest(asked, cast("Reply[Any]", answer)))
         await self.settle()
         return answer.value
 
@@ -522,7 +536,7 @@ class _LedgerActor(Actor[LedgerInput]):
 
 @asynccontextmanager
 async def running_operator(
-    coordinator: GivenCoordinator = OperatorCoordinator,
+    coordinator: GivenCoordinator | Chain = OperatorCoordinator,
     *,
     parallelism: int = 2,
     uses: Collection[Primitive] = (),

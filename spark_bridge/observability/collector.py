@@ -34,6 +34,7 @@ from spark_bridge.observability.status import (
     RelayStatus,
     RunStatus,
     SidecarStatus,
+    SourceStatus,
 )
 
 __all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
@@ -85,7 +86,7 @@ _NO_ROWS = _Rows([], [], [], [])
 
 
 class ObservedOperator:
-    """What a status needs of one operator, besides what its actors answer."""
+    """What a status needs of one operator, in addition to the answers of its actors."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class ObservedOperator:
         self.fact = LatencySketch(statistics.fact_us)
 
     def counts(self) -> dict[str, int]:
-        """The counts now, by name."""
+        """The names and the current counts."""
         return {name: getattr(self.statistics, name) for name in COUNTS}
 
     def sample(self, now: float) -> None:
@@ -204,6 +205,7 @@ class StatusCollector:
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
             counters=statistics.counter_totals(),
+            sources={name: SourceStatus(*backlog) for name, backlog in statistics.sources().items()},
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:

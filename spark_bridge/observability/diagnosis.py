@@ -143,6 +143,8 @@ def _of_checkpoint(status: SidecarStatus, operator: OperatorStatus, checkpoint: 
         case "acknowledging":
             without = "without looking at their mailboxes"
             return f"{name} waits for {_subtasks(late)}, which have computed for {waited} {without}"
+        case "collecting":
+            return f"{name} has waited {waited} for the coordinator to take what came before the snapshots"
         case _:
             return f"{name} has waited {waited} for the storage to write it"
 

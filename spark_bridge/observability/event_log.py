@@ -27,11 +27,12 @@ from protocol.barrier_tracker import (
     SubtaskResetToCheckpoint,
 )
 from protocol.values import value
-from spark_bridge.observability.java import PROBLEMS, new_object
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
 from spark_bridge.observability.journal import Journal
 
 __all__ = ["EventLog", "EventLogActor", "Note", "note_of"]
 
+CLASS_NAME = "headgate.observability.SparkNotes"
 FLUSH_AFTER_S = 1.0
 NOTES_MAX = 100
 """How many notes one event holds; more within ``FLUSH_AFTER_S`` are counted and left out."""
@@ -115,7 +116,7 @@ class EventLog:
     def post(self, notes: list[dict[str, Any]]) -> None:
         """Raises one of ``PROBLEMS`` if the JVM cannot do it."""
         if self._java is None:
-            java = new_object(self._context, "SparkNotes")
+            java = new_object(self._context, CLASS_NAME, _source)
             java.open(self._context._jsc.sc())
             self._java = java
         self._java.post(json.dumps(notes, ensure_ascii=False))
@@ -156,7 +157,7 @@ class EventLogActor(Actor[Note | Flush]):
             await anyio.to_thread.run_sync(self._event_log.post, notes)
         except PROBLEMS as problem:
             self._failed = True
-            context.log.info("no notes in Spark's event log", cause=repr(problem))
+            context.log.info("Spark event log notes not written", cause=repr(problem))
 
 
 def subscribe(journal: Journal, actor_ref: ActorRef[Note | Flush]) -> Callable[[], None]:
@@ -168,3 +169,7 @@ def subscribe(journal: Journal, actor_ref: ActorRef[Note | Flush]) -> Callable[[
             actor_ref.tell(Note(note))
 
     return journal.subscribe(observe)
+
+
+def _source() -> str:
+    return java_source(__package__, "SparkNotes")

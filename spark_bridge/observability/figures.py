@@ -16,14 +16,14 @@ from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from protocol.attempts import FailureKind
-from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
+from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus, SourceStatus
 
 __all__ = ["FAMILIES", "PREFIX", "Family", "Kind", "Sample", "figures"]
 
 PREFIX = "headgate_"
 STATES = ("accepted", "ready", "ending", "finished", "over")
 FAILURES = tuple(sorted(kind.name.lower() for kind in FailureKind))
-PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "storing")
+PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing")
 
 Kind = Literal["gauge", "counter", "summary"]
 Values = Iterable[tuple[tuple[str, ...], float | LatencyStatus | None]]
@@ -71,8 +71,14 @@ class Operator:
         self.completed = next((one for one in reversed(status.checkpoint_history) if one.outcome == "completed"), None)
 
 
+def _of_sources(operator: Operator, read: Callable[[SourceStatus], int | None]) -> Values:
+    """The figure of each source by its stage, or by the operator's name if there are no stages."""
+    status = operator.status
+    return [((stage or status.operator_id,), read(source)) for stage, source in status.sources.items()]
+
+
 def _one(name: str, kind: Kind, meaning: str, read: Callable[[S], float | LatencyStatus | None]) -> Family[S]:
-    """A family without labels of its own."""
+    """A family without any labels but those of all families."""
     return _labelled(name, kind, (), meaning, lambda source: [((), read(source))])
 
 
@@ -216,6 +222,27 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "gauge",
         "Events of tasks that the coordinator has not taken yet.",
         lambda operator: operator.untaken,
+    ),
+    _labelled(
+        "source_splits_pending",
+        "gauge",
+        ("stage",),
+        "Splits that a source knows and has not handed out; missing if its enumerator does not say.",
+        lambda operator: _of_sources(operator, attrgetter("splits_pending")),
+    ),
+    _labelled(
+        "source_splits_in_hand",
+        "gauge",
+        ("stage",),
+        "Splits that tasks have and have not read to their end.",
+        lambda operator: _of_sources(operator, attrgetter("splits_in_hand")),
+    ),
+    _labelled(
+        "source_backlog",
+        "gauge",
+        ("stage",),
+        "What is not read yet in all these splits, in the units of the readers; missing if it is not reported.",
+        lambda operator: _of_sources(operator, attrgetter("backlog")),
     ),
     _one("buffered_bytes", "gauge", "The size of all these events together.", lambda operator: operator.bytes),
     _count("runs_total", "runs", "Runs that have ended."),

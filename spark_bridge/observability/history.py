@@ -100,7 +100,7 @@ def read_timeline(log: Path) -> Timeline:
         except _Cut as cut:
             problem = f"{file} ends early ({cut}): the application still runs, or its driver has died"
     if not application:
-        raise Unreadable(f"{log} is not an event log of Spark: no event of an application's start is in it")
+        raise Unreadable(f"{log} is not an event log of Spark: it has no event for the start of an application")
     entries.sort(key=lambda entry: entry.at)
     return Timeline(application, entries, notes, problem)
 
@@ -114,7 +114,7 @@ class _Cut(Exception):
 
 def _files(log: Path) -> list[Path]:
     if not log.exists():
-        raise Unreadable(f"{log} does not exist: give the file or directory that spark.eventLog.dir holds")
+        raise Unreadable(f"{log} does not exist: pass the log file, or its directory below spark.eventLog.dir")
     if not log.is_dir():
         return [log]
     rolled = [(int(match[1]), file) for file in log.iterdir() if (match := _ROLLED.match(file.name))]

@@ -27,6 +27,7 @@ from protocol.attempts import (
 from protocol.barrier_tracker import (
     CheckpointTriggered,
     CloseSubtask,
+    CollectRecorded,
     CoordinatorSnapshotTaken,
     EndSavepoint,
     NotifyCheckpointAborted,
@@ -64,6 +65,7 @@ _PHASES: dict[type, str] = {
     CloseSubtask: "closing",
     SnapshotCoordinator: "snapshotting",
     CoordinatorSnapshotTaken: "acknowledging",
+    CollectRecorded: "collecting",
     StoreCheckpoint: "storing",
 }
 """The phase that begins with each of these."""
@@ -82,6 +84,7 @@ def phase_of(observed: Observed) -> tuple[str, int] | None:
             | CloseSubtask(checkpoint_id=checkpoint_id)
             | SnapshotCoordinator(checkpoint_id=checkpoint_id)
             | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
+            | CollectRecorded(checkpoint_id=checkpoint_id)
         ):
             return phase, checkpoint_id
     raise TypeError(f"begins no phase: {observed!r}")
@@ -187,7 +190,7 @@ class OperatorJournal:
 
 
 class Journal:
-    """The journals of all operators, by name. Loop only.
+    """The names and journals of all operators. Loop only.
 
     ``epoch``: what to add to a reading of the system's clock to get seconds since the epoch.
     """

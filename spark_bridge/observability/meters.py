@@ -24,7 +24,7 @@ __all__ = ["LatencySketch", "LoopLag", "Rates"]
 
 ACCURACY = 0.01
 """The relative error of a percentile."""
-SAMPLES_AT_ONCE_MAX = 4096
+SAMPLES_TOGETHER_MAX = 4096
 """How many samples one ``fold`` takes in: about a millisecond of work. If more have come, evenly spaced ones."""
 BINS = 28
 """How many numbers a histogram has: four for each decade from 10 µs to 100 s."""
@@ -49,7 +49,7 @@ class LatencySketch:
         if self.sketch is None:
             return
         fresh, self._folded = self._recorder.since(self._folded), self._recorder.count
-        step = -(-len(fresh) // SAMPLES_AT_ONCE_MAX) or 1
+        step = -(-len(fresh) // SAMPLES_TOGETHER_MAX) or 1
         for microseconds, times in Counter(map(round, fresh[::step])).items():
             self.sketch.add(max(microseconds, 1), times * step)
             self._bins[_bin(microseconds)] += times * step

@@ -77,4 +77,4 @@ class ObserverActor(Actor[ObserverMessage]):
             self._stuck_since = now if self._stuck_since is None else self._stuck_since
             self._report_at = now + max(self._report_s, now - self._stuck_since)
             for sentence in sentences:
-                context.log.warning("nothing moves", why=sentence)
+                context.log.warning("no progress", why=sentence)

@@ -121,6 +121,7 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
         "in_doubt": operator.in_doubt,
         "counts": dict(operator.counts),
         "counters": [[name[:TEXT_MAX], value] for name, value in sorted(operator.counters.items())[:COUNTERS_SHOWN]],
+        "sources": [[name[:TEXT_MAX], *one] for name, one in operator.sources.items()],
         "rates": [
             round(one, 2) for one in (operator.events_up_per_s, operator.events_down_per_s, operator.requests_per_s)
         ],

@@ -31,7 +31,7 @@ def style() -> bytes:
 
 
 def document() -> str:
-    """The whole page, for a server without a frame of its own. Script and style are ``page.js`` and ``page.css``."""
+    """The whole page, for a server that adds no frame. Script and style are ``page.js`` and ``page.css``."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'

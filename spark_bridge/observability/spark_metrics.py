@@ -18,12 +18,13 @@ import anyio
 
 from actors import Actor, ActorContext, ActorError
 from protocol.values import value
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
 from spark_bridge.observability.figures import figures
-from spark_bridge.observability.java import PROBLEMS, new_object
 from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 
 __all__ = ["Forget", "Publish", "SparkGauges", "SparkGaugesActor", "close_gauges", "gauges"]
 
+CLASS_NAME = "headgate.observability.SparkGauges"
 PUBLISH_EVERY_S = 10.0
 ROOT = "headgate"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -90,7 +91,7 @@ class SparkGauges:
             if self._closed:
                 return
             if self._java is None:
-                java = new_object(self._context, "SparkGauges")
+                java = new_object(self._context, CLASS_NAME, _source)
                 java.open(self._context._jsc.sc())
                 self._java = java
             self._java.publish("\n".join(now), struct.pack(f">{len(now)}d", *now.values()))
@@ -137,7 +138,7 @@ class SparkGaugesActor(Actor[Publish | Forget]):
         except PROBLEMS as problem:
             self._failed = True
             context.timers.cancel("publish")
-            context.log.info("no figures in Spark's metrics", cause=repr(problem))
+            context.log.info("Spark metrics not registered", cause=repr(problem))
 
 
 async def close_gauges(gauges: SparkGauges, timeout_s: float) -> None:
@@ -147,3 +148,7 @@ async def close_gauges(gauges: SparkGauges, timeout_s: float) -> None:
             await anyio.to_thread.run_sync(gauges.close, abandon_on_cancel=True)
         except PROBLEMS:  # the JVM is gone, and the gauges with it
             return
+
+
+def _source() -> str:
+    return java_source(__package__, "SparkGauges")

@@ -10,18 +10,16 @@ because Py4J blocks. A problem ends the tab with one line in the log, and nothin
 from __future__ import annotations
 
 import threading
-import weakref
 import zlib
 from collections.abc import Awaitable, Callable
-from importlib import resources
 from typing import Any
 
 import anyio
-from py4j.protocol import Py4JError
 
 from actors import Actor, ActorContext, ActorError
 from actors.logs import get_logger
 from protocol.values import value
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.page_data import page_parts
@@ -36,11 +34,6 @@ LOOK_EVERY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 WATCHED_MS = 10_000
 """A page that has not asked for this long is no longer watched."""
-PROBLEMS = (Py4JError, OSError, TypeError, AttributeError)
-"""What Py4J raises, ``TypeError`` if a class is missing, ``AttributeError`` if the context has stopped."""
-
-_compiling = threading.Lock()
-_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class SparkTab:
@@ -63,14 +56,11 @@ class SparkTab:
         java_context = self._context._jsc.sc()
         if java_context.ui().isEmpty():
             return ""
-        gateway = self._context._gateway
-        java_class = _compiled_class(gateway, self._context._jvm)
+        tab = new_object(self._context, CLASS_NAME, _source)
         with self._lock:
             if self._closed:
                 return ""
-            no_types = gateway.new_array(gateway.jvm.java.lang.Class, 0)
-            no_values = gateway.new_array(gateway.jvm.java.lang.Object, 0)
-            self._java = java_class.getConstructor(no_types).newInstance(no_values)
+            self._java = tab
             return str(self._java.open(java_context, page.body(), page.script(), page.style()))
 
     def is_watched(self) -> bool:
@@ -99,7 +89,7 @@ async def close_tab(tab: SparkTab, timeout_s: float) -> None:
             with anyio.fail_after(timeout_s):
                 await anyio.to_thread.run_sync(tab.close, abandon_on_cancel=True)
         except PROBLEMS as problem:  # among them TimeoutError; or the JVM is gone, and the tab with it
-            log.debug("tab in Spark's UI was gone before it could be closed", cause=repr(problem))
+            log.debug("Spark UI tab already gone", cause=repr(problem))
 
 
 @value
@@ -125,7 +115,7 @@ class SparkTabActor(Actor[Look]):
         except ActorError:
             return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
-            context.log.info("no tab in Spark's UI", cause=await anyio.to_thread.run_sync(_cause, problem))
+            context.log.info("Spark UI tab not opened", cause=await anyio.to_thread.run_sync(_cause, problem))
             context.timers.cancel("look")
             await close_tab(self._tab, CLOSE_TIMEOUT_S)
 
@@ -133,25 +123,15 @@ class SparkTabActor(Actor[Look]):
         if not self._open:
             path = await anyio.to_thread.run_sync(self._tab.open, abandon_on_cancel=True)
             if not path:
-                context.log.info("no tab in Spark's UI", cause="spark.ui.enabled is false, or the sidecar is leaving")
+                context.log.info(
+                    "Spark UI tab not opened", cause="spark.ui.enabled is false, or the sidecar is leaving"
+                )
                 context.timers.cancel("look")
                 return
             self._open = True
-            context.log.info("tab opened in Spark's UI", path=path)
+            context.log.info("Spark UI tab opened", path=path)
         elif await anyio.to_thread.run_sync(self._tab.is_watched):
             await anyio.to_thread.run_sync(self._tab.show, await self._take())
-
-
-def _compiled_class(gateway: Any, jvm: Any) -> Any:
-    """The tab's class, compiled once in the life of a JVM: Py4J caches the methods of a class by its name."""
-    with _compiling:
-        java_class = _compiled.get(gateway)
-        if java_class is None:
-            compiler = jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-            compiler.cook(_source())
-            java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
-        return java_class
 
 
 def _cause(problem: Exception) -> str:
@@ -164,4 +144,4 @@ def _cause(problem: Exception) -> str:
 
 
 def _source() -> str:
-    return resources.files(__package__).joinpath("StatusTab.java").read_text(encoding="utf-8")
+    return java_source(__package__, "StatusTab")

@@ -28,6 +28,7 @@ __all__ = [
     "RelayStatus",
     "RunStatus",
     "SidecarStatus",
+    "SourceStatus",
     "TimelineRecord",
 ]
 
@@ -150,8 +151,8 @@ class CheckpointProgress(NamedTuple):
     """A checkpoint or savepoint in progress.
 
     ``phase`` is ``"waiting"`` (for the cut of an earlier one), ``"closing"``, ``"snapshotting"``,
-    ``"acknowledging"`` or ``"storing"``, and lasts for ``phase_s`` so far. ``subtasks`` maps each subtask that takes
-    part while it runs to what is awaited of it: ``"close"``, ``"acknowledge"``, or ``"nothing"``.
+    ``"acknowledging"``, ``"collecting"`` or ``"storing"``, and lasts for ``phase_s`` so far. ``subtasks`` maps each
+    subtask that takes part while it runs to what is awaited of it: ``"close"``, ``"acknowledge"``, or ``"nothing"``.
     """
 
     checkpoint_id: int
@@ -209,16 +210,31 @@ class TimelineRecord(NamedTuple):
     text: str
 
 
+class SourceStatus(NamedTuple):
+    """What a source has not read yet.
+
+    ``splits_pending`` are known and not handed out; None if the enumerator does not say (``pending_count``).
+    ``splits_in_hand`` were handed out, and are not read to their end. ``backlog``: how much there is to read in all of
+    these, in the readers' own units; bytes for ``FileSource``. Readers report it about once a second. Pending splits
+    count if the enumerator has a ``pending_backlog``. None if neither reports it.
+    """
+
+    splits_pending: int | None
+    splits_in_hand: int
+    backlog: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorStatus:
     """One operator. Counts are since it was coordinated, rates over the last seconds.
 
     ``attempts`` are those of the current run, in the order in which they were accepted; empty without a run.
     ``checkpoints`` are in progress, ``checkpoint_history`` and ``failures`` the most recent ones, newest last.
-    ``attempts_left_out``: how many there are besides, in a status of another process that would have been too large.
+    ``attempts_left_out``: how many more there are, in a status of another process that would have been too large.
     ``last_completed_checkpoint_id`` is -1 if there is none. ``in_doubt``: aborted checkpoints that the storage may
     hold. ``timeline``: the most recent steps of this run and those before it, newest last. ``counters``: what the tasks
-    have counted, and how many values they have observed, by name; ``handle.counters()`` has the distributions.
+    have counted, and how many values they have observed, for each name; ``handle.counters()`` has the distributions.
+    ``sources`` has the backlog of each source, by the name of the stage; the name is empty if there are no stages.
     """
 
     operator_id: str
@@ -245,6 +261,7 @@ class OperatorStatus:
     attempts_left_out: int = 0
     timeline: tuple[TimelineRecord, ...] = ()
     counters: Mapping[str, int | float] = field(default_factory=dict)
+    sources: Mapping[str, SourceStatus] = field(default_factory=dict)
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""
@@ -292,7 +309,7 @@ class SidecarStatus:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> SidecarStatus:
-        """The inverse of ``to_dict``, also after JSON. Raises ``ValueError`` for anything else."""
+        """The inverse of ``to_dict``, even after JSON. Raises ``ValueError`` for anything else."""
         try:
             status: SidecarStatus = _from_plain(cls, plain)
         except (KeyError, TypeError, AttributeError) as error:

@@ -2,12 +2,12 @@
 
 """A small HTTP server that shows a sidecar to people and machines: ``SidecarConfig.status_port``.
 
-It has threads of its own, so that it can say so when the sidecar's event loop is blocked. It answers GET requests only,
+It has its own threads, so it can report that the sidecar's event loop is blocked. It answers GET requests only,
 reads no request bodies, and closes each connection after one answer. Whatever a peer does, it holds at most
 ``CONNECTIONS_MAX`` connections, each with a small buffer and a deadline.
 
 On a loopback address, a request must name a loopback host, so that no web page can reach the server through a host name
-of its own (DNS rebinding). On any other address, each request needs the token.
+that it controls (DNS rebinding). On any other address, each request needs the token.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Content(NamedTuple):
 
 
 Route = Callable[[Request], Content]
-"""Makes the answer of one path. It is called on a thread of the server, several times at once if several ask.
+"""Makes the answer of one path. It is called on a thread of the server, concurrently if several clients ask.
 
 It may raise ``Unavailable``, and must end soon.
 """
@@ -448,7 +448,7 @@ class _Conversation(BaseHTTPRequestHandler):
             self._route(Request(target.path, query, headers.get("Accept", "")))
 
     def _sign_in(self, path: str) -> None:
-        """Set the cookie, and go on without the token in the address.
+        """Set the cookie, and continue without the token in the address.
 
         A redirect would not do: after a link from another site, a browser would not send the strict cookie with it.
         """

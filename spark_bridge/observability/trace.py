@@ -126,7 +126,7 @@ class TraceFile:
                 self._stop_writing()
                 last = {"name": "trace is full", "ph": "i", "s": "g", "pid": DRIVER, "tid": 0, "ts": event["ts"]}
                 self._write_raw(last)
-                log.warning("trace is full, the rest is left out", file=str(self._path), bytes_max=self._bytes_max)
+                log.warning("trace full, later events dropped", file=str(self._path), bytes_max=self._bytes_max)
             else:
                 self._write_text(text)
         self._file.flush()

@@ -6,30 +6,32 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from actors.logs import get_logger
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, KeyRing, Purpose
+from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import parse_address
 from spark_bridge.bridge.relay.janino import close_listener, open_listener
 from spark_bridge.certificates import TlsCertificate, certificate_digest
-from spark_bridge.driver.actions import names_of
-from spark_bridge.driver.environment import check_worker_python, driver_context
+from spark_bridge.driver.actions import marked, names_of
+from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
-from spark_bridge.errors import SidecarError, SidecarNotRunning
+from spark_bridge.driver.stays import StaysOnDriver
+from spark_bridge.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import WITHIN_S, sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.driver_end import DriverEnd, SidecarElsewhere
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
@@ -42,23 +44,29 @@ log = get_logger("headgate.attached")
 
 ANSWER_TIMEOUT_S = 150.0
 """For answers that come immediately, or as soon as the sidecar's operators have started."""
+RENEW_TIMEOUT_S = 5.0
 
 
-class AttachedSidecar:
+class AttachedSidecar(StaysOnDriver):
     """Attaches this driver to a sidecar in another process: ``with AttachedSidecar(spark, "host:port", ...) as s:``.
 
     Its operators are those of the sidecar's factory. ``operator(name).subtask(...)`` makes the function for
     ``mapPartitions`` and similar functions. If the sidecar dies, tasks and driver look for it and continue when it has
     been restarted. Thread-safe; every method blocks the calling thread.
 
-    ``spark`` is a classic SparkSession or SparkContext, and ``address`` is ``"host:port"`` of the sidecar.
+    ``spark`` is a SparkSession, classic or of Spark Connect, or a SparkContext, and ``address`` is ``"host:port"`` of
+    the sidecar. With Spark Connect, the sidecar runs where the server and its executors reach it, and only this client
+    connects to ``address``; ``relay_installed`` says that the server's operator has installed the relay, and that its
+    file of secrets has that of the sidecar.
+
     ``secret_file`` is the file that was given to the sidecar, or a copy. ``tls`` is that of the sidecar's
     ``SidecarConfig``. ``connect_timeout_s`` is how long each request waits for a sidecar that cannot be reached, in
     seconds.
 
     Raises ``ValueError`` for an invalid address, ``SidecarError`` if the secret cannot be read, ``TypeError`` for an
-    object that is not a session, and ``RelayError`` for a Spark Connect session or a stopped context. Entering raises
-    ``SidecarUnreachable``, ``SidecarError`` if the workers' Python cannot run a task, and ``RelayError``. Leaving
+    object that is not a session, and ``RelayError`` for a stopped context. Entering raises ``SidecarUnreachable``,
+    ``RelayError``, ``ConnectRefused`` as for ``Sidecar``, and ``SidecarError`` if the workers' Python cannot run a
+    task. ``run`` raises ``ServerLost`` if the Spark Connect server, or the session there, is gone. Leaving
     raises ``OutputNotCommitted`` as ``Sidecar`` does; the coordinators stay in the sidecar's process, which ends them
     when the application ends. Outside the block, every method raises ``SidecarNotRunning``.
     """
@@ -71,36 +79,39 @@ class AttachedSidecar:
         secret_file: str | os.PathLike[str],
         tls: bool | TlsCertificate = False,
         connect_timeout_s: float = 60.0,
+        relay_installed: bool = False,
     ) -> None:
-        self._context = driver_context(spark)
+        context = None if is_remote(spark) else driver_context(spark)
         host, port = parse_address(address)
-        self._keys = KeyRing(read_secret(secret_file))
+        secret = read_secret(secret_file)
+        self._end: DriverEnd = (
+            _DriverHere(context) if context is not None else _session_end(spark, secret, relay_installed)
+        )
+        self._keys = KeyRing(secret)
         self._address = ControlAddress(host, port, self._keys, certificate_digest(tls, self._keys))
         self._connect_timeout_s = connect_timeout_s
-        self._listener: Any = None
+        self._attached = False
         self._driver = NO_IDENTITY  # names one `with` block to the sidecar
         self._operators: dict[str, OperatorHandle] = {}
 
     def __enter__(self) -> AttachedSidecar:
-        if self._listener is not None:
+        if self._attached:
             raise SidecarError("this driver is already attached: exit its `with` block first")
-        check_worker_python(self._context)
+        self._end.check()
         self._driver = secrets.token_bytes(IDENTITY_BYTES)
-        place = self._ask("attach")
-        ship_packages(self._context)
-        address = self._address
-        self._listener = open_listener(
-            self._context,
-            address.host,
-            place["relay_port"],
-            self._keys.key(Purpose.RELAY, self._driver),
-            address.certificate_sha256,
-            patient=True,
-        )
+        place = self._ask("attach", self._end.lease_s)
+        self._attached = True
         try:
-            self._listener.attach()
+            key = self._keys.key(Purpose.RELAY, self._driver)
+            self._end.open(
+                {"at": self._address.host, **place},
+                key,
+                self._address.certificate_sha256,
+                _Asking(self._ask, self._end.lease_s),
+            )
             for operator_id, endpoint in self._ask("operators").items():
                 self._operators[operator_id] = self._handle(endpoint)
+            self._end.equip([handle.endpoint for handle in self._operators.values()])
         except BaseException:
             self._detach()
             raise
@@ -122,6 +133,8 @@ class AttachedSidecar:
     def _uncommitted(self, exception: BaseException | None) -> str:
         if all(handle.endpoint.mode is RestoreMode.BATCH for handle in self._operators.values()):
             return ""
+        if self._end.lost is not None:
+            return ""  # that error says more
         if exception is not None and not isinstance(exception, Exception):
             return ""  # do not delay a Ctrl-C
         try:
@@ -132,10 +145,10 @@ class AttachedSidecar:
         return why
 
     def _detach(self) -> None:
-        listener, self._listener = self._listener, None
+        attached, self._attached = self._attached, False
         self._operators.clear()
-        if listener is not None:
-            close_listener(listener)
+        if attached:
+            self._end.close()
             with suppress(SidecarError):  # it is gone, or gives up on this driver by itself
                 self._ask("detach", connect_timeout_s=0.0)
 
@@ -169,10 +182,11 @@ class AttachedSidecar:
         checkpoint_id: int = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return checkpoint_id
 
-    def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+    def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``. Payload and result must be plain values, as in events."""
         self._require_attached()
-        return self._ask("request", [operator_id, payload, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+        argument = [operator_id, payload, timeout_s, part]
+        return self._ask("request", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
     def status(self) -> SidecarStatus:
         """See ``Sidecar.status``. Attempts above 20,000, or that do not fit, are in ``attempts_left_out``."""
@@ -205,30 +219,39 @@ class AttachedSidecar:
         for operator_id in sorted(operator_ids or ()):
             self.operator(operator_id)
         self._require_attached()
-        runs = _RunsElsewhere(self._ask, operator_ids)
+        runs, end = _RunsElsewhere(self._ask, operator_ids), self._end
 
         def noticing_restarts() -> T:
             try:
                 return action()
-            except Exception:
+            except Exception as error:
+                if end.lost is not None:
+                    raise _NotAgain from error
                 runs.count_restart_as_failure()
                 raise
 
-        return run_blocking(runs, restart, noticing_restarts, self._context)
+        try:
+            return run_blocking(runs, restart, noticing_restarts, end.marked)
+        except _NotAgain as passed_on:
+            assert end.lost is not None
+            raise end.lost from passed_on.__cause__
 
     def _require_attached(self) -> None:
-        if self._listener is None:
+        if not self._attached:
             raise SidecarNotRunning("this driver is not attached: enter `with AttachedSidecar(...) as sidecar:`")
 
     def _handle(self, description: dict[str, Any]) -> OperatorHandle:
         mode = RestoreMode(description["mode"])
         name = description["operator_id"]
+        stages = tuple(description["stages"])
         endpoint = TaskEndpoint(
-            **{**description, "mode": mode},
+            **{key: value for key, value in description.items() if key not in ("mode", "stages")},
+            mode=mode,
             key=self._keys.task_key(name),
             certificate_sha256=self._address.certificate_sha256,
         )
-        return OperatorHandle(endpoint, partial(self._ask, "statistics", name), partial(self._failure_of, name))
+        statistics, failure = partial(self._ask, "statistics", name), partial(self._failure_of, name)
+        return OperatorHandle(endpoint, statistics, failure, stages=stages)
 
     def _failure_of(self, operator_id: str) -> BaseException | None:
         text = self._ask("failure", operator_id)
@@ -244,6 +267,61 @@ class AttachedSidecar:
     ) -> Any:
         patience_s = self._connect_timeout_s if connect_timeout_s is None else connect_timeout_s
         return ask(self._address, self._driver, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
+
+
+class _Asking:
+    """A ``SidecarElsewhere``."""
+
+    def __init__(self, ask: Callable[..., Any], lease_s: float | None) -> None:
+        self._ask = ask
+        self._lease_s = lease_s
+
+    def joined(self, within_s: float) -> bool:
+        return bool(self._ask("joined", within_s, timeout_s=within_s + ANSWER_TIMEOUT_S))
+
+    def renew(self) -> None:
+        self._ask("renew", self._lease_s, timeout_s=RENEW_TIMEOUT_S, connect_timeout_s=0.0)
+
+
+class _DriverHere:
+    """A driver in this process. ``context`` is a SparkContext."""
+
+    lease_s: float | None = None
+    lost: ServerLost | None = None
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._listener: Any = None
+
+    def check(self) -> None:
+        check_worker_python(self._context)
+
+    def open(self, place: Mapping[str, Any], key: Key, certificate_sha256: bytes, sidecar: SidecarElsewhere) -> None:
+        ship_packages(self._context)
+        at, port = place["at"], place["relay_port"]
+        self._listener = open_listener(self._context, at, port, key, certificate_sha256, patient=True)
+        self._listener.attach()
+
+    def equip(self, endpoints: list[TaskEndpoint]) -> None:
+        """Spark itself sees to it that executors reach the driver."""
+
+    def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            close_listener(listener)
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        return marked(self._context, action_id)
+
+
+def _session_end(session: Any, secret: bytes, relay_installed: bool) -> DriverEnd:
+    from spark_bridge.connect.attached import AttachedSession
+
+    return AttachedSession(session, secret if relay_installed else None)
+
+
+class _NotAgain(BaseException):
+    """The driver is lost, so the action is not called again: no handler for exceptions is to take this for one."""
 
 
 class _RunsElsewhere:

@@ -27,7 +27,7 @@ EPILOG = """\
 MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
 sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming")`. Drivers attach with
 `AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. If it is killed and started again with the same arguments, it
-continues from its storage, also while a job is running."""
+continues from its storage, even while a job is running."""
 
 
 def add_command(commands: Any) -> None:

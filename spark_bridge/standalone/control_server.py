@@ -17,7 +17,7 @@ from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
 from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
-from spark_bridge.standalone.control_limits import CONTROL_LIMITS
+from spark_bridge.subtask.control import CONTROL_LIMITS
 
 __all__ = ["CONNECTIONS_MAX", "Answer", "serve_control"]
 
@@ -47,19 +47,26 @@ _CONTROL = Dialect(_decode, frame, CONTROL_LIMITS.event_bytes_max)
 
 
 async def serve_control(
-    answer: Answer, keys: KeyRing, config: ServerConfig, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+    answer: Answer,
+    keys: KeyRing,
+    config: ServerConfig,
+    *,
+    purpose: Purpose = Purpose.CONTROL,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled, and report the port when started. An exception of ``answer`` is sent to the driver.
+    """Serve until cancelled, and report the port when started. An exception of ``answer`` is sent to the client.
+
+    ``purpose`` is that of the clients' keys.
 
     Raises ``ServerStartError`` if the address cannot be used.
     """
     async with anyio.create_task_group() as tasks:
         server = AuthenticatedServer(
             _Requests(answer, tasks),
-            lambda identity: keys.key(Purpose.CONTROL, identity),
+            lambda identity: keys.key(purpose, identity),
             _CONTROL,
             config,
-            purpose="control",
+            purpose=purpose.name.lower(),
         )
         await server.start()
         try:

@@ -14,7 +14,7 @@ import anyio
 from actors import ActorError
 from actors.logs import get_logger
 from protocol.wire.keys import KeyRing
-from spark_bridge.bridge.relay import RelayStopped
+from spark_bridge.bridge.relay import RelayError, RelayStopped
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.certificates import encryption
 from spark_bridge.driver.config import SidecarConfig
@@ -34,6 +34,7 @@ Factory = Callable[[SidecarRuntime], Awaitable[None]]
 """Coordinates the operators of one application, with ``await sidecar.coordinate(...)`` for each."""
 
 READY_TIMEOUT_S = 120.0
+RENEWAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ class SidecarProcess:
         self._resume = resume
         self._lost_after_s = lost_after_s
         self._instance = secrets.token_hex(8)
-        self._relay_port = 0
+        self._relay_address = "", 0
+        self._lease_s: float | None = None  # of the driver, if it is not known to end with its JVM
+        self._renewed = 0.0
         self._relay: AwaitedRelay | None = None
         self._listening = anyio.Event()
         self._runtime: SidecarRuntime | None = None
@@ -113,7 +116,7 @@ class SidecarProcess:
     async def _serve_application(self) -> None:
         self._relay = relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
         try:
-            _, self._relay_port = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
+            self._relay_address = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
             self._listening.set()
             try:
                 stages = await relay.join()
@@ -132,11 +135,12 @@ class SidecarProcess:
                     self._runtime = runtime
                     self._ready.set()
                     log.info("driver attached", operators=sorted(runtime.handles))
-                    await relay.over.wait()
+                    await self._end_of(relay)
                     log.info("driver detached")
             except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
                 self._left_uncommitted = str(error)
         finally:
+            leased, self._lease_s = self._lease_s is not None, None
             self._relay = self._runtime = None
             self._ready = anyio.Event()
             if self._listening.is_set():  # nobody has joined; if it is not set, drivers may wait for it
@@ -144,13 +148,35 @@ class SidecarProcess:
             self._ended.set()
             self._ended = anyio.Event()
             with anyio.CancelScope(shield=True):
+                if leased:
+                    await relay.leave()
                 await relay.close()
+
+    async def _end_of(self, relay: AwaitedRelay) -> None:
+        """Return when the application is over, or its driver has not renewed its lease in time."""
+        while not relay.over.is_set():
+            lease_s = self._lease_s
+            with anyio.move_on_after(RENEWAL_S if lease_s is None else min(RENEWAL_S, lease_s / 6)):
+                await relay.over.wait()
+            if lease_s is None or relay.over.is_set():
+                continue
+            if anyio.current_time() - self._renewed > lease_s:
+                log.warning("driver silent, application ended", lease_s=lease_s)
+                return
+            try:
+                await relay.ping()  # the relay has a lease, too
+            except RelayError as error:
+                log.debug("relay not reached", cause=repr(error))
 
     # --- a driver's requests --------------------------------------------------------------------------------------
 
     async def _answer(self, driver: bytes, method: str, argument: Any) -> Any:
         if method == "attach":
-            return await self._attach(driver)
+            return await self._attach(driver, argument)
+        if method == "joined":
+            return await self._joined(driver, argument)
+        if method == "renew":
+            return self._renew(driver, argument)
         if method == "detach":
             return self._detach(driver)
         if method == "uncommitted":
@@ -183,8 +209,8 @@ class SidecarProcess:
                 return await runtime.checkpoint(name, timeout_s=timeout_s)
             case "savepoint", [name, directory, timeout_s]:
                 return await runtime.savepoint(name, directory=directory, timeout_s=timeout_s)
-            case "request", [str(name), payload, timeout_s]:
-                return await runtime.request(name, payload, timeout_s=timeout_s)
+            case "request", [str(name), payload, timeout_s, None | str() as part]:
+                return await runtime.request(name, payload, part=part, timeout_s=timeout_s)
             case "status", None:
                 return await _packed_status(runtime)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
@@ -194,10 +220,11 @@ class SidecarProcess:
         fenced = None if runtime.fenced is None else str(runtime.fenced)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced}
 
-    async def _attach(self, driver: bytes) -> dict[str, object]:
-        """Return the port for the driver's JVM, as soon as the previous application has been closed.
+    async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
+        """Return the address for the driver's JVM, as soon as the previous application has been closed.
 
-        A driver that is lost is not waited for any longer. A second one is refused while the first is connected.
+        ``lease_s`` is that of a driver whose JVM outlives it: after so long without a renewal, it is dead. A driver
+        that is lost is not waited for any longer. A second one is refused while the first is connected.
         """
         relay = self._relay
         if relay is not None and relay.joined and not relay.over.is_set():
@@ -217,7 +244,25 @@ class SidecarProcess:
             )
         assert self._relay is not None
         self._relay.expect(driver)
-        return {"instance": self._instance, "host": self._host, "relay_port": self._relay_port}
+        self._renew(driver, lease_s)
+        host, port = self._relay_address
+        return {"instance": self._instance, "host": host, "relay_port": port}
+
+    async def _joined(self, driver: bytes, within_s: float) -> bool:
+        """Whether the driver's JVM has connected to the relay, after waiting for that up to ``within_s`` seconds."""
+        relay = self._relay
+        if relay is None or relay.driver != driver:
+            raise _not_attached()
+        with anyio.move_on_after(within_s):
+            await relay.first_connected()
+        return relay.joined
+
+    def _renew(self, driver: bytes, lease_s: float | None) -> None:
+        """The driver lives. The JVM of one that attached to an earlier sidecar may not have come back yet."""
+        relay = self._relay
+        if relay is None or relay.driver not in (None, driver):
+            raise _not_attached()
+        self._lease_s, self._renewed = lease_s, anyio.current_time()
 
     async def _look(self) -> bytes | None:
         """The status for somebody who is not the driver; None while no driver is attached. Changes nothing."""
@@ -227,7 +272,10 @@ class SidecarProcess:
         """End the application whose driver leaves, so that the next driver is not taken for it."""
         relay = self._relay
         if relay is not None and relay.joined and relay.driver == driver:
-            relay.detach()
+            if self._lease_s is None:
+                relay.detach()
+            else:
+                relay.over.set()  # its JVM goes on, and is told to let go when all else has ended
 
     async def _uncommitted_output(self, driver: bytes) -> str:
         """Why output of a driver that is leaving or has left is not committed.
@@ -304,4 +352,5 @@ def describe(handle: OperatorHandle) -> dict[str, Any]:
         "register_timeout_s": endpoint.register_timeout_s,
         "ready_timeout_s": endpoint.ready_timeout_s,
         "event_bytes_max": endpoint.event_bytes_max,
+        "stages": list(handle.stages),
     }

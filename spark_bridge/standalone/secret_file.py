@@ -33,8 +33,8 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
         ) from error
     if status.st_uid not in (os.geteuid(), 0):
         raise SidecarError(
-            f"{file} belongs to another user (uid {status.st_uid}), who could change the secret: copy it to a file of "
-            "your own"
+            f"{file} belongs to another user (uid {status.st_uid}), who could change the secret: copy it to a file "
+            "that belongs to you"
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise SidecarError(f"{file} is accessible to other users: run chmod 600 {file}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from spark_bridge.observability.status import AttemptStatus, SidecarStatus
-from spark_bridge.standalone.control_limits import CONTROL_LIMITS
+from spark_bridge.subtask.control import CONTROL_LIMITS
 
 __all__ = ["ATTEMPTS_MAX", "cut", "pack_status", "unpack_status"]
 

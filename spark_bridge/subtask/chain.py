@@ -3,13 +3,14 @@
 """Several operators in one task: the parts of a chain (H80).
 
 To the protocol a chain is one operator. The ``OperatorChain`` is that operator. Its *main* operator is the user's, and
-processes the records; the other parts have names, and their events travel as ``PartEvent``. Each has a context and a
-state of its own. A call that concerns the whole operator reaches the parts in a fixed order: those with names in the
+processes the records; the other parts have names, and their events travel as ``PartEvent``. Each has its own
+context and state. A call that concerns the whole operator reaches the parts in a fixed order: those with names in the
 order in which they were given, then the main one. ``snapshot_state`` and ``close`` have the reverse order: the main
 operator may decline a checkpoint, and it may use the parts until it is closed.
 
-User code that holds a reference to a part, such as a ``WorkQueue``, finds the part of its own task with
-``current_part``.
+If the operator is a chain of stages, the main operator is a ``Flow``, and the stages are named parts after the others.
+
+User code that holds a reference to a part, such as a ``WorkQueue``, finds its task's part with ``current_part``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.subtask.context import Counters, SubtaskContext, checked_state, handles_urgent
+from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["COUNTERS", "OperatorChain", "TaskPart", "current_part", "runs_in_task"]
@@ -50,11 +52,19 @@ class OperatorChain(SubtaskOperator):
         self.main = main
         self.parts = {name: make() for name, make in parts.items()}
         self._parts_are_found = len(self.parts) > 1  # by user code; all have counters, which the context finds
-        self.snapshot_anywhere = main.snapshot_anywhere
+        self.stages: tuple[str, ...] = ()
+        if isinstance(main, Flow):
+            self.stages = main.names
+            main.connect(self.parts)
         self.waits_for_subtask_ready = main.waits_for_subtask_ready or any(
             part.waits_for_subtask_ready for part in self.parts.values()
         )
         self.handles_urgent = any(map(handles_urgent, (main, *self.parts.values())))
+
+    @property
+    def snapshot_anywhere(self) -> bool:  # type: ignore[override]  # the main operator says it
+        """See ``SubtaskOperator``: that of the main operator."""
+        return self.main.snapshot_anywhere
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         main, states = (None, {}) if state is None else split_states(state, self.parts)
@@ -63,9 +73,12 @@ class OperatorChain(SubtaskOperator):
         held = context.restored_requests
         context.restored_requests = tuple(one for one in held if type(one) is not PartEvent)
         with self._current():
+            begins_again = True
             for name, part in self.parts.items():
                 of_part = tuple(one.event for one in held if type(one) is PartEvent and one.name == name)
-                part.open(cast("SubtaskContext", PartContext(context, name, of_part)), states.get(name))
+                part_context = PartContext(context, name, of_part, begins_again)
+                part.open(cast("SubtaskContext", part_context), states.get(name))
+                begins_again = begins_again and not (name in self.stages and part.goes_on_after_restore)
             self.main.open(context, main)
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -76,7 +89,7 @@ class OperatorChain(SubtaskOperator):
             for name, one in parts.items():
                 by_part.setdefault(name, {})[subtask] = one
         merged = {name: _merged(self.parts[name], one) for name, one in by_part.items()}
-        return join_states(_merged(self.main, mains), merged)
+        return join_states(_merged(self.main, mains), merged, self.stages)
 
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
         if self._parts_are_found:
@@ -108,7 +121,9 @@ class OperatorChain(SubtaskOperator):
 
     def handle_event(self, event: Any) -> None:
         if type(event) is PartEvent:
-            self._part(event.name).handle_event(event.event)
+            part = self._part(event.name)
+            with self._current():
+                part.handle_event(event.event)
         elif self._parts_are_found:
             with self._current():
                 self.main.handle_event(event)
@@ -146,7 +161,10 @@ class OperatorChain(SubtaskOperator):
 
     def _joined(self, main: bytes, state_of: Callable[[SubtaskOperator], bytes]) -> bytes:
         checked_state(self.main, "snapshot_state", main)
-        return join_states(main, {name: state_of(part) for name, part in self.parts.items()})
+        states = {name: state_of(part) for name, part in self.parts.items()}
+        for name in self.stages:
+            checked_state(self.parts[name], "snapshot_state", states[name])
+        return join_states(main, states, self.stages)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         with self._current():
@@ -227,10 +245,13 @@ def current_part(kind: str, name: str) -> Any:
 class PartContext:
     """A named part's ``SubtaskContext``: what it sends reaches the coordinator of the part of the same name."""
 
-    def __init__(self, context: SubtaskContext, name: str, restored_requests: tuple[Any, ...]) -> None:
+    def __init__(
+        self, context: SubtaskContext, name: str, restored_requests: tuple[Any, ...], input_begins_again: bool
+    ) -> None:
         self._context = context
         self._name = name
         self.restored_requests = restored_requests
+        self.input_begins_again = input_begins_again
 
     def send_event(self, event: Any) -> None:
         self._context.send_event(PartEvent(self._name, event))

@@ -33,6 +33,7 @@ from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection,
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     BarrierArrived,
+    CapacityAvailable,
     EndAttempt,
     EventSubmitted,
     HandleUrgent,
@@ -43,7 +44,6 @@ from protocol.subtask.types import (
     PutInMailbox,
     RequestSubmitted,
     ResolveRequest,
-    RoomAvailable,
     SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,
@@ -55,13 +55,13 @@ from protocol.subtask.types import (
     snapshot_bytes_max,
 )
 from protocol.wire.messages import (
-    Confirm,
     CoordinatorAwaited,
     DownMessage,
     Downward,
     Finished,
     Registered,
     Resume,
+    confirmed_by,
     describe_wait,
 )
 from spark_bridge.subtask.attached import attach, detach
@@ -120,8 +120,11 @@ class SubtaskChannel:
         self.breaches_in_a_row = 0
         """How often the peer has broken the protocol since its last valid message. Only the I/O thread counts."""
         self._identity = identity
+        self._asked_here: set[int] = set()  # requests of the task's own thread that wait
         lock = threading.Lock()
+        self._lock = lock  # that of the condition, which takes it with a call in Python
         self._changed = threading.Condition(lock)
+        self._waiting_threads = 0
         self._urgent = UrgentThread(lock, f"headgate-urgent-{self.key[0]}", self._report_urgent)
         self._wire = CurrentConnection(endpoint.wire_limits)
         self._own_reads = OwnReads(endpoint.spin_s)
@@ -159,7 +162,7 @@ class SubtaskChannel:
         attach(self, self.endpoint.switch_interval_s)
         try:
             connection, registered, rest = register(self.endpoint, self._identity, self.waker)
-            with self._changed:
+            with self._lock:
                 self._begin(connection, registered, rest)
             self._thread = threading.Thread(target=serve, args=(self,), name=f"headgate-{self.key[0]}", daemon=True)
             self._thread.start()
@@ -187,7 +190,7 @@ class SubtaskChannel:
             if thread.is_alive():
                 _log.error("task %s: the I/O thread did not end within %s s", self.key[0], JOIN_S)
                 return
-        with self._changed:
+        with self._lock:
             self._wire.drop()
             self._wake_waiting()
         self._release()
@@ -195,6 +198,7 @@ class SubtaskChannel:
     def forget_after_fork(self) -> None:
         """In a forked child: drop the copies of the sockets without a message to the peer, and refuse any use."""
         lock = threading.Lock()
+        self._lock = lock
         self._changed = threading.Condition(lock)
         self._urgent = UrgentThread(lock, "", self._report_urgent)
         self.over = "this process was forked from the task; only the task itself may talk to its coordinator"
@@ -234,45 +238,50 @@ class SubtaskChannel:
         """
         if handle_urgent is not None:
             self._urgent.handle = handle_urgent
-        with self._changed:
+        with self._lock:
             self._submit(OperatorOpened(awaits_start, handle_urgent is not None))
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         """Send one encoded event. While the window is full, wait up to ``send_timeout_s`` (H27).
 
-        ``in_snapshot``: sent inside the snapshot, and part of it (H31). It does not wait for room, because room may
+        ``in_snapshot``: sent inside the snapshot, and part of it (H31). It does not wait for capacity, which may
         come only after that snapshot. The same holds in ``handle_urgent`` while a checkpoint closes the valve.
 
         Raises:
-            TimedOut: no room came; nothing was sent.
+            TimedOut: no capacity became available; nothing was sent.
         """
-        with self._changed:
+        with self._lock:
             submitted = EventSubmitted(payload, in_snapshot, self._urgent.on_this_thread)
-            self._submit_with_room(submitted, self.endpoint.send_timeout_s)
+            self._submit_with_capacity(submitted, self.endpoint.send_timeout_s)
 
     def submit_event_nowait(self, payload: bytes) -> None:
-        """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no room; nothing was sent."""
-        with self._changed:
+        """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no capacity; nothing was sent."""
+        with self._lock:
             self._submit(EventSubmitted(payload))
 
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
         """Send one encoded request and wait for its answer (H33).
 
         Raises:
-            TimedOut: neither room nor an answer within ``timeout_s``; a late answer is dropped.
+            TimedOut: neither capacity nor an answer within ``timeout_s``; a late answer is dropped.
             RequestFailed: the coordinator answered with an error.
         """
         deadline = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             request_id = self._next_request_id
             self._next_request_id += 1
             self._answers[request_id] = None
+            if self.on_task_thread:
+                self._asked_here.add(request_id)
             try:
-                self._submit_with_room(RequestSubmitted(request_id, payload), timeout_s)
+                self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
                 while (answer := self._answers[request_id]) is None:
                     self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
             finally:
                 del self._answers[request_id]
+                self._asked_here.discard(request_id)
+                if self.mailbox.barriers:
+                    self._wake_waiting()  # the task's thread may wait with a barrier after this answer
             self.check()  # the end of the attempt resolves requests too, and is not a failed request
         error, answered = answer
         if error:
@@ -283,39 +292,43 @@ class SubtaskChannel:
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
         """A barrier came separately from the items. An unexpected one is logged and has no effect."""
-        with self._changed:
+        with self._lock:
             self._submit(BarrierArrived(checkpoint_id, events_before))
 
     def wants_snapshot(self, checkpoint_id: int) -> bool:
         """Whether a barrier that was taken out of the mailbox still counts (H44, H49)."""
-        with self._changed:
+        with self._lock:
             self.check()
             return self._machine.wants_snapshot(checkpoint_id)
 
     def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
         """The operator's snapshot, at its barrier. Held events are part of it, and leave after it (H31)."""
-        with self._changed:
+        with self._lock:
             self._submit(SnapshotTaken(checkpoint_id, state))
 
     def snapshot_refused(self, checkpoint_id: int, reason: str) -> None:
         """The operator declines ``checkpoint_id``."""
-        with self._changed:
+        with self._lock:
             self._submit(SnapshotRefused(checkpoint_id, reason))
 
     def decline_barriers(self) -> None:
         """Decline each checkpoint whose barrier is in the mailbox, because the task cannot handle it now."""
-        with self._changed:
+        with self._lock:
             for barrier in self.mailbox.take_barriers():
                 self._submit(SnapshotRefused(barrier.checkpoint_id, DECLINED_WHILE_WAITING))
 
-    def wait_until_urgent_are_handled(self, deadline: float) -> int:
+    def wait_until_urgent_are_handled(self, deadline: float) -> int | None:
         """Wait until each urgent event that has come was handled; return how many have come.
+
+        None if the mailbox has a barrier: they may wait for that one, so the mailbox has to be handled first (H79).
 
         Raises:
             TimedOut: a handler has not returned until ``deadline``.
         """
-        with self._changed:
+        with self._lock:
             while not self._machine.urgent_idle:
+                if self.mailbox.barriers:
+                    return None
                 self._wait(deadline, "handle_urgent() has not returned, and the task ends only after that")
             return self._machine.urgent_came
 
@@ -329,7 +342,7 @@ class SubtaskChannel:
         Raises:
             TimedOut: a checkpoint held back events until ``deadline``, a reading of ``time.monotonic()``.
         """
-        with self._changed:
+        with self._lock:
             while not self.mailbox:
                 self.check()
                 if self._machine.urgent_came != urgent_came:
@@ -342,7 +355,7 @@ class SubtaskChannel:
 
     def finish_with_failure(self, failure: str) -> None:
         """Report a failure. Events that are still held back are lost with the attempt."""
-        with self._changed:
+        with self._lock:
             self._submit(OperatorFinished(failure, b""))
 
     def stop_urgent(self, timeout_s: float) -> None:
@@ -350,7 +363,7 @@ class SubtaskChannel:
         if self._on_own_thread:  # a garbage collector runs this, perhaps while the thread holds the lock
             self._urgent.stopped = True
             return
-        with self._changed:
+        with self._lock:
             self._urgent.stop()
             self.failure = None  # the task's thread has it, or fails for another reason
         if not self._urgent.join(timeout_s):
@@ -362,7 +375,7 @@ class SubtaskChannel:
         Raises:
             TimedOut: it has not until ``deadline``. A task that succeeded now would lose events.
         """
-        with self._changed:
+        with self._lock:
             while not self._finish_confirmed:
                 self._wait(deadline, "the coordinator has not taken all that this task sent")
 
@@ -378,23 +391,36 @@ class SubtaskChannel:
         if now - self._polled_at < POLL_S:
             return
         self._polled_at = now
-        with self._changed:
+        with self._lock:
             if not (self.stopping or self.mailbox.full):
                 self._read_here()
 
     def take(self, *, events_only: bool = False) -> MailboxItem | None:
-        """The next mailbox item, or None. With ``events_only``, also None if that item is not an event."""
-        with self._changed:
+        """The next mailbox item, or None. With ``events_only``, also None if that item is not an event.
+
+        A barrier is not taken before every answer ahead of it has reached its asker, so that the snapshot is not older
+        than what another thread of the task does with the answer (H79). None if the asker is this thread.
+        """
+        with self._lock:
             self.check()
+            while not events_only and self.mailbox.starts_with_barrier and (given := self._given_answers()):
+                if given & self._asked_here:
+                    return None
+                self._await_change(None)
+                self.check()
             item = self.mailbox.take(events_only=events_only)
             if self._reading_paused and self.mailbox.half_empty:
                 self.waker.wake()
             return item
 
+    def _given_answers(self) -> set[int]:
+        """The requests whose answer has come, and has not reached its asker."""
+        return {request_id for request_id, answer in self._answers.items() if answer is not None}
+
     def wait_for_item(self, timeout_s: float | None) -> bool:
         """Wait until the mailbox has an item. False after ``timeout_s``; None waits as long as the attempt lives."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             while not self.mailbox:
                 self.check()
                 left_s = None if deadline is None else deadline - time.monotonic()
@@ -406,17 +432,17 @@ class SubtaskChannel:
     def sleep(self, seconds: float) -> None:
         """Wait, unless the attempt ends. Raises ``AttemptOver`` if it does."""
         deadline = time.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             while True:
                 self.check()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return
-                self._changed.wait(left_s)
+                self._await_change(left_s)
 
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known (H70)."""
-        with self._changed:
+        with self._lock:
             return TimedOut(self._explain_wait(failure))
 
     # --- what the I/O loop uses ---
@@ -434,7 +460,7 @@ class SubtaskChannel:
     @property
     def interests(self) -> int:
         """Which events of the socket to wait for. Not reading while the mailbox is full stops the sender (H27)."""
-        with self._changed:  # otherwise a task that empties the mailbox now would not know that it must wake us
+        with self._lock:  # otherwise a task that empties the mailbox now would not know that it must wake us
             self._reading_paused = self.mailbox.full
             if self._own_reads.active and self._own_reads.has_been_away():
                 self._own_reads.active = False
@@ -443,7 +469,7 @@ class SubtaskChannel:
 
     def pass_time(self) -> float | None:
         """Tell the machine the time if a deadline has passed; return the seconds until the next one."""
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             deadline = self._machine.next_deadline()
             if deadline is not None and deadline <= now:
@@ -460,23 +486,23 @@ class SubtaskChannel:
 
     def read(self) -> None:
         """Take what has arrived, if anything. Raises ``OSError`` or ``RemoteProtocolError``: drop the connection."""
-        with self._changed:
+        with self._lock:
             self._receive()
 
     def take_breach(self) -> RemoteProtocolError | None:
         """How the peer broke the protocol while the task's thread was reading, if that ended the connection."""
-        with self._changed:
+        with self._lock:
             breach, self._breach = self._breach, None
             return breach
 
     def write(self) -> None:
         """Write what the socket did not take before. Raises ``OSError`` if the connection is broken."""
-        with self._changed:
+        with self._lock:
             self._wire.flush()
 
     def lose_connection(self) -> None:
         """The connection broke: from now on the machine keeps what is sent."""
-        with self._changed:
+        with self._lock:
             self._wire.drop()
             self._own_reads.active = False
             self._handle(ConnectionLost())
@@ -486,7 +512,7 @@ class SubtaskChannel:
 
         Raises ``RemoteProtocolError``, after dropping the connection, if the peer resumes at an impossible item.
         """
-        with self._changed:
+        with self._lock:
             try:
                 self._wire.attach(connection)
                 self.statistics.reconnects += 1
@@ -501,17 +527,17 @@ class SubtaskChannel:
 
     def resume_message(self) -> Resume:
         """The first message on a new connection: what has been received here."""
-        with self._changed:
+        with self._lock:
             return Resume(self.key[0], self.key[1], self._machine.resume_seq, self._token)
 
     def end(self, reason: str) -> None:
         """The attempt is over."""
-        with self._changed:
+        with self._lock:
             self._end(reason)
 
     def loop_ended(self) -> None:
         """The last act of the I/O thread."""
-        with self._changed:
+        with self._lock:
             self._urgent.stop()
             self._wire.drop()
             self._wake_waiting()
@@ -524,28 +550,28 @@ class SubtaskChannel:
         self.check()
         self._handle(input)
 
-    def _submit_with_room(self, input: SubtaskInput, timeout_s: float) -> None:
+    def _submit_with_capacity(self, input: SubtaskInput, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 return self._submit(input)
             except GatewayFull as full:
-                self._wait_serving(deadline, f"no room to send within {timeout_s:g} s: {full}")
+                self._wait_serving(deadline, f"no capacity to send within {timeout_s:g} s: {full}")
 
     def _wait_serving(self, deadline: float, failure: str) -> None:
         """Wait for the coordinator inside a call, and handle the barriers that arrive meanwhile.
 
-        The room or the answer may wait for a closed valve, which opens at this task's own snapshot. Only the task's
+        The capacity or the answer may wait for a closed valve, which opens at this task's own snapshot. Only the task's
         thread can take that, and it is here: without this, both would wait for each other.
         """
         if not self.mailbox.barriers or not self.on_task_thread:
             self._wait(deadline, failure)
             return
-        self._changed.release()
+        self._lock.release()
         try:
             self.at_barrier()
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
 
     def _wait(self, deadline: float, failure: str) -> None:
         self.check()
@@ -563,7 +589,7 @@ class SubtaskChannel:
             or not self.on_task_thread
         ):
             began = time.monotonic()
-            told = self._changed.wait(left_s)
+            told = self._await_change(left_s)
             own_reads.was_told(time.monotonic() - began if told else math.inf)
             return
         if not own_reads.active:
@@ -571,19 +597,28 @@ class SubtaskChannel:
         news = False
         try:
             own_reads.begin(connection.sock)
-            self._changed.release()
+            self._lock.release()
             try:
                 news = own_reads.wait(left_s)
             finally:
-                self._changed.acquire()
+                self._lock.acquire()
         finally:
             own_reads.waiting = False
         if not (news and self._read_here()):
             own_reads.active = False
             self.waker.wake()  # the I/O thread reads again
 
+    def _await_change(self, left_s: float | None) -> bool:
+        """Wait for ``_wake_waiting``, with the lock released; False if ``left_s`` seconds have passed first."""
+        self._waiting_threads += 1
+        try:
+            return self._changed.wait(left_s)
+        finally:
+            self._waiting_threads -= 1
+
     def _wake_waiting(self) -> None:
-        self._changed.notify_all()
+        if self._waiting_threads:
+            self._changed.notify_all()
         if self._own_reads.waiting:
             self._own_reads.wake()
 
@@ -607,7 +642,12 @@ class SubtaskChannel:
             snapshot_bytes_max=snapshot_bytes_max(self.endpoint.wire_limits),
         )
         self._machine = SubtaskMachine(
-            self.key[0], self._identity.subtask, limits, registered.held, registered.events_sent
+            self.key[0],
+            self._identity.subtask,
+            limits,
+            registered.held,
+            registered.events_sent,
+            hold_events=registered.hold_events,
         )
         self._wire.attach(connection)
         self._handle(ConnectionAttached(received_seq=0))
@@ -640,9 +680,7 @@ class SubtaskChannel:
                 messages.append(message)
         if self._finished_seq is not None:
             # The end of the attempt may come in the same read as the confirmation; the machine forgets then.
-            self._finish_confirmed |= any(
-                isinstance(message, Confirm) and message.seq >= self._finished_seq for message in messages
-            )
+            self._finish_confirmed |= any(confirmed_by(message) >= self._finished_seq for message in messages)
         self._carry_out(self._machine.handle_batch(messages, time.monotonic()))
 
     def _handle(self, input: SubtaskInput) -> None:
@@ -662,9 +700,9 @@ class SubtaskChannel:
                 broken = effect.why
             else:
                 self._carry_out_rare(effect)
-        if frames and not self._wire.send(b"".join(frames)):
+        if frames and not self._wire.send(frames[0] if len(frames) == 1 else b"".join(frames)):
             self.waker.wake()
-        if self._urgent.events:
+        if self._urgent.events or not self._machine.urgent_idle:
             self._count_urgent()
         self._wake_waiting()
         if broken:
@@ -684,7 +722,7 @@ class SubtaskChannel:
         elif isinstance(effect, EndAttempt):
             self._end(effect.reason)
         else:
-            assert isinstance(effect, RoomAvailable)  # waiting threads are woken by the caller
+            assert isinstance(effect, CapacityAvailable)  # waiting threads are woken by the caller
 
     def _report_urgent(self, fact: UrgentBegan | UrgentHandled | None) -> None:
         """A handler of an urgent event has begun or returned; None: it has ended, and no other will begin."""
@@ -707,7 +745,7 @@ class SubtaskChannel:
         try:
             return self._wire.encode(effect.message)
         except ProtocolError as error:
-            # The machine already has it in its stream and would try again forever: this attempt cannot go on.
+            # The machine already has it in its stream and would try again forever: this attempt cannot continue.
             self._end(str(error))
             raise
 

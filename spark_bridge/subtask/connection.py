@@ -139,7 +139,7 @@ class Connection:
             try:
                 view = view[self.sock.send(view) :]
             except (BlockingIOError, InterruptedError):
-                _wait(self.sock, selectors.EVENT_WRITE, deadline, self._waker, "room to send")
+                _wait(self.sock, selectors.EVENT_WRITE, deadline, self._waker, "the socket to take more data")
 
     def _receive(self, deadline: float, what: str) -> bytes:
         while True:

@@ -72,6 +72,8 @@ class SubtaskContext(Generic[Sent]):
         self._endpoint = endpoint
         self._limits = endpoint.wire_limits
         channel.at_barrier = self._at_barrier
+        self.local_files = endpoint.local_files
+        """Whether tasks may write to the executor's local directory: not if Spark encrypts what it writes there."""
         self.operator_id = endpoint.operator_id
         self.parallelism = endpoint.parallelism
         self.mode = endpoint.mode
@@ -87,6 +89,11 @@ class SubtaskContext(Generic[Sent]):
 
         The coordinator receives them again, before anything new, and their answers are dropped. An operator whose
         state says that it was about to ask learns here that it need not ask again."""
+        self.input_begins_again = True
+        """Whether ``process`` gets the records before the restored checkpoint once more, as it does from Spark.
+
+        False in a stage of a ``chain`` after a source, which continues where the checkpoint left it. A stage that would
+        skip what it has processed before must not do so then."""
 
     @property
     def cancelled(self) -> bool:
@@ -105,15 +112,16 @@ class SubtaskContext(Generic[Sent]):
 
         The event is encoded before this returns, so changing it later has no effect. Events arrive in the order in
         which they were sent, each exactly once. While a checkpoint is in progress they are held back and become part
-        of the snapshot. An event sent inside ``snapshot_state`` is part of that snapshot, and does not wait for room.
-        Returns when the event is in the outgoing stream, which may be before it arrives; a task succeeds only after
-        the coordinator has taken all of them. Events sent inside ``open`` reach the coordinator after its
+        of the snapshot, unless checkpoints hold no events (``CheckpointConfig.hold_events``). An event sent inside
+        ``snapshot_state`` is part of that snapshot, and does not wait for capacity. Returns when the event is in the
+        outgoing stream, which may be before it arrives; a task succeeds only after the coordinator has taken all of
+        them. Events sent inside ``open`` reach the coordinator after its
         ``subtask_ready``.
 
         Raises:
             EventEncodeError: msgpack cannot encode ``event``, or it is too large. Nothing was sent.
             TimedOut: the coordinator took too few events for ``send_timeout_s`` seconds. Nothing was sent.
-            LocalProtocolError: inside ``open``, there was no room, and none can come there. Nothing was sent.
+            LocalProtocolError: inside ``open``, there was no capacity, and none can come there. Nothing was sent.
             AttemptOver: the attempt is over.
         """
         if self._runs_inside("open"):
@@ -124,7 +132,7 @@ class SubtaskContext(Generic[Sent]):
             )
 
     def send_event_nowait(self, event: Sent) -> None:
-        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
+        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
         payload = encode_event(event, self._limits)
         if self._runs_inside("snapshot_state"):
             self._channel.submit_event(payload, in_snapshot=True)
@@ -332,7 +340,7 @@ class SubtaskContext(Generic[Sent]):
             self._channel.submit_event_nowait(payload)
         except GatewayFull as full:
             raise LocalProtocolError(
-                f"send_event() found no room inside open(), and the coordinator makes room only after open() has "
+                f"send_event() found no capacity inside open(), and the coordinator frees some only after open() has "
                 f"returned. Send the rest in process(), or raise the gateway's upward bounds: {full}"
             ) from full
 

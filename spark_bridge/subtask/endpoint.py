@@ -32,13 +32,14 @@ class TaskEndpoint:
     connect_timeout_s: float = 10.0  # until a first connection is up; at most 2 s if the port is refused
     register_timeout_s: float = 60.0  # until the driver accepts the task; it may wait for older attempts to end
     ready_timeout_s: float = 120.0  # until the coordinator's ``subtask_ready`` has returned
-    send_timeout_s: float = 60.0  # how long a task may wait for room to send
+    send_timeout_s: float = 60.0  # how long a task may wait for capacity to send
     finish_timeout_s: float = 60.0  # until the coordinator has taken everything that the task sent
     failure_timeout_s: float = 2.0  # the same, for the report of a failed task
     kill_wait_s: float = 1.0  # how long a task whose attempt is over waits for Spark's kill before it raises
     mailbox_events_max: int = 100_000  # at either bound the task stops reading its socket
     mailbox_bytes_max: int = 256 * 1024 * 1024
     event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max  # ``SidecarConfig.event_bytes_max``
+    local_files: bool = True  # tasks may keep values in clear in the executor's own directory
     spin_s: float = 0.0002  # how long a wait polls first, if the previous one was shorter; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone
 

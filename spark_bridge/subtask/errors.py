@@ -55,7 +55,7 @@ class CoordinatorTraceback(Exception):
 
 
 class TimedOut(ProtocolError, TimeoutError):
-    """The coordinator did not make room, answer, become ready or confirm in time. The message names the timeout."""
+    """The coordinator did not take events, answer, become ready or confirm in time. The message names the timeout."""
 
 
 class PeerLost(HeadgateError):

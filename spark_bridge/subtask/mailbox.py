@@ -32,6 +32,11 @@ class OperatorMailbox:
         return len(self._items)
 
     @property
+    def starts_with_barrier(self) -> bool:
+        """Whether the first item is a barrier."""
+        return self.barriers > 0 and isinstance(self._items[0], MailboxBarrier)
+
+    @property
     def full(self) -> bool:
         """Whether one of the two bounds is reached."""
         return (

@@ -39,9 +39,13 @@ class SubtaskOperator(Generic[Received, Sent]):
         waits_for_subtask_ready: set it to False if the operator needs no initial values. Then ``process`` begins
             without waiting for the coordinator, which saves one round trip, and events that ``subtask_ready`` sends
             arrive at any time.
+        goes_on_after_restore: set it to True if ``process`` continues after the records of the restored checkpoint, as
+            a source does that keeps its positions. Otherwise it begins with its first record again, because Spark
+            computes the records again. The later stages of a ``chain`` see it in ``context.input_begins_again``.
     """
 
     snapshot_anywhere: bool = False
+    goes_on_after_restore: bool = False
     waits_for_subtask_ready: bool = True
 
     def open(self, context: SubtaskContext[Sent], state: bytes | None) -> None:
@@ -55,8 +59,11 @@ class SubtaskOperator(Generic[Received, Sent]):
         """Return one state that ``open`` can restore, made of all ``states``.
 
         Called once, before ``open``, if a checkpoint of another parallelism gives this subtask the states of several.
-        The keys of ``states`` are the subtasks that took them, in ascending order. The default raises ``TypeError``.
+        The keys of ``states`` are the subtasks that took them, in ascending order. The default merges
+        empty states into an empty one, and raises ``TypeError`` for others.
         """
+        if not any(states.values()):
+            return b""
         raise TypeError(
             f"this checkpoint has the states of subtasks {', '.join(map(str, states))} for one subtask. Define "
             f"{type(self).__name__}.merge_states(self, states), or restore with the parallelism that it was taken with"

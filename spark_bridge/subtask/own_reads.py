@@ -60,7 +60,7 @@ class OwnReads:
         return self.active or self._last_wait_s < SOON_S
 
     def was_told(self, waited_s: float) -> None:
-        """The task waited so long until the I/O thread woke it; ``math.inf`` if it was not woken."""
+        """How long the task waited until the I/O thread woke it; ``math.inf`` if it was not woken."""
         self._last_wait_s = waited_s
 
     def begin(self, sock: socket.socket) -> None:

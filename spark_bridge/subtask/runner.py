@@ -172,6 +172,8 @@ class _Run:
         while not self._end_reported:
             urgent_came = self._channel.wait_until_urgent_are_handled(deadline)
             context.handle_pending()
+            if urgent_came is None:
+                continue
             state = checked_state(operator, "final_state", operator.final_state())
             self._end_reported = self._channel.try_finish(state, deadline, urgent_came)
 

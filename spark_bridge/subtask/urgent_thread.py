@@ -74,7 +74,7 @@ class UrgentThread:
             self._wanted.notify()
 
     def stop(self) -> None:
-        """Begin no more handlers. One that runs goes on; see ``join``."""
+        """Begin no more handlers. One that runs continues; see ``join``."""
         self.stopped = True
         self._queue.clear()
         self.queued_bytes = 0

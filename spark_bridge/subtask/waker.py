@@ -18,7 +18,7 @@ class Interrupted(Exception):
 class Waker:
     """A socket that becomes readable on ``wake()``. ``stopping`` tells whether the waiting thread must end.
 
-    Any thread may call ``wake``, also after ``close``. Everything else belongs to the thread that waits.
+    Any thread may call ``wake``, even after ``close``. Everything else belongs to the thread that waits.
     """
 
     def __init__(self, stopping: Callable[[], bool]) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from headgate import GroupMember, PeerLost, RequestFailed
+from headgate import GroupMember
+from headgate.errors import PeerLost, RequestFailed
 from protocol.group import (
     Admit,
     AdmitAlone,

@@ -14,17 +14,24 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from headgate import Group, GroupMember, PeerLost, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
+from headgate import Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
+from headgate.errors import PeerLost
 from headgate.testing import OperatorTask, World, running_operator
-from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import HeldEvent, SubtaskState
+from tests.primitives.stage_histories import chain_history
 from tests.simulation.checkers import demand
 
 DEPTH = 6
 RECORDS = 8
 Judge = Callable[[World, list[OperatorTask]], None]
 NODES = 2**DEPTH - 1
+
+
+def in_turn(seed: int) -> CheckpointConfig:
+    """Checkpoints that hold events, or that record them."""
+    return CheckpointConfig(hold_events=seed % 2 == 0)
 
 
 def pause(context: SubtaskContext, seconds: float) -> None:
@@ -130,7 +137,9 @@ async def queue_history(seed: int) -> None:
     chance = random.Random(seed)
     queue = WorkQueue("tree", ["r"], in_hand=chance.choice([1, 1, 2, 5]))
     function = tree(queue, DEPTH, lambda item: 0.1 * spread(item, seed))
-    async with running_operator(parallelism=3, uses=[queue], seed=seed, attempts_max=100) as world:
+    async with running_operator(
+        parallelism=3, uses=[queue], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
         tasks = [await world.launch_operator(subtask, function, []) for subtask in range(3)]
         await disturb(world, tasks, chance, function, [])
     demand(results(tasks) == names(DEPTH), "H100: the results are not those of every item once")
@@ -153,7 +162,7 @@ async def given_back_history(seed: int) -> None:
                 context.sleep(takes_s)
             yield item
 
-    async with running_operator(parallelism=3, uses=[queue], seed=seed) as world:
+    async with running_operator(parallelism=3, uses=[queue], seed=seed, checkpoint=in_turn(seed)) as world:
         tasks = [await world.launch_operator(subtask, work, []) for subtask in range(3)]
         copy_at = chance.choice([-1, 2, 3, 5])
         for step in range(6):
@@ -197,7 +206,7 @@ async def restored(make: Callable[[], SubtaskOperator], records: Any, seed: int,
     kept: dict[str, Any] = {"mode": "streaming", "seed": seed, "attempts_max": 100, "uses": uses}
     left = chance.randrange(1, 4)
     while left >= 0:
-        async with running_operator(parallelism=3, **kept) as world:
+        async with running_operator(parallelism=3, checkpoint=in_turn(seed + left), **kept) as world:
             tasks = [await world.launch_operator(subtask, make, records) for subtask in range(3)]
             for _ in range(chance.randrange(3, 20)):
                 await world.advance(chance.choice([0.0, 0.1, 0.3]))
@@ -279,7 +288,7 @@ def judge_counts_so_far(world: World, tasks: list[OperatorTask]) -> None:
 async def counters_history(seed: int) -> None:
     """Batch mode: lost attempts take their counts back, and of copies one counts (H101)."""
     chance = random.Random(seed)
-    async with running_operator(parallelism=3, seed=seed, attempts_max=100) as world:
+    async with running_operator(parallelism=3, seed=seed, attempts_max=100, checkpoint=in_turn(seed)) as world:
         tasks = [await world.launch_operator(subtask, Counting, range(RECORDS)) for subtask in range(3)]
         await disturb(world, tasks, chance, Counting, range(RECORDS), judge_counts_so_far)
         judge_counts(world, tasks)
@@ -314,7 +323,9 @@ async def permits_history(seed: int) -> None:
         if context.subtask < 2:
             context.sleep(30.0)
 
-    async with running_operator(parallelism=4, uses=[permits], seed=seed, attempts_max=100) as world:
+    async with running_operator(
+        parallelism=4, uses=[permits], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
         tasks = [await world.launch_operator(subtask, use, []) for subtask in range(4)]
         for _ in range(6):
             await world.advance(chance.choice([0.1, 0.25, 0.5]))
@@ -343,7 +354,9 @@ async def shared_history(seed: int) -> None:
             yield version, sum(seen.values())
             pause(context, 0.1)
 
-    async with running_operator(parallelism=2, uses=[value], seed=seed, attempts_max=100) as world:
+    async with running_operator(
+        parallelism=2, uses=[value], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
         tasks = [await world.launch_operator(subtask, read, range(20)) for subtask in range(2)]
         for _ in range(10):
             key = f"key {chance.randrange(50)}"
@@ -406,7 +419,9 @@ async def group_history(seed: int) -> None:
     chance = random.Random(seed)
     group = Group("train")
     function = training(group)
-    async with running_operator(parallelism=3, uses=[group], seed=seed, attempts_max=100) as world:
+    async with running_operator(
+        parallelism=3, uses=[group], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
         tasks = [await world.launch_operator(subtask, function, []) for subtask in range(3)]
         await disturb(world, tasks, chance, function, [])
     demand(results(tasks) == [trained(3)] * 3, f"H104 H105: {tasks}")
@@ -421,4 +436,5 @@ HISTORIES = (
     counters_restored_history,
     permits_history,
     shared_history,
+    chain_history,
 )

@@ -285,7 +285,7 @@ def test_a_damaged_state_is_refused(cut: int) -> None:
         split_states(state[:-cut], {"one"})
 
 
-async def test_two_parts_of_one_name_are_refused_and_so_is_what_is_no_part() -> None:
+async def test_two_parts_of_one_name_are_refused_and_so_is_what_is_not_a_part() -> None:
     story: list[tuple[Any, ...]] = []
     with pytest.raises(ValueError, match="have the name 'one'"):
         async with running_operator(uses=[EchoPart("one", story), EchoPart("one", story)]):

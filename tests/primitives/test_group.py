@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate import Group, GroupMember, PeerLost, RequestFailed, SubtaskContext, TimedOut
+from headgate import Group, GroupMember, SubtaskContext
+from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
@@ -251,7 +252,7 @@ async def test_waiting_for_too_few_tasks_ends_with_a_text_that_names_the_slots()
         task = await world.launch_operator(0, training(group), [])
         await world.advance(21.0)
         assert isinstance(task.error, TimedOut)
-        assert "does Spark have a slot for each?" in str(task.error)
+        assert "check that Spark has a slot for each" in str(task.error)
         tasks = [await world.retry(task, []), await world.launch_operator(1, training(group), [])]
         await until_done(world, tasks)
     assert results(tasks) == [trained(2)] * 2

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_bridge.primitives.group.arrays import DIRECT_BYTES, all_reduce
+from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
 from spark_bridge.primitives.group.ring import Ring, listen
 
@@ -89,8 +89,31 @@ def test_an_array_that_fills_all_buffers_passes(connected: Callable[[int], list[
     assert all((result == 6).all() for result in reduced(connected(3), arrays))
 
 
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_few_numbers_go_through_the_driver_and_more_through_the_ring(size: int) -> None:
+    """Both give the same sums. The driver's half is played: it has the arrays of all."""
+
+    def through(elements: int) -> str:
+        arrays = [np.full(elements, rank) for rank in range(size)]
+        went: list[str] = []
+
+        def gather(kind: str, data: bytes) -> list[bytes]:
+            went.append("driver")
+            return [array.tobytes() for array in arrays]
+
+        def no_ring() -> None:
+            went.append("ring")
+
+        total = all_reduce(arrays[0], "sum", 0, size, gather, no_ring)
+        assert (total == sum(range(size))).all()
+        return went[0]
+
+    least = direct_bytes(size) // 8
+    assert [through(1), through(least - 1), through(least)] == ["driver", "driver", "ring"]
+
+
 def test_arrays_of_another_shape_are_refused(connected: Callable[[int], list[Ring]]) -> None:
-    arrays = [np.zeros((DIRECT_BYTES // 8, 1 + rank)) for rank in range(2)]
+    arrays = [np.zeros((direct_bytes(2) // 8, 1 + rank)) for rank in range(2)]
     with pytest.raises(ValueError, match="shape, dtype and op must be the same"):
         reduced(connected(2), arrays)
 
@@ -235,7 +258,7 @@ def test_a_process_that_no_shutdown_frees_is_ended_but_never_one_that_computes()
     assert computes.exitcode == 0
 
 
-def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_no_member() -> None:  # H108
+def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_not_a_member() -> None:  # H108
     members, listeners = rings(2)
     addresses = [one.getsockname() for one in listeners]
     with socket.create_connection(addresses[0]) as stranger:
@@ -257,7 +280,7 @@ def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H
                     pass
 
         future = pool.submit(answer)
-        with pytest.raises(ConnectionError, match="another process than the next member"):
+        with pytest.raises(ConnectionError, match="address is not that member"):
             ring.connect(own, [own.getsockname(), strange.getsockname()])
         ring.close()
         future.result(60.0)

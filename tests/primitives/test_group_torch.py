@@ -77,7 +77,7 @@ def test_processes_have_the_ranks_of_the_group_and_leave_the_collective_when_one
 def make_a_mistake(member: GroupMember) -> list[float]:
     with member.torch():
         added_up(member)
-        raise KeyError("of its own")
+        raise KeyError("my own error")
 
 
 def survive_it(member: GroupMember) -> list[float]:
@@ -89,7 +89,7 @@ def test_an_error_of_ones_own_passes_unchanged_and_is_not_blamed_on_others() -> 
     """H107"""
     members = Members([survive_it, make_a_mistake], error_grace_s=0.1)
     members.run()
-    assert said(members.said[1]) == ["KeyError: 'of its own'"]
+    assert said(members.said[1]) == ["KeyError: 'my own error'"]
     lost, alone = said(members.said[0])
-    assert lost.endswith("subtask 1 (attempt 0) left with an error: KeyError: 'of its own'")
+    assert lost.endswith("subtask 1 (attempt 0) left with an error: KeyError: 'my own error'")
     assert alone == [0.0]

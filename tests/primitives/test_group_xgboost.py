@@ -13,7 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from headgate import GroupMember, PeerLost
+from headgate import GroupMember
+from headgate.errors import PeerLost
 from tests.primitives.group_processes import Members, said
 
 pytestmark = [
@@ -54,7 +55,7 @@ def stop_in_the_middle(member: GroupMember) -> list[float]:
 def make_a_mistake(member: GroupMember) -> list[float]:
     with member.xgboost():
         added_up(member)
-        raise KeyError("of its own")
+        raise KeyError("my own error")
 
 
 @pytest.mark.long
@@ -76,9 +77,9 @@ def test_an_error_of_ones_own_passes_unchanged_and_is_not_blamed_on_others() -> 
     """H107: it is in the process of the tracker, which the others need until they have left."""
     members = Members([make_a_mistake, survive_others], error_grace_s=0.1)
     members.run()
-    assert said(members.said[0]) == ["KeyError: 'of its own'"]
+    assert said(members.said[0]) == ["KeyError: 'my own error'"]
     lost, alone = said(members.said[1])
-    assert lost == "PeerLost from XGBoostError: subtask 0 (attempt 0) left with an error: KeyError: 'of its own'"
+    assert lost == "PeerLost from XGBoostError: subtask 0 (attempt 0) left with an error: KeyError: 'my own error'"
     assert alone == [0.0]
     assert members.listening == {0: 0, 1: 0}
 

@@ -4,17 +4,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from anyio import create_task_group
+from anyio.abc import TaskGroup
 
-from headgate import EventEncodeError, SharedValue, SubtaskContext, TimedOut
+from actors.coordination import Confirmation
+from headgate import SharedValue, SubtaskContext
+from headgate.errors import EventEncodeError, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
-from protocol.errors import LocalProtocolError
+from protocol.errors import AttemptOver, LocalProtocolError
+from spark_bridge.primitives.shared_value import driver as driver_half
 from spark_bridge.primitives.shared_value import task as task_half
-from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES, COMPLETE, LARGE_BYTES, difference, encode_value
+from spark_bridge.primitives.shared_value.encoding import (
+    CHUNK_BYTES,
+    CHUNKS_UNCONFIRMED,
+    COMPLETE,
+    LARGE_BYTES,
+    difference,
+    digest_of,
+    encode_value,
+)
 from tests.primitives.histories import shared_history
 
 pytestmark = pytest.mark.anyio
@@ -149,6 +164,58 @@ async def test_a_large_value_comes_in_chunks_and_once_to_a_process() -> None:
     assert [task.outputs[0][1][:6] for task in (first, second, third)] == [b"first ", b"first ", b"third "]
 
 
+class SlowTask:
+    """The gateways of a coordinator with one task, which confirms what it gets when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.confirmations: list[Confirmation] = []
+        self.is_over = False
+
+    async def send(self, subtask: int, event: Any, *, attempt: int, urgent: bool = False) -> tuple[Confirmation, ...]:
+        if self.is_over:
+            return ()
+        self.sent.append(event)
+        self.confirmations.append(Confirmation(0, 0.0))
+        return (self.confirmations[-1],)
+
+
+async def send_to(task: SlowTask, group: TaskGroup, chunks: int) -> None:
+    shared = SharedValue("model", bytes(chunks * CHUNK_BYTES - 100))
+    half = driver_half._Coordinator(shared, "op")
+    half._context = cast(Any, SimpleNamespace(gateways=task))
+    group.start_soon(half._send_whole, shared.attach(half), 0, 0, False)
+    await turns_of_the_loop()
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_large_value_leaves_as_the_task_takes_it() -> None:
+    """Otherwise one turn of the event loop would encode and write all of it."""
+    task = SlowTask()
+    async with create_task_group() as group:
+        await send_to(task, group, 6)
+        for confirmed in range(4):
+            assert len(task.sent) == confirmed + CHUNKS_UNCONFIRMED
+            task.confirmations[confirmed].settle()
+            await turns_of_the_loop()
+    assert [event[0] for event in task.sent] == ["chunk"] * 6 + ["complete"]
+    assert b"".join(event[5] for event in task.sent[:-1]) == encode_value(bytes(6 * CHUNK_BYTES - 100))
+
+
+@pytest.mark.parametrize("noticed", ["by the confirmation", "by the gateways"])
+async def test_a_large_value_for_a_task_that_is_over_leaves_no_further(noticed: str) -> None:
+    task = SlowTask()
+    async with create_task_group() as group:
+        await send_to(task, group, 6)
+        task.is_over = noticed == "by the gateways"
+        task.confirmations[0].settle(None if task.is_over else AttemptOver("it is over"))
+    assert len(task.sent) == CHUNKS_UNCONFIRMED
+
+
 async def test_set_waits_until_every_running_task_has_applied_the_value() -> None:
     rules = SharedValue("rules", 1)
     async with running_operator(parallelism=3, uses=[rules]) as world:
@@ -229,6 +296,8 @@ def test_the_difference_tells_values_apart_that_are_equal_in_python(old: Any, ne
 class LateHandler:
     """The context of a task whose thread for urgent events is slow: ``COMPLETE`` overtakes the last chunk there."""
 
+    local_files = False
+
     def __init__(self, part: task_half.SharedValuePart, chunk: list[Any]) -> None:
         self.part = part
         self.chunk = chunk
@@ -249,6 +318,51 @@ def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None: 
     part.open(cast("SubtaskContext", context), None)
     part.before_records()
     assert part.get() == "the value"
-    first, second = context.waits
-    assert first is None
-    assert second is not None, "it waits for an event that never comes"
+    assert len(context.waits) == 2
+    assert None not in context.waits, "it waits for an event that never comes"
+
+
+class Answers:
+    """The context of a task that keeps what is sent."""
+
+    local_files = False
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_event(self, event: Any) -> None:
+        self.sent.append(event)
+
+
+def test_the_driver_hears_of_a_value_that_came_in_answer_to_an_earlier_question() -> None:  # H110
+    """The task had asked for version 1 when version 2 was set; the driver answers with version 2, for nobody waits."""
+    part = task_half.SharedValuePart("another model")
+    context = Answers()
+    part.open(cast("SubtaskContext", context), None)
+    value = encode_value("the model")
+    part.handle_urgent(["offer", 1, False, b"a digest"])
+    part.handle_urgent(["offer", 2, True, digest_of(value)])
+    part.handle_urgent(["chunk", 2, False, 0, 1, value])
+    assert context.sent == [["want", 1, False], ["want", 2, True], ["applied", 2]]
+
+
+def test_an_earlier_version_that_comes_later_changes_nothing() -> None:  # H110
+    """The driver sends to a task that is behind in the background, so a later version may overtake an earlier one."""
+    part = task_half.SharedValuePart("rules")
+    context = Answers()
+    part.open(cast("SubtaskContext", context), None)
+    for version in (1, 3, 2):
+        part.handle_urgent(["value", version, True, encode_value(f"value {version}")])
+    part.handle_urgent(["change", 2, True, 1, encode_value([{}, []])])
+    assert (part.version, part.get()) == (3, "value 3")
+    assert context.sent == [["applied", 1], *[["applied", 3]] * 3]
+
+
+def test_a_process_keeps_the_large_values_of_a_few_names() -> None:
+    count = task_half.KEPT_VALUES + 2
+    for number in [*range(count), 2, count]:
+        part = task_half.SharedValuePart(f"model {number}")
+        part.open(cast("SubtaskContext", Answers()), None)
+        part.handle_urgent(["chunk", 1, False, 0, 1, encode_value("a model")])
+    kept = [number for number in range(count + 1) if f"model {number}" in task_half._in_process]
+    assert kept == [2, *range(4, count + 1)]  # the ones that came last

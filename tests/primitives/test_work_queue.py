@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from headgate import SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
+from protocol.wire.codec import encode_event
 from tests.primitives.histories import (
     given_back_history,
     names,
@@ -266,3 +270,19 @@ async def test_a_single_item_is_not_taken_for_several(one: Any) -> None:
         task = await world.launch_operator(0, crawl, [])
         await until_done(world, [task])
     assert task.outputs == ["refused"]
+
+
+@pytest.mark.long
+def test_a_million_open_items_take_at_most_200_bytes_each_beside_their_own() -> None:
+    count = 1_000_000
+    own = sum(sys.getsizeof(encode_event(number)) for number in range(count))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        queue = WorkQueue("million", range(count))
+        queue._enumerator(None)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert queue.progress == (0, count)
+    assert (taken - own) / count <= 200

@@ -25,7 +25,7 @@
     r: "works", f: "has ended well", w: "waits for something", s: "has waited for 5 s or longer",
     a: "restores its state", o: "its last attempt is over, the next has not begun", n: "no task yet",
   };
-  const PHASES = ["waiting", "closing", "snapshotting", "acknowledging", "storing"];
+  const PHASES = ["waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing"];
   const BINS = 28; // four for each decade
   const LATENCIES = [
     ["confirm", "Event confirmed", "until the other end has an event"],
@@ -424,6 +424,9 @@
     const lives = timeline();
     const latencies = latencyTable();
     const counters = table("Counters", [["Counter"], ["Sum of all tasks", "hg-number"]]);
+    const sources = table("Sources", [
+      ["Stage"], ["Splits not handed out", "hg-number"], ["Splits in tasks", "hg-number"], ["Backlog", "hg-number"],
+    ]);
     const checkpoints = table("Checkpoints", [
       ["Checkpoint", "hg-number"], ["Triggered", "hg-number"], ["Outcome"], ["Took", "hg-number"], ["Phases", "hg-wide"], ["Why"],
     ]);
@@ -439,6 +442,7 @@
       timeline: section("Timeline", "", lives.node),
       latencies: section("Latencies", "since the operator was coordinated; the lines are p50, p99 and p99.9", latencies.node),
       counters: section("Counters", "what the tasks count with context.count, and how many values they observe", counters.frame),
+      sources: section("Sources", "what is not read yet; the backlog is in the units of the readers, bytes for files", sources.frame),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
       failures: section("Recent failures", "", failures.frame),
     };
@@ -476,6 +480,11 @@
         latencies.update(operator);
         show(parts.counters.node, operator.counters.length > 0);
         setRows(counters.body, operator.counters.map(([name, value]) => [{text: name, head: true}, {text: number(value), kind: "hg-number"}]), "Nothing is counted.");
+        show(parts.sources.node, operator.sources.length > 0);
+        setRows(sources.body, operator.sources.map(([name, ...amounts]) => [
+          {text: name || operator.name, head: true},
+          ...amounts.map((amount) => ({text: amount === null ? "not known" : number(amount), kind: "hg-number"})),
+        ]), "No source.");
         setRows(checkpoints.body, checkpointRows(operator), "No checkpoint yet.");
         say(parts.checkpoints.note, number(operator.counts.checkpoints_completed) + " completed, " + number(operator.counts.checkpoints_aborted) + " aborted");
         setRows(failures.body, failureRows(operator), "No failure.");

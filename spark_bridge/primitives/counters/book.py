@@ -60,7 +60,7 @@ class Distribution:
 
 
 class Book:
-    """Counts and distributions by name. Not thread-safe."""
+    """Counts and distributions with their names. Not thread-safe."""
 
     __slots__ = ("counts", "observed")
 
@@ -74,12 +74,19 @@ class Book:
         if known is None:
             self._check_new(name, self.observed, "observe")
             known = 0
-        self.counts[name] = known + by
+        try:
+            self.counts[name] = known + by
+        except TypeError:
+            raise TypeError(f"count({name!r}, ...) adds a number, not {by!r:.80}: convert it first") from None
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to a distribution. Raises ``ValueError`` for an unsuitable name, and for what is not finite."""
-        if not isfinite(value):
-            raise ValueError(f"observe({name!r}, ...) takes a finite number, not {value!r}")
+        try:
+            finite = isfinite(value)
+        except TypeError:
+            raise TypeError(f"observe({name!r}, ...) takes a number, not {value!r:.80}: convert it first") from None
+        if not finite:
+            raise ValueError(f"observe({name!r}, ...) takes a finite number, not {value!r}: leave it out, or count it")
         known = self.observed.get(name)
         if known is None:
             self._check_new(name, self.counts, "count")
@@ -126,7 +133,7 @@ class Book:
         return bool(self.counts or self.observed)
 
     def values(self) -> dict[str, int | float | Distribution]:
-        """What users see, by name, sorted."""
+        """What users see, sorted by their names."""
         found: dict[str, int | float | Distribution] = dict(self.counts)
         for name, (count, total, least, most, buckets) in self.observed.items():
             middles = sorted((middle_of(bucket), number) for bucket, number in buckets.items())

@@ -7,8 +7,8 @@ takes one attempt of each subtask, and an attempt that is lost takes its counts 
 earliest is taken; the others are lost when one of them has succeeded.
 
 In batch mode a new action counts from zero. If Spark computes in it only what it has lost of an earlier action, or had
-left out, the counts of the other partitions stay, as their results do (H56). In streaming mode an attempt goes on from
-the counts in its restored state, so all of them are part of the checkpoints.
+left out, the counts of the other partitions stay, as their results do (H56). In streaming mode an attempt continues
+from the counts in its restored state, so all of them are part of the checkpoints.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class CountersCoordinator(OperatorCoordinator):
         return added_up(self._counting()).as_value()
 
     def totals(self) -> dict[str, int | float]:
-        """The sums of the counts, and how many values were observed, by name, without looking at each subtask.
+        """The sums of the counts, and how many values were observed, without looking at each subtask.
 
-        They are kept up to date with each report, so for counts that are no integers rounding may differ a little.
+        They are kept up to date with each report, so rounding may differ a little for counts that are not integers.
         """
         return dict(self._totals)
 
@@ -120,7 +120,7 @@ class CountersCoordinator(OperatorCoordinator):
                 self._forget_another_parallelism()
         elif not (self._run_over and self._is_batch):
             self._forget()
-        # Otherwise the first attempt of the next run shows whether that run goes on with this one's results.
+        # Otherwise the first attempt of the next run shows whether that run continues with this one's results.
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         if self._is_batch:
@@ -149,7 +149,7 @@ class CountersCoordinator(OperatorCoordinator):
         self._counted, self._totals = {}, {}
 
     async def _meet_run(self) -> None:
-        """The first attempt of a run: does it go on with the results of the run before?"""
+        """The first attempt of a run: does it continue with the results of the run before?"""
         self._met_run = True
         if self._run_over and not self._attempts:
             self._run_over = False
@@ -157,7 +157,7 @@ class CountersCoordinator(OperatorCoordinator):
         try:
             goes_on = self._enumeration.meet(await self._context.look_at_run())
         except Exception as error:  # it must not fail a job that only counts something
-            self._context.log.warning("counts begin again: what the run computes is not known", error=str(error))
+            self._context.log.warning("counters restarted, partitions of the run unknown", error=str(error))
             goes_on = False
         if self._run_over and not goes_on:
             self._forget()

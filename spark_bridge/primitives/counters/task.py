@@ -22,7 +22,7 @@ REPORT_S = 0.5
 
 
 class CountersPart(SubtaskOperator):
-    """The counts of one attempt, which go on from those of the checkpoint that it restored."""
+    """The counts of one attempt, which continue from those of the checkpoint that it restored."""
 
     waits_for_subtask_ready = False
 
@@ -88,7 +88,7 @@ class CountersPart(SubtaskOperator):
             self._report()
 
     def _report(self) -> None:
-        """Report what has changed, if there is room. Otherwise a later report will."""
+        """Report what has changed, if there is capacity. Otherwise a later report will."""
         assert self._context is not None
         try:
             self._context.send_event_nowait(self._event(None))

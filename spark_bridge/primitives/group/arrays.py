@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 
     from spark_bridge.primitives.group.ring import Ring
 
-__all__ = ["DIRECT_BYTES", "all_reduce"]
+__all__ = ["all_reduce", "direct_bytes"]
 
-DIRECT_BYTES = 1024
-"""Arrays of this size and larger travel directly between the members, in a ring.
+_FEW_MEMBERS = 4
 
-Measured with 4 members on one machine of 2 cores: 1 KiB takes 0.6 ms in the ring and 2.1 ms through the driver, 64 KiB
-0.6 and 7.7 ms. The first use of the ring in a generation takes a round through the driver and the connections.
-"""
+
+def direct_bytes(world_size: int) -> int:
+    """Arrays of this size and larger travel directly between so many members, in a ring.
+
+    Measured with ``benchmarks.all_reduce_routes``: the ring of 2 and of 4 is faster from the smallest array on, that of
+    8 from 1 KiB on, because each step waits for the slowest member. To connect takes as long as some 20 small calls
+    save. So a few numbers, such as a loss, go through the driver and need no connection.
+    """
+    return 256 if world_size <= _FEW_MEMBERS else 1024
+
 
 ROUND_BYTES = 1 << 20
 """So many bytes of all members together are in the answer to one round through the driver."""
@@ -55,7 +61,7 @@ def all_reduce(
     if own.dtype.kind not in "biufc":
         raise TypeError(f"all_reduce takes arrays of numbers, not of {own.dtype}")
     kind = f"all_reduce({own.dtype}{list(own.shape)}, {op!r})"
-    if own.nbytes >= DIRECT_BYTES and world_size > 1 and (direct := ring()) is not None:
+    if world_size > 1 and own.nbytes >= direct_bytes(world_size) and (direct := ring()) is not None:
         return _around(direct, own, function, kind, rank, world_size).reshape(np.shape(array))
     result = np.empty_like(own)
     flat, out = own.reshape(-1), result.reshape(-1)
@@ -78,7 +84,7 @@ def _around(ring: Ring, own: NDArray[Any], function: Any, kind: str, rank: int, 
     ring.exchange(memoryview(given), memoryview(seen))
     if seen != given:
         raise ValueError(
-            f"the member before this one does not call {kind}: shape, dtype and op must be the same in all"
+            f"the previous member in the ring did not call {kind}: shape, dtype and op must be the same in all"
         )
     result = own.reshape(-1).copy()
     bounds = [result.size * part // world_size for part in range(world_size + 1)]

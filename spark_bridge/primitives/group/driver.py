@@ -72,13 +72,13 @@ class Group(GroupInTask, Primitive):
     ``sidecar.group(name, size=4)`` makes it, and ``coordinate(..., uses=[group])`` gives it to an operator. In the
     function that the tasks run, ``with group as member:`` waits until all have come, and gives a ``GroupMember`` with
     ``rank``, ``world_size`` and the collectives. If a member is lost, each call of the others raises ``PeerLost``,
-    whatever it waits for. They enter the ``with`` block again, which waits for the retry of the lost task, and go on
+    whatever it waits for. They enter the ``with`` block again, which waits for the retry of the lost task, and continue
     from ``member.checkpoint``.
 
     Each entrance of all members is a *generation* with a number that increases. Ranks follow the subtasks. All tasks
     of a group run at the same time, so Spark needs a slot for each.
 
-    An *elastic* group, with a ``min_size`` below its ``max_size``, goes on with those that are left, and takes others
+    An *elastic* group, with a ``min_size`` below its ``max_size``, continues with those that are left, and takes others
     in when its members next enter the block: see ``GroupMember.waiting``.
 
     In batch mode, a new action begins without a checkpoint, unless Spark computes again only what it has lost. In
@@ -94,7 +94,7 @@ class Group(GroupInTask, Primitive):
         start_wait_s: the same for the first generation, whose tasks may start at different times.
         error_grace_s: how long ``GroupMember.guard`` waits for news of a loss before it believes that an error was the
             member's own.
-        resume: whether an action that follows a failed one goes on from its checkpoint, in batch mode. That is what
+        resume: whether an action that follows a failed one continues from its checkpoint, in batch mode. That is what
             ``sidecar.run`` needs for barrier stages, which Spark does not retry.
 
     Raises:
@@ -256,7 +256,7 @@ class _GroupCoordinator(OperatorCoordinator):
             self.checkpoint = None if blob is None else GroupCheckpoint(step, blob)
         elif not self._is_batch:
             self.checkpoint = None
-        # In batch mode the tasks of a barrier stage go on, and the first task of a new run shows what that computes.
+        # In batch mode the tasks of a barrier stage continue, and the first task of a new run shows what that computes.
         self._begin_anew()
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
@@ -278,7 +278,7 @@ class _GroupCoordinator(OperatorCoordinator):
         self._blobs.pop(member, None)
 
     async def _meet_run(self) -> None:
-        """The first attempt of a run: which subtasks does it compute, and does it go on with the run before?"""
+        """The first attempt of a run: which subtasks does it compute, and does it continue with the run before?"""
         past, self._past, self._met_run = self._past, None, True
         if not self._is_batch:
             return

@@ -3,9 +3,9 @@
 """Frees a thread that is blocked in foreign code, such as a collective of another library.
 
 Such a thread waits for its peers on TCP connections. A shutdown of these from another thread makes the library fail
-with an error of its own, and the process lives on. Only connected sockets that were opened since the guard was entered
-are shut down: a library may end the process if its *listening* socket fails. The connection to the sidecar is never
-touched.
+with an error that is not ours, and the process lives on. Only connected sockets that were opened since the guard was
+entered are shut down: a library may end the process if its *listening* socket fails. The connection to the sidecar is
+never touched.
 
 A library may also wait in ``accept`` for a peer that will never come. One that survives it is woken by a connection
 that is closed immediately. If nothing helps, the process is ended on request, so that the task is retried: its
@@ -30,7 +30,7 @@ AGAIN_S = 0.05
 """Foreign code may connect again; so the sockets are looked at again until the guard is left."""
 
 STUCK_S = 3.0
-"""A thread that has stood still for so long, though its sockets were shut down, will not return."""
+"""A thread that has not moved for this long, although its sockets were shut down, will not return."""
 
 STUCK_CPU_S = 0.03
 """A thread that has used less processor time than this in ``STUCK_S`` has stood still."""
@@ -91,8 +91,8 @@ class SocketGuard:
                 moved_at, cpu_s = time.monotonic(), self._cpu_s()
             elif time.monotonic() - moved_at > STUCK_S and not self._left.is_set():
                 _log.error(
-                    "a peer is lost, and this task has not left the code of another library within %g s, though its "
-                    "connections were shut down; the process is ended, so that Spark retries the task",
+                    "a peer was lost, and this task did not return from another library's code within %g s, although "
+                    "its connections were shut down: ending the process, so that Spark retries the task",
                     STUCK_S,
                 )
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -61,7 +61,7 @@ class Ring:
         finally:
             thread.join()
         if not accepted:
-            raise TimedOut("the member before this one in the ring did not connect")
+            raise TimedOut("the previous member in the ring did not connect")
         self._left = accepted[0]
         for one in (self._left, self._right):
             one.setblocking(False)
@@ -89,7 +89,7 @@ class Ring:
                 if not (out if descriptor == right else into):
                     poll.unregister(descriptor)
             if time.monotonic() > deadline:
-                raise TimedOut(f"no data came from another member for {self._timeout_s:g} s")
+                raise TimedOut(f"no data arrived from another member for {self._timeout_s:g} s")
 
     def cancel(self) -> None:
         """Make what waits fail, and everything after. Any thread."""
@@ -126,7 +126,7 @@ class Ring:
         answer = _read(one, NONCE_BYTES + PROOF_BYTES)
         theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, self._proof(b"accepts", ours, theirs)):
-            raise ConnectionError("another process than the next member answers at its address")
+            raise ConnectionError("the process that answers at the next member's address is not that member")
         one.sendall(self._proof(b"dials", ours, theirs))
         return one
 

@@ -138,10 +138,10 @@ class GroupMember:
             raise
 
     def guard(self) -> AbstractContextManager[None]:
-        """Run foreign code that waits for other members on connections of its own, such as a collective of a library.
+        """Run foreign code that waits for other members on separate connections, such as a collective of a library.
 
         If a member is lost, the connections that were opened inside the block are shut down, until it is left. The code
-        then fails with an error of its own, and the block raises ``PeerLost`` from that error. An error that is not
+        then fails with its own error, and the block raises ``PeerLost`` from that error. An error that is not
         the consequence of a loss leaves the block unchanged, after the group's ``error_grace_s``. Sockets that listen,
         and those that were opened before, are not touched.
         """
@@ -233,7 +233,7 @@ class GroupMember:
         return communicate()
 
     def save(self, step: int, blob: bytes | None = None) -> None:
-        """Keep a checkpoint on the driver, from which the next generation goes on. Raises as ``barrier``.
+        """Keep a checkpoint on the driver, from which the next generation continues. Raises as ``barrier``.
 
         All members call it with the same ``step``. The checkpoint is complete when all have, and replaces the one
         before. The blob of rank 0 is kept; the others may pass theirs or None. If the call raises ``PeerLost``, the
@@ -241,7 +241,7 @@ class GroupMember:
         """
         if self.rank == 0:
             if not isinstance(blob, bytes | bytearray | memoryview):
-                raise TypeError(f"save() takes the blob of rank 0 as bytes, not {type(blob).__name__}")
+                raise TypeError(f"save() takes the blob of rank 0 as bytes, not {type(blob).__name__}: encode it first")
             self._check()
             data = bytes(blob)
             for offset in range(0, len(data) or 1, PIECE_BYTES):
@@ -270,7 +270,7 @@ class GroupMember:
         return answer.values
 
     def _end(self) -> None:
-        self._over = "its `with` block has ended"
+        self._over = "its `with` block has ended: enter one again, and use the member that it gives"
         if self._ring is not None:
             self._ring.close()
 
@@ -469,7 +469,7 @@ class GroupPart(TaskPart):
             what = "join it" if isinstance(request, Join) else "make the same call"
             raise TimedOut(
                 f"the other members of the group {self._name!r} did not {what} within {self.timeout_s:g} s. All tasks "
-                f"of a group run at the same time: does Spark have a slot for each? ({error})"
+                f"of a group run at the same time: check that Spark has a slot for each ({error})"
             ) from error
         finally:
             self._asks = False
@@ -511,7 +511,7 @@ class GroupInTask:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the generation. The others go on as long as they make no call."""
+        """Leave the generation. The others continue as long as they make no call."""
         part: GroupPart = current_part("group", self._name)
         part.leave(error)
 

@@ -51,7 +51,7 @@ class Tracker:
 
     def free(self) -> None:
         self._guard.free()  # it would wait for one that has connected and says nothing
-        with suppress(Exception):  # it says that it has waited for workers in vain
+        with suppress(Exception):  # it says that the workers did not come
             self._tracker.free()
         self._guard.leave()
 

@@ -217,7 +217,7 @@ class _Coordinator(OperatorCoordinator):
         event = ["contended", self._book.contended]
         try:
             self._context.gateways.broadcast_nowait(event, urgent=True)
-        except GatewayFull:  # some task is behind; nobody else waits for it
+        except GatewayFull:  # some task is slow; no other task waits for it
             self._context.run_in_background(
                 partial(self._context.gateways.broadcast, event, urgent=True), handler=_raise_error
             )

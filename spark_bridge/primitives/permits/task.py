@@ -18,6 +18,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
@@ -46,6 +47,7 @@ class PermitsPart(TaskPart):
         self._ahead = 0 if not hands_out_ahead else 1  # how many to hold, as the use demands
         self._asked = False
         self._idle_slots = 0
+        self._users = 0  # in this task, each with a slot
         self._contended = False
         self._lock = threading.Lock()
         self._context: SubtaskContext
@@ -60,6 +62,7 @@ class PermitsPart(TaskPart):
             needs_slot = self._limits_users and not self._idle_slots
             if self._limits_users and not needs_slot:
                 self._idle_slots -= 1
+                self._users += 1
             due = self._take() if self._limits_rate and not needs_slot else None
         if needs_slot or (self._limits_rate and due is None):
             due = self._ask(needs_slot, timeout_s)
@@ -78,7 +81,13 @@ class PermitsPart(TaskPart):
             delay: float = self._context.request(["acquire", number, needs_slot], timeout_s)
         except TimedOut as error:
             self._context.send_event(["cancel", number])
-            raise self._context.timed_out(f"no permit of {self._name!r} within {timeout_s:g} s") from error
+            raise self._context.timed_out(
+                f"no permit of {self._name!r} within {timeout_s:g} s: others use them all, or this task itself holds "
+                "one that it has not released; wait longer, or raise the limit"
+            ) from error
+        if needs_slot:
+            with self._lock:
+                self._users += 1
         return self._now() + delay
 
     def release(self) -> None:
@@ -86,6 +95,12 @@ class PermitsPart(TaskPart):
         if not self._limits_users:
             return
         with self._lock:
+            if not self._users:
+                raise LocalProtocolError(
+                    f"release() of the permits {self._name!r} without an acquire() before it: call it once after each, "
+                    "or use `with permits:`"
+                )
+            self._users -= 1
             keeps = not self._contended and not self._idle_slots
             if keeps:
                 self._idle_slots += 1
@@ -155,7 +170,10 @@ class PermitsInTask:
         self._part().acquire(timeout_s)
 
     def release(self) -> None:
-        """In a task: end a use that ``acquire`` began. Has no effect without ``concurrency``."""
+        """In a task: end a use that ``acquire`` began. Has no effect without ``concurrency``.
+
+        Raises ``LocalProtocolError`` if this task uses none.
+        """
         self._part().release()
 
     def __enter__(self) -> None:

@@ -3,24 +3,26 @@
 """The driver's half of a shared value.
 
 The ``SharedValue`` belongs to the program, on any thread. Each operator that uses it has a coordinator's half, which is
-told of each version on the sidecar's loop, in their order, and sends it to the operator's tasks.
+notified of each version on the sidecar's loop, in their order, and sends it to the operator's tasks.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureReason
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.primitives.shared_value.encoding import (
     CHUNK_BYTES,
+    CHUNKS_UNCONFIRMED,
     COMPLETE,
     LARGE_BYTES,
     decode_value,
@@ -54,9 +56,10 @@ class SharedValue(SharedValueInTask[T], Primitive):
     its number, and ``value.changed()`` whether it is new. A task has the value before its first record, and each later
     one while it computes, usually within a millisecond.
 
-    A new value reaches each task after the earlier ones, or in place of them: a task that is behind may skip versions.
-    A dict of which little has changed travels as the difference. A value above 64 KiB travels in chunks, and not again
-    to a process that has had it. It may have 256 MiB. The value is no part of checkpoints: after a restore, tasks have
+    A new value reaches each task after the earlier ones, or in place of them: a slow task may skip versions.
+    A dict of which little has changed travels as the difference. A value above 64 KiB travels in chunks, once to each
+    executor: one task fetches it, and the others read it from a file in the executor's local directory, unless Spark
+    encrypts what is there. It may have 256 MiB. The value is not part of checkpoints: after a restore, tasks have
     what the program has set.
 
     On the driver, all methods are for any thread.
@@ -149,7 +152,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         return partial(SharedValuePart, self._name)
 
     def attach(self, half: _Coordinator) -> _Version:
-        """The half of an operator is told of later versions; this is the newest one."""
+        """The newest version; the half of each operator learns of later ones."""
         with self._lock:
             self._halves.append(half)
             return self._newest
@@ -243,7 +246,7 @@ class _Coordinator(OperatorCoordinator):
         event = _event_of(newest, applied is not None, whole=False)
         try:
             self._context.gateways.broadcast_nowait(event, urgent=True)
-        except GatewayFull:  # some task is behind; nobody else waits for it
+        except GatewayFull:  # some task is slow; no other task waits for it
             self._context.run_in_background(
                 partial(self._context.gateways.broadcast, event, urgent=True), handler=self._sent
             )
@@ -271,14 +274,27 @@ class _Coordinator(OperatorCoordinator):
                 raise ValueError(f"not an event of a shared value: {event!r:.80}")
 
     async def _send_whole(self, version: _Version, subtask: int, attempt: int, wants_answer: bool) -> None:
+        """Send the value in chunks, as the task takes them. All together would hold the event loop.
+
+        Whatever else is sent to the task meanwhile takes its place between them.
+        """
         send = partial(self._context.gateways.send, subtask, attempt=attempt, urgent=True)
         if len(version.payload) <= LARGE_BYTES:
             await send(["value", version.number, wants_answer, version.payload])
             return
         count = -(-len(version.payload) // CHUNK_BYTES)
+        unconfirmed: deque[Confirmation] = deque()
         for number in range(count):
+            if len(unconfirmed) == CHUNKS_UNCONFIRMED:
+                try:
+                    await unconfirmed.popleft()
+                except AttemptOver:
+                    return
             chunk = version.payload[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-            await send(["chunk", version.number, wants_answer, number, count, chunk])
+            sent = await send(["chunk", version.number, wants_answer, number, count, chunk])
+            if not sent:
+                return  # the attempt is over
+            unconfirmed.extend(sent)
         await self._context.gateways.send(subtask, COMPLETE, attempt=attempt)
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:

@@ -19,13 +19,25 @@ from typing import Any
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 
-__all__ = ["CHUNK_BYTES", "COMPLETE", "LARGE_BYTES", "decode_value", "difference", "digest_of", "encode_value"]
+__all__ = [
+    "CHUNKS_UNCONFIRMED",
+    "CHUNK_BYTES",
+    "COMPLETE",
+    "LARGE_BYTES",
+    "VALUE_BYTES_MAX",
+    "decode_value",
+    "difference",
+    "digest_of",
+    "encode_value",
+]
 
 COMPLETE = ["complete"]
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 LARGE_BYTES = 64 * 1024
 """A larger value is offered first, and comes in chunks to a process that does not have it."""
 CHUNK_BYTES = 240 * 1024
+CHUNKS_UNCONFIRMED = 2
+"""So many chunks are on their way to a task; the next one is encoded when the first of these has arrived."""
 """With what surrounds it, it travels in one frame."""
 _LIMITS = WireLimits(
     message_bytes_max=VALUE_BYTES_MAX + 2**20,
@@ -47,8 +59,8 @@ def decode_value(payload: bytes) -> Any:
 
 
 def digest_of(payload: bytes) -> bytes:
-    """What tells values apart."""
-    return blake2b(payload, digest_size=16).digest()
+    """What tells values apart, and proves that a file of another process holds the value."""
+    return blake2b(payload, digest_size=32).digest()
 
 
 def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:

@@ -32,7 +32,7 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_report,
 )
-from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart, several
+from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart, check_key, several
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["WorkQueue"]
@@ -77,6 +77,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     def __init__(
         self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
     ) -> None:
+        check_key(key)
         WorkQueueInTask.__init__(self, name, key)
         Primitive.__init__(self, name)
         if in_hand < 1:
@@ -145,7 +146,7 @@ class _Enumerator(SplitEnumerator):
         self._context = context
 
     async def handle_split_request(self, subtask: int) -> None:
-        raise RuntimeError("a work queue hears of what its tasks want in their reports")
+        raise RuntimeError("a work queue takes no requests for splits: its tasks send reports")
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         report = parse_report(event)
@@ -169,7 +170,7 @@ class _Enumerator(SplitEnumerator):
         if not report.given_back:
             return
         if not report.last and len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
-            await self._context.send_event(subtask, KeepItems().as_event())
+            await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
             return
         ids = set(report.given_back)
         for id_, priority, value in self._context.take_back_splits(subtask, len(ids), lambda split: split[0] in ids):

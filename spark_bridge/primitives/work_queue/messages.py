@@ -70,10 +70,12 @@ class ReturnItems:
 
 @value
 class KeepItems:
-    """To a task: keep what you have just given back. A concurrent attempt has got it too."""
+    """To a task: keep these items, which you have given back. A concurrent attempt has got them too."""
+
+    ids: tuple[int, ...]
 
     def as_event(self) -> list[Any]:
-        return [_KEEP]
+        return [_KEEP, list(self.ids)]
 
 
 def parse_report(event: Any) -> Report:
@@ -90,8 +92,8 @@ def parse_return(event: Any) -> ReturnItems | KeepItems | None:
     match event:
         case [name, int(count)] if name == _RETURN:
             return ReturnItems(count)
-        case [name] if name == _KEEP:
-            return KeepItems()
+        case [name, [*ids]] if name == _KEEP:
+            return KeepItems(tuple(ids))
         case _:
             return None
 

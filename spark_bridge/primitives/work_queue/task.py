@@ -52,7 +52,7 @@ class WorkQueuePart(TaskPart):
         self._finished: list[int] = []  # and not reported
         self._found: list[Item] = []
         self._given_back: list[int] = []
-        self._offered: list[Item] = []  # given back last, and perhaps to be kept
+        self._offered: dict[int, Item] = {}  # given back, and perhaps to be kept
         self._asked = 0
         self._no_more = False
         self._context: SubtaskContext
@@ -91,7 +91,10 @@ class WorkQueuePart(TaskPart):
     def handle_event(self, event: Any) -> None:
         match parse_source_event(event):
             case SplitsAdded(splits):
-                self._hand.extend(cast("list[Item]", [tuple(split) for split in splits]))
+                items = cast("list[Item]", [tuple(split) for split in splits])
+                self._hand.extend(items)
+                for item in items:  # what was given back, and comes again
+                    self._offered.pop(item[0], None)
                 self._asked = max(0, self._asked - len(splits))
             case NoMoreSplits():
                 self._no_more = True
@@ -99,14 +102,14 @@ class WorkQueuePart(TaskPart):
                 match parse_return(event):
                     case ReturnItems(count):
                         self._give_back(count)
-                    case KeepItems():
-                        self._hand.extend(reversed(self._offered))
-                        self._offered = []
+                    case KeepItems(ids):
+                        self._hand.extend([self._offered.pop(id_) for id_ in reversed(ids) if id_ in self._offered])
 
     def _give_back(self, count: int) -> None:
         """Give back what was added last; a report answers even if there is nothing."""
-        self._offered = [self._hand.pop() for _ in range(min(count, len(self._hand)))]
-        self._given_back += [item[0] for item in self._offered]
+        offered = [self._hand.pop() for _ in range(min(count, len(self._hand)))]
+        self._offered |= {item[0]: item for item in offered}
+        self._given_back += [item[0] for item in offered]
         self._report(self._asked)
 
     # --- for user code, on the task's thread ----------------------------------------------------------------------
@@ -146,6 +149,7 @@ class WorkQueuePart(TaskPart):
                 "add() was called outside the loop over the queue: what a task adds belongs to the item that it is "
                 "processing. Give the first items to work_queue(), or add inside `for item in queue:`"
             )
+        check_key(key)
         for item in items:
             id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
             self._children += 1
@@ -159,6 +163,12 @@ class WorkQueuePart(TaskPart):
         report = Report(tuple(self._finished), tuple(self._found), tuple(self._given_back), wanted, last)
         self._finished, self._found, self._given_back, self._asked = [], [], [], wanted
         self._context.send_event(report.as_event())
+
+
+def check_key(key: object) -> None:
+    """Raises ``TypeError`` for a key that is the result of the function in place of the function."""
+    if key is not None and not callable(key):
+        raise TypeError(f"key is a function of an item, such as `lambda item: item.url`, not {key!r:.80}")
 
 
 def several(items: Iterable[T], call: str) -> Iterable[T]:

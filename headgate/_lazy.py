@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How the modules of the front door load a name, when it is first used, from the module that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from spark_bridge import foreign_packages
+
+_LAZY = ("headgate", "headgate.sinks", "headgate.sources", "headgate.errors", "headgate.types")
+_OTHERS = ("headgate.testing", "headgate.actors")
+
+
+def lazy(namespace: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for the module with these globals.
+
+    ``modules`` assigns each of its names to the module that defines it.
+    """
+    package = namespace["__name__"]
+
+    def get(name: str) -> Any:
+        value = namespace[name] = _load(package, modules, name)
+        return value
+
+    def names() -> list[str]:
+        return [*namespace["__all__"], *(name for name in namespace if name.startswith("__"))]
+
+    return get, names
+
+
+def _load(package: str, modules: Mapping[str, str], name: str) -> Any:
+    """Return the value of ``name``.
+
+    Raises ``AttributeError`` for a name that ``package`` does not have; if another module of the front door has it, the
+    text names that module. Raises ``ImportError`` if a package of another distribution has the name of one of ours; the
+    text names that distribution.
+    """
+    module = modules.get(name)
+    if module is None:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{_elsewhere(package, name)}")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        foreign_packages.explain(error)
+        raise
+
+
+def _elsewhere(package: str, name: str) -> str:
+    if f"{package}.{name}" in (*_LAZY, *_OTHERS):
+        return f": it is a module, write 'import {package}.{name}'"
+    if not name.startswith("_"):
+        for other in _LAZY:
+            if name in import_module(other).__all__:
+                return f": write 'from {other} import {name}'"
+    return ""

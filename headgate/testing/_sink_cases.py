@@ -1,0 +1,533 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What every two-phase sink must survive, as cases that a test runs one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from actors.logs import get_logger
+from headgate.testing._sink_lines import Died, Lines
+from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
+from spark_bridge.sinks.two_phase.parts import Committable
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+
+__all__ = ["SinkCase", "sink_cases"]
+
+Step = Callable[[SinkWorld], Awaitable[None] | None]
+
+SCRIPT: list[Step] = [
+    lambda world: world.write(0),
+    lambda world: world.write(1),
+    lambda world: world.write(0),
+    lambda world: world.cut(),  # 1 completes
+    lambda world: world.snapshot(0),
+    lambda world: world.write(0),
+    lambda world: world.snapshot(1),
+    lambda world: world.deliver(0),
+    lambda world: world.store(),
+    lambda world: world.notify(),
+    lambda world: world.deliver(1),  # the list arrives after the completion
+    lambda world: world.write(1),
+    lambda world: world.cut(),  # 2 is aborted when one of two has prepared for it
+    lambda world: world.snapshot(0),
+    lambda world: world.abort(),
+    lambda world: world.write(0),
+    lambda world: world.cut(0),  # 3 completes; at its cut the list of 2 is still held
+    lambda world: world.snapshot(0),
+    lambda world: world.snapshot(1),
+    lambda world: world.store(),
+    lambda world: world.notify(),
+    lambda world: world.deliver(0),
+    lambda world: world.write(0),
+    lambda world: world.write(0),
+    lambda world: world.cut(0),  # 4 completes; at its cut one list of 3 is still held, and the other has arrived
+    lambda world: world.write(0),
+    lambda world: world.finish(0),  # what it prepared last is for no checkpoint, and its list is held by 4
+    lambda world: world.write(1),
+    lambda world: world.snapshot(1),
+    lambda world: world.snapshot(0),
+    lambda world: world.store(),
+    lambda world: world.notify(),
+    lambda world: world.deliver(0),
+    lambda world: world.finish(0),
+    lambda world: world.write(1),
+    lambda world: world.cut(),  # 5 completes
+    lambda world: world.snapshot(1),
+    lambda world: world.store(),
+    lambda world: world.notify(),
+]
+"""One life of an application with two subtasks, to the completion of its fifth checkpoint."""
+
+SHORT_SCRIPT = [*SCRIPT[:11], *SCRIPT[23:]]
+"""The same without the aborted checkpoint and the one after it."""
+
+TROUBLES: dict[str, Step] = {
+    "the first subtask fails": lambda world: world.fail(0),
+    "the second subtask fails": lambda world: world.fail(1),
+    "a subtask fails after a completion": lambda world: world.fail(1, told_first=True),
+    "the job fails": lambda world: world.fail_job(),
+    "the driver dies": lambda world: world.boot(),
+}
+
+WRITES: dict[str, list[Step]] = {
+    "fails, and the checkpoint is there": [lambda world: world.store_and_fail(there=True)],
+    "fails, and the checkpoint appears later": [
+        lambda world: world.store_and_fail(there=False),
+        lambda world: world.appear(),
+    ],
+    "hangs, is given up, and is carried out later": [SinkWorld.hang, lambda world: world.abort(), SinkWorld.appear],
+}
+LATER: dict[str, list[Step]] = {
+    "nothing": [],
+    "the discard succeeds": [lambda world: world.discard()],
+    "the driver dies": [lambda world: world.boot()],
+}
+
+
+@dataclass(frozen=True)
+class SinkCase:
+    """One thing that a two-phase sink must survive. Its text is a name for people."""
+
+    name: str
+    check: Callable[[SinkTarget], Awaitable[None]]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self, target: SinkTarget) -> None:
+        """Run the case on ``target``, in this thread. It may be on an event loop's thread only if that loop is idle.
+
+        Raises:
+            AssertionError: the sink has lost or doubled rows, shown some too early, or left something behind.
+        """
+        asyncio.run(self._run(target))
+
+    async def _run(self, target: SinkTarget) -> None:
+        await self.check(target)
+
+
+def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
+    """The conformance suite for a ``TwoPhaseSink``; run each case with the sink's ``SinkTarget``.
+
+    The cases: no fault at all; a fault between any two steps of a script (a task, the job or the driver dies); storages
+    that give wrong answers, so that a checkpoint is in doubt; the death of a task or the driver before each line of the
+    sink's own code; commits that are repeated, and commits that succeed and report a failure; a second application on
+    the same target, and a driver that commits although it was given up; readers that look at every moment; and random
+    histories of all of that.
+
+    Args:
+        histories: how many histories a case tries at most. With a large number, every moment has its own.
+        seed: for the choice of moments and the random histories. A failure names what it tried.
+    """
+
+    def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> SinkCase:
+        return SinkCase(name, lambda target: check(target, *args))
+
+    return [
+        case("every row is visible once", no_trouble),
+        *(
+            case(f"{name}, between any two steps", a_fault_between_steps, step, histories, seed)
+            for name, step in TROUBLES.items()
+        ),
+        *(
+            case(f"a write of a checkpoint {name}", a_checkpoint_in_doubt, steps, histories, seed)
+            for name, steps in WRITES.items()
+        ),
+        case("the driver dies before a line of the sink", without_leak_warnings, death_in_the_driver, histories, seed),
+        case("a task dies before a line of the sink", without_leak_warnings, death_in_a_task, histories, seed),
+        case("an answer is lost", lost_answers),
+        case("a commit is repeated", repeated_commits),
+        case("two drivers commit the same at the same time", a_race_of_drivers),
+        case("a second application uses the same target", two_applications),
+        case("what another application prepared is left alone", strangers_orphans),
+        case("a reader looks at every moment", a_constant_reader),
+        case("random histories", random_histories, histories, seed),
+    ]
+
+
+async def take(world: SinkWorld, steps: Iterable[Step]) -> None:
+    """Take steps, and check after each."""
+    for step in steps:
+        done = step(world)
+        if done is not None:
+            await done
+        world.check()
+
+
+async def a_world(target: SinkTarget, **settings: Any) -> SinkWorld:
+    target.clear()
+    world = SinkWorld(target, **settings)
+    await world.boot()
+    return world
+
+
+async def to_the_end(world: SinkWorld) -> None:
+    await world.end()
+    world.check_end()
+
+
+def some(moments: Sequence[Any], most: int, seed: int) -> list[Any]:
+    """At most so many of ``moments``, in order."""
+    if len(moments) <= most:
+        return list(moments)
+    return [moments[place] for place in sorted(random.Random(seed).sample(range(len(moments)), most))]
+
+
+async def no_trouble(target: SinkTarget) -> None:
+    world = await a_world(target)
+    await take(world, SCRIPT)
+    await to_the_end(world)
+    assert sorted(target.read()) == world.all_rows
+    await world.boot()  # an application that has nothing left to write
+    world.check()
+    await to_the_end(world)
+
+
+async def a_fault_between_steps(target: SinkTarget, trouble: Step, histories: int, seed: int) -> None:
+    for moment in some(range(len(SCRIPT) + 1), histories, seed):
+        with told(f"the fault came before step {moment}"):
+            world = await a_world(target)
+            await take(world, [*SCRIPT[:moment], trouble, *SCRIPT[moment:]])
+            await to_the_end(world)
+
+
+async def a_checkpoint_in_doubt(target: SinkTarget, write: list[Step], histories: int, seed: int) -> None:
+    stores = [place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names]
+    choices = [
+        (place, trouble, later)
+        for place in stores
+        for trouble in ("the first subtask fails", "the job fails", "the driver dies")
+        for later in LATER
+    ]
+    for place, trouble, later in some(choices, histories, seed):
+        with told(f"the write was that of step {place}; then {trouble}; then {later}"):
+            world = await a_world(target)
+            steps = [*SCRIPT[:place], *write, TROUBLES[trouble], *SCRIPT[place + 1 : place + 3]]
+            await take(world, [*steps, *LATER[later], *SCRIPT[place + 3 :]])
+            await to_the_end(world)
+
+
+class Clockwork:
+    """Ends the process of the driver, or of a task, before line number ``fatal`` of the sink's own code."""
+
+    def __init__(self, world: SinkWorld, *, in_driver: bool, fatal: int = -1) -> None:
+        context = SinkCommitterContext(world.name, world.name, get_logger("headgate.testing"))
+        sink = world.target.sink(world.name)
+        writers = [attempt.operator.writer for attempts in world.attempts.values() for attempt in attempts]
+        self.lines = Lines((sink, sink.committer(context), *writers), self.before)
+        self.places: list[str] = []
+        self.fatal = fatal
+        self.victim: Attempt | None = None
+        if in_driver:
+            world.in_driver = lambda _, function, *args: self.lines.watch(function, *args)
+        else:
+            world.in_task = self._in_task
+
+    def before(self, place: str) -> None:
+        self.places.append(place)
+        if len(self.places) - 1 == self.fatal:
+            raise Died(place)
+
+    def _in_task(self, attempt: Attempt, function: Callable[..., Any], *args: Any) -> Any:
+        self.victim = attempt
+        return self.lines.watch(function, *args)
+
+    def stop(self, world: SinkWorld) -> None:
+        world.in_driver = world.in_task = lambda _, function, *args: function(*args)
+
+
+async def fatal_lines(target: SinkTarget, *, in_driver: bool, histories: int, seed: int) -> list[int]:
+    """The moments at which to die: the first and the last time that each line runs, or some of those."""
+    world = await a_world(target)
+    clockwork = Clockwork(world, in_driver=in_driver)
+    await take(world, SHORT_SCRIPT)
+    await to_the_end(world)
+    assert clockwork.places, "no line of the sink was seen: is another tracer running, such as a debugger?"
+    first = {place: number for number, place in reversed(list(enumerate(clockwork.places)))}
+    last = {place: number for number, place in enumerate(clockwork.places)}
+    return some(sorted({*first.values(), *last.values()}), histories, seed)
+
+
+async def without_leak_warnings(target: SinkTarget, check: Callable[..., Awaitable[None]], *args: Any) -> None:
+    """A dead process closes nothing, and its kernel does. Here the garbage collector closes what it had open."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            await check(target, *args)
+        finally:
+            gc.collect()
+
+
+async def death_in_the_driver(target: SinkTarget, histories: int, seed: int) -> None:
+    for fatal in await fatal_lines(target, in_driver=True, histories=3 * histories, seed=seed):
+        world = await a_world(target)
+        clockwork = Clockwork(world, in_driver=True, fatal=fatal)
+        try:
+            await take(world, SHORT_SCRIPT)
+            await world.end()
+        except Died:
+            pass
+        clockwork.stop(world)
+        with told(f"the driver died before {clockwork.places[-1]}"):
+            world.check()
+            await world.boot()
+            await take(world, SHORT_SCRIPT)
+            await to_the_end(world)
+
+
+async def death_in_a_task(target: SinkTarget, histories: int, seed: int) -> None:
+    for fatal in await fatal_lines(target, in_driver=False, histories=2 * histories, seed=seed):
+        world = await a_world(target)
+        clockwork = Clockwork(world, in_driver=False, fatal=fatal)
+        for step in [*SHORT_SCRIPT, to_the_end]:
+            try:
+                await take(world, [step])
+            except Died:
+                clockwork.stop(world)
+                assert clockwork.victim is not None
+                with told(f"the task died before {clockwork.places[-1]}"):
+                    await world.fail(clockwork.victim.subtask)
+                    await take(world, [step])
+        clockwork.stop(world)
+
+
+async def lost_answers(target: SinkTarget) -> None:
+    """Each call of ``commit`` has its effect, reports an error, and is tried again, even if the driver dies then."""
+    for dies in (False, True):
+        world = await a_world(target)
+        world.retry_delays_s = (0.0,) * 20
+        await world.boot()
+        dice = random.Random(0)
+        lost = 0
+
+        def answer(
+            world: SinkWorld,
+            function: Callable[..., Any],
+            *args: Any,
+            dies: bool = dies,
+            dice: random.Random = dice,
+        ) -> Any:
+            nonlocal lost
+            result = function(*args)
+            if function.__name__ != "commit" or dice.random() < 0.5:
+                return result
+            lost += 1
+            if dies:
+                raise Died
+            committer: Any = getattr(function, "__self__", None)
+            raise committer.transient_errors[0]("the answer was lost")
+
+        world.in_driver = answer
+        left = [*SCRIPT, to_the_end]
+        while left:
+            try:
+                await take(world, [left[0]])
+                del left[0]
+            except Died:
+                left.insert(0, SinkWorld.boot)
+        assert lost >= 3
+
+
+def a_committer(target: SinkTarget, name: str) -> TwoPhaseCommitter:
+    committer = target.sink(name).committer(SinkCommitterContext(name, name, get_logger("headgate.testing")))
+    committer.open()
+    return committer
+
+
+def watch_commits(world: SinkWorld) -> list[list[Committable]]:
+    """Collect what is committed from now on."""
+    batches: list[list[Committable]] = []
+
+    def note(world: SinkWorld, function: Callable[..., Any], *args: Any) -> Any:
+        if function.__name__ == "commit":
+            batches.append(list(args[0]))
+        return function(*args)
+
+    world.in_driver = note
+    return batches
+
+
+async def repeated_commits(target: SinkTarget) -> None:
+    """Old and new batches come again, from other committers, alone and together."""
+    world = await a_world(target)
+    batches = watch_commits(world)
+    for step in SCRIPT:
+        await take(world, [step])
+        for batch in batches:
+            again = a_committer(target, world.name)
+            again.commit(list(batch))
+            again.close()
+            world.check()
+    await to_the_end(world)
+    again = a_committer(target, world.name)
+    again.commit([part for batch in batches for part in batch])
+    for batch in batches:
+        again.commit(batch)
+    again.close()
+    world.check_end()
+
+
+async def a_race_of_drivers(target: SinkTarget) -> None:
+    """A driver that was given up commits the same at the same moment as its successor."""
+    world = await a_world(target)
+
+    def race(world: SinkWorld, function: Callable[..., Any], *args: Any) -> Any:
+        if function.__name__ != "commit":
+            return function(*args)
+        start = threading.Barrier(2)
+        rival = a_committer(target, world.name)
+
+        def commit(committer: TwoPhaseCommitter) -> None:
+            start.wait()
+            try:
+                committer.commit(list(args[0]))
+            except committer.transient_errors:
+                committer.commit(list(args[0]))
+
+        with ThreadPoolExecutor(2) as threads:
+            runs = [threads.submit(commit, committer) for committer in (rival, function.__self__)]  # type: ignore[attr-defined]
+            for run in runs:
+                run.result()
+        rival.close()
+        return None
+
+    world.in_driver = race
+    await take(world, SCRIPT)
+    await to_the_end(world)
+
+
+async def two_applications(target: SinkTarget) -> None:
+    """Two applications with different names take turns; one dies in the middle."""
+    target.clear()
+    worlds = [SinkWorld(target, name="one"), SinkWorld(target, name="two", subtasks=(10, 11))]
+    for world in worlds:
+        await world.boot()
+    others = {0: 10, 1: 11}
+    for place, step in enumerate(SCRIPT):
+        await take(worlds[0], [step])
+        if place == len(SCRIPT) // 2:
+            await worlds[0].boot()
+        await take(worlds[1], [_for_subtasks(step, others)])
+        for world in worlds:
+            world.check()
+    await to_the_end(worlds[0])
+    await to_the_end(worlds[1])
+    assert sorted(target.read()) == sorted(row for world in worlds for row in world.all_rows)
+
+
+def _for_subtasks(step: Step, others: dict[int, int]) -> Step:
+    """The same step for other subtasks."""
+
+    class Renamed:
+        def __init__(self, world: SinkWorld) -> None:
+            self._world = world
+
+        def __getattr__(self, name: str) -> Any:
+            method = getattr(self._world, name)
+            if name in ("write", "snapshot", "deliver", "finish", "fail"):
+                return lambda subtask, *args, **settings: method(others[subtask], *args, **settings)
+            return method
+
+    return lambda world: step(Renamed(world))  # type: ignore[arg-type]
+
+
+async def strangers_orphans(target: SinkTarget) -> None:
+    """What another application has prepared and not committed survives the start, resets and end of this one."""
+    target.clear()
+    stranger = SinkWorld(target, name="stranger", subtasks=(10, 11))
+    await stranger.boot()
+    await take(stranger, [_for_subtasks(step, {0: 10, 1: 11}) for step in SCRIPT[:9]])  # prepared, and not committed
+    before = sorted(target.leftovers("stranger"))
+    assert before, "nothing was prepared"
+    world = SinkWorld(target)
+    await world.boot()
+    await take(world, [*SCRIPT[:20], TROUBLES["the first subtask fails"], TROUBLES["the job fails"]])
+    await to_the_end(world)
+    assert sorted(target.leftovers("stranger")) == before
+    await to_the_end(stranger)
+
+
+async def a_constant_reader(target: SinkTarget) -> None:
+    """Before each line of the committer, a reader sees whole parts; if the sink is atomic, whole checkpoints."""
+    world = await a_world(target)
+    looks = 0
+
+    def look(place: str) -> None:
+        nonlocal looks
+        looks += 1
+        rows = world.own(target.read())
+        assert len(set(rows)) == len(rows), f"rows are doubled before {place}: {rows}"
+        if world.atomic:
+            assert set(rows) in world.covered, f"before {place}, half a checkpoint is visible: {rows}"
+        else:
+            for subtask in world.subtasks:
+                count = sum(row[0] == subtask for row in rows)
+                assert (subtask, count) in world.prepared_at, f"before {place}, half a part is visible: {rows}"
+
+    clockwork = Clockwork(world, in_driver=True)
+    clockwork.before = look  # type: ignore[method-assign]
+    clockwork.lines._before = look
+    await take(world, SCRIPT)
+    await to_the_end(world)
+    assert looks > 10
+
+
+def a_step(dice: random.Random, subtasks: int) -> tuple[str, Step]:
+    subtask, which = dice.randrange(subtasks), dice.randrange(2)
+    most, told_first = dice.choice([0, 1, 100]), dice.choice([True, False])
+    steps: list[tuple[int, str, Step]] = [
+        (30, f"write({subtask})", lambda world: world.write(subtask)),
+        (12, f"deliver({subtask}, {most})", lambda world: world.deliver(subtask, most)),
+        (10, f"cut({most})", lambda world: world.cut(most)),
+        (25, f"snapshot({subtask})", lambda world: world.snapshot(subtask)),
+        (10, "store", lambda world: world.store()),
+        (3, f"store_and_fail({told_first})", lambda world: world.store_and_fail(there=told_first)),
+        (2, "hang", lambda world: world.hang()),
+        (4, f"appear({which})", lambda world: world.appear(which)),
+        (4, f"discard({which})", lambda world: world.discard(which)),
+        (10, "notify", lambda world: world.notify()),
+        (4, "abort", lambda world: world.abort()),
+        (6, f"finish({subtask})", lambda world: world.finish(subtask)),
+        (3, f"fail({subtask}, {told_first})", lambda world: world.fail(subtask, told_first=told_first)),
+        (3, f"copy({subtask})", lambda world: world.copy(subtask)),
+        (4, f"lose_copy({subtask}, {which})", lambda world: world.lose_copy(subtask, which)),
+        (1, "fail_job", lambda world: world.fail_job()),
+        (2, "boot", lambda world: world.boot()),
+    ]
+    (chosen,) = dice.choices(steps, [weight for weight, _, _ in steps])
+    return chosen[1], chosen[2]
+
+
+async def random_histories(target: SinkTarget, histories: int, seed: int) -> None:
+    for number in range(seed, seed + histories):
+        dice = random.Random(number)
+        subtasks = dice.choice([1, 2, 3])
+        with told(f"random history {number}: sink_cases(histories=1, seed={number})"):
+            world = await a_world(target, subtasks=range(subtasks), rows=dice.choice([3, 12]))
+            for _ in range(dice.choice([40, 100])):
+                _, step = a_step(dice, subtasks)
+                await take(world, [step])
+            await to_the_end(world)
+
+
+class told:
+    """Adds to a failure what was tried."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            error.add_note(self._what)

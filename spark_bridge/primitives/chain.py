@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An operator is composed here: from one coordinator or the stages of a chain, and from ready-made parts (H80)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any, Protocol
+
+from actors.coordination import CoordinatorChain, GivenCoordinator, OperatorCoordinator
+from actors.coordination.chain import NoMainCoordinator
+from actors.coordination.given import built_anew_or_kept
+from spark_bridge.primitives.counters.driver import CountersCoordinator
+from spark_bridge.primitives.primitive import PARTS_OF_ALL, Primitive, checked_name
+from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
+from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.checks import check_operator
+from spark_bridge.subtask.flow import Flow
+from spark_bridge.subtask.function import operator_factory
+from spark_bridge.subtask.operator import SubtaskOperator
+
+__all__ = ["Chain", "Composed", "OperatorPair", "StageOperator", "chain", "composed"]
+
+StageOperator = Callable[..., SubtaskOperator | Iterable[Any] | None]
+"""The class of an operator, a function that makes one, or a function of the records that reach it."""
+
+
+class OperatorPair(Protocol):
+    """Both halves of a stage, such as a ready source or sink: anything with these two attributes."""
+
+    @property
+    def coordinator(self) -> GivenCoordinator:
+        """The driver's half: a class, a factory or an instance, as for ``coordinate``."""
+        ...
+
+    @property
+    def operator(self) -> StageOperator:
+        """The tasks' half, which is pickled: it is called without arguments, or with the records."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages that run in one task and feed each other; ``chain`` makes it, and ``coordinate`` takes it."""
+
+    coordinators: Mapping[str, GivenCoordinator] = field(repr=False)
+    operators: Mapping[str, Callable[[], SubtaskOperator]] = field(repr=False)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Their names, in the order in which data flows."""
+        return tuple(self.operators)
+
+    def __repr__(self) -> str:
+        return f"<chain {' -> '.join(self.stages)}>"
+
+
+def chain(
+    **stages: StageOperator | tuple[GivenCoordinator, StageOperator] | OperatorPair | TwoPhaseSink[Any],
+) -> Chain:
+    """Return a chain of operators that run in one task, each of which gets what the one before it yields.
+
+    The stages are keyword arguments, in the order in which data flows:
+    ``chain(source=source, transform=transform, sink=sink)``. Each is
+
+    * a pair, ``(coordinator, operator)``, where ``coordinator`` is what ``coordinate`` takes and ``operator`` is the
+      class of a ``SubtaskOperator``, or a function that makes one;
+    * an object that has both as attributes, such as a ready source, or a sink (a ``TwoPhaseSink``);
+    * an operator alone, or a plain function of the records, which needs no coordinator.
+
+    ``coordinate(name, chain(...), parallelism=n)`` runs it: to Spark and to checkpoints it is one operator, with one
+    connection and one cut. Each stage keeps its coordinator, its state and its events. Calls reach the stages in their
+    order; ``close`` has the reverse order. A failure of one is a failure of the chain. In Spark's actions, use
+    ``handle.subtask()`` without arguments. The first stage gets Spark's records, which a source ignores. Spark gets
+    what the last one yields.
+
+    A checkpoint contains each record either in all stages or in none. So it is taken when the first stage takes or
+    looks for its next record. If the first stage sets ``snapshot_anywhere``, as a ``SplitReader`` with positions does,
+    it is also taken after any of its outputs.
+
+    The names are those in checkpoints: a checkpoint is refused if it has the state of a stage that is gone. A new stage
+    begins without a state.
+
+    Raises ``ValueError`` without stages or for an invalid name, and ``TypeError`` for anything else than a stage.
+    """
+    if not stages:
+        raise ValueError("a chain needs at least one stage: chain(source=..., transform=..., sink=...)")
+    coordinators: dict[str, GivenCoordinator] = {}
+    operators: dict[str, Callable[[], SubtaskOperator]] = {}
+    for name, stage in stages.items():
+        coordinators[name], operator = _halves(checked_name(name), stage)
+        operators[name] = operator_factory(operator)
+    return Chain(coordinators, operators)
+
+
+def _halves(name: str, stage: Any) -> tuple[GivenCoordinator, StageOperator]:
+    coordinator: GivenCoordinator = OperatorCoordinator
+    operator = stage
+    if isinstance(stage, tuple):
+        if len(stage) != 2:
+            raise TypeError(f"stage {name!r} has {len(stage)} values, but it is a pair: (coordinator, operator)")
+        coordinator, operator = stage
+    elif isinstance(stage, TwoPhaseSink):
+        coordinator, operator = _halves_of_sink(stage)
+    elif not isinstance(stage, type) and hasattr(stage, "coordinator") and hasattr(stage, "operator"):
+        coordinator, operator = stage.coordinator, stage.operator
+    made_by = operator.func if isinstance(operator, partial) else operator
+    if isinstance(operator, SubtaskOperator):
+        raise TypeError(f"stage {name!r} has an operator, but each task makes its own: pass the class, or a factory")
+    if isinstance(made_by, type) and issubclass(made_by, SubtaskOperator):
+        check_operator(made_by)
+    elif isinstance(made_by, type) or not callable(operator) or iscoroutinefunction(made_by):
+        raise TypeError(
+            f"stage {name!r} is {stage!r:.80}: pass (coordinator, operator), an object with these attributes, or the "
+            "class of a SubtaskOperator or a plain function"
+        )
+    return coordinator, operator
+
+
+def _halves_of_sink(sink: TwoPhaseSink[Any]) -> tuple[GivenCoordinator, StageOperator]:
+    from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
+    from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
+
+    return partial(TwoPhaseSinkCoordinator, sink), partial(TwoPhaseSinkOperator, sink)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """An operator with its parts: its coordinator, what makes the parts in its tasks, and its counters.
+
+    ``make_flow`` makes the task's half of a chain; it is None if there is no chain.
+    """
+
+    coordinator: OperatorCoordinator
+    task_parts: Mapping[str, Callable[[], SubtaskOperator]]
+    counters: CountersCoordinator
+    make_flow: Callable[[], SubtaskOperator] | None = None
+
+
+def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection[Primitive]) -> Composed:
+    """Compose an operator of what ``coordinate`` was given, the counters that every operator has, and what it uses.
+
+    Raises:
+        TypeError: something other than a part is used, or ``given`` is not a coordinator; see ``built_anew_or_kept``.
+        ValueError: two parts have one name.
+    """
+    named: dict[str, Primitive] = {}
+    stages = given.operators if isinstance(given, Chain) else {}
+    if isinstance(uses, Primitive):
+        raise TypeError(f"uses takes a list of parts, not one part: uses=[part], where part is {uses!r:.80}")
+    for part in uses:
+        if not isinstance(part, Primitive):
+            raise TypeError(
+                f"uses=[...] takes what sidecar.shared(), sidecar.work_queue() and the like return, not {part!r:.80}"
+            )
+        if part.name in named or part.name in stages:
+            raise ValueError(f"two parts of operator {operator_id!r} have the name {part.name!r}: give each its own")
+        named[part.name] = part
+    counters = CountersCoordinator()
+    coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
+    task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
+    if not isinstance(given, Chain):
+        return Composed(CoordinatorChain(built_anew_or_kept(given), coordinators), task_parts, counters)
+    coordinators |= {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
+    coordinator = CoordinatorChain(NoMainCoordinator(given.stages), coordinators, given.stages)
+    return Composed(coordinator, {**task_parts, **stages}, counters, partial(Flow, given.stages))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A Spark driver that is attached to a sidecar in another process, and what it asks of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from protocol.wire.keys import Key
+from spark_bridge.errors import ServerLost
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+__all__ = ["DriverEnd", "SidecarElsewhere"]
+
+
+class SidecarElsewhere(Protocol):
+    """The sidecar, as a driver that it serves asks it. Both methods block, and raise ``SidecarError``; any thread."""
+
+    def joined(self, within_s: float) -> bool:
+        """Whether the driver's JVM has connected to it, after waiting for that up to ``within_s`` seconds."""
+        ...
+
+    def renew(self) -> None:
+        """Renew the driver's lease."""
+        ...
+
+
+class DriverEnd(Protocol):
+    """The Spark driver that is attached, in this process or on a Spark Connect server. Every method blocks."""
+
+    @property
+    def lease_s(self) -> float | None:
+        """After so long without a renewal, the sidecar takes this process for dead; None if Spark ends with it."""
+        ...
+
+    @property
+    def lost(self) -> ServerLost | None:
+        """Why the driver is gone although this process is not; None if it is not gone."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``SidecarError`` for a driver that cannot be served."""
+        ...
+
+    def open(self, place: Mapping[str, Any], key: Key, certificate_sha256: bytes, sidecar: SidecarElsewhere) -> None:
+        """Have the driver's JVM connect to the sidecar's relay, and give the executors what a task needs.
+
+        ``place`` has the ``host`` and ``relay_port`` that the sidecar names, and the host ``at`` which this process
+        reaches it.
+        """
+        ...
+
+    def equip(self, endpoints: list[TaskEndpoint]) -> None:
+        """Check that tasks can reach the sidecar."""
+        ...
+
+    def close(self) -> None:
+        """End what ``open`` has begun. Idempotent."""
+        ...
+
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        """Within the block, the jobs of the calling thread belong to the action."""
+        ...

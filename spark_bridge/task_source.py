@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A subtask as a data source of Spark: ``spark.read.format(name)`` runs it in the tasks of a scan.
+
+Spark pickles the class of a data source, plans it in a Python process beside the driver, and calls ``read`` in the
+tasks. A scan, or a micro-batch of ``spark.readStream``, is one run of the operator, and a partition of it is a subtask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from spark_bridge.streams.task import StreamClient, batch_between, reader_of_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from spark_bridge.task_entry import SubtaskTask
+
+__all__ = ["source_format"]
+
+
+def source_format(
+    name: str, schema: StructType, task: SubtaskTask, stream: StreamClient, parallelism: int
+) -> type[DataSource]:
+    """Return the class of a format that reads with ``task``, in ``parallelism`` partitions.
+
+    ``stream`` plans the micro-batches of ``readStream``.
+    """
+
+    class Registered(DataSource):
+        """One format. Spark makes an instance for each ``load``, so all that it needs is in the class."""
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> StructType:
+            return schema
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return _Reader(name, task, parallelism)
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return _StreamReader(name, task, stream, parallelism)
+
+    return Registered
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, name: str, task: SubtaskTask, parallelism: int) -> None:
+        self._name = name
+        self._task = task
+        self._parallelism = parallelism
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(subtask) for subtask in range(self._parallelism)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        _check_place(self._name, partition.value, f"with repartition({self._parallelism}) or cache() after load()")
+        return iter(self._task(iter(())))
+
+
+class _StreamReader(DataSourceStreamReader):
+    """Plans in Spark's planning process, one for each start of a query; ``read`` runs in tasks."""
+
+    def __init__(self, name: str, task: SubtaskTask, stream: StreamClient, parallelism: int) -> None:
+        self._name = name
+        self._task = task
+        self._stream = stream
+        self._parallelism = parallelism
+        self._initial: dict[str, Any] | None = None
+        self._latest: dict[str, Any] | None = None  # what Spark was told last
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Spark asks again and again until there is something to read: it is the same stream."""
+        if self._initial is None:
+            self._initial = self._stream.initial(self._latest)
+        return self._initial
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Spark 4.1 does not say where the query is, and asks for the end of a first batch before its beginning."""
+        self._latest = self._stream.latest(start, self._latest)
+        return self._latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        batch = batch_between(start, end)
+        count = min(self._parallelism, self._stream.count(batch))
+        return [InputPartition((subtask, batch)) for subtask in range(count)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._stream.commit(end)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        subtask, batch = partition.value
+        _check_place(self._name, subtask, f"with repartition({self._parallelism}) after load()")
+        return iter(self._task.wrapped(reader_of_batch, batch)(iter(())))
+
+
+def _check_place(name: str, subtask: int, way_out: str) -> None:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.partitionId() != subtask:
+        raise RuntimeError(
+            f"partition {subtask} of {name!r} is partition {context.partitionId()} of its stage, because the stage "
+            f"unites several scans or has merged partitions: read it in a separate stage, {way_out}"
+        )

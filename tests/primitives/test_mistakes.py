@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Mistakes that are easily made with the ready-made parts: the error says what happened, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from headgate import Group, SharedValue, SubtaskContext, WorkQueue
+from headgate.testing import running_operator
+from protocol.errors import LocalProtocolError
+from spark_bridge.primitives.chain import composed
+from spark_bridge.primitives.primitive import Primitive
+from tests.primitives.histories import until_done
+
+pytestmark = pytest.mark.anyio
+
+RULES: SharedValue[dict[str, int]] = SharedValue("rules", {"limit": 1})
+QUEUE: WorkQueue[str] = WorkQueue("crawl", ["a"])
+TEAM = Group("team", 1)
+
+
+def set_in_a_task(context: SubtaskContext) -> None:
+    RULES.__reduce__()[0]("rules").set({"limit": 2})
+
+
+def key_that_is_not_callable(context: SubtaskContext) -> None:
+    for _ in QUEUE:
+        QUEUE.add(["b"], key=cast("Any", 3))
+
+
+def call_after_the_block(context: SubtaskContext) -> None:
+    with TEAM as member:
+        pass
+    member.barrier()
+
+
+def save_a_text(context: SubtaskContext) -> None:
+    with TEAM as member:
+        member.save(1, cast("Any", "model"))
+
+
+def count_a_text(context: SubtaskContext) -> None:
+    context.count("kept", cast("Any", "3"))
+
+
+def observe_a_text(context: SubtaskContext) -> None:
+    context.observe("size", cast("Any", "3"))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "part", "error", "says"),
+    [
+        (set_in_a_task, RULES, LocalProtocolError, r"'rules' is set on the driver, and tasks only read it: .*count"),
+        (key_that_is_not_callable, QUEUE, TypeError, r"key is a function of an item, such as .*, not 3"),
+        (call_after_the_block, TEAM, LocalProtocolError, r"its `with` block has ended: enter one again"),
+        (save_a_text, TEAM, TypeError, r"the blob of rank 0 as bytes, not str: encode it first"),
+        (count_a_text, None, TypeError, r"count\('kept', ...\) adds a number, not '3': convert it first"),
+        (observe_a_text, None, TypeError, r"observe\('size', ...\) takes a number, not '3': convert it first"),
+    ],
+)
+async def test_a_mistake_in_a_task_is_named_with_its_remedy(
+    mistake: Callable[[SubtaskContext], None], part: Primitive | None, error: type[Exception], says: str
+) -> None:
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        with pytest.raises(error, match=says):
+            mistake(context)
+        yield "refused"
+
+    async with running_operator(parallelism=1, uses=[] if part is None else [part]) as world:
+        task = await world.launch_operator(0, work)
+        await until_done(world, [task])
+    assert task.outputs == ["refused"], task.error
+
+
+def test_a_key_that_is_not_callable_is_refused_where_the_queue_is_made() -> None:
+    with pytest.raises(TypeError, match=r"key is a function of an item, such as .*, not 'url'"):
+        WorkQueue("crawl", ["a"], key=cast("Any", "url"))
+
+
+def test_one_part_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"uses takes a list of parts, not one part: uses=\[part\]"):
+        composed("check", cast("Any", None), cast("Any", RULES))
