@@ -8,10 +8,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tests.mutants import results
 from tests.mutants.catalogue import BY_NAME, MUTANTS
-from tests.mutants.hunt import Budget, Finding, changed, run_seed
+from tests.mutants.hunt import Budget, Finding, Place, changed, run_seed
 from tests.mutants.mutant import DoesNotFit, Mutant
 from tests.mutants.runner import run
 
@@ -26,11 +27,16 @@ def main(arguments: list[str] | None = None) -> int:
         "--worlds", type=int, default=Budget.worlds, help=f"of the simulation, at most (default: {Budget.worlds})"
     )
     parser.add_argument("--story", action="store_true", help="tell the world of --seed with the one NAME in it")
+    parser.add_argument(
+        "--resume", action="store_true", help="skip what results.json has as caught in this code; record the others"
+    )
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"no such mutant: {', '.join(unknown)} (--list names them all)")
     if min(options.jobs, options.worlds) < 1 or options.seed < 0:
         parser.error("--jobs and --worlds are at least 1, --seed at least 0")
+    if options.resume and (options.seed, options.worlds) != (0, Budget.worlds):
+        parser.error("--resume records hunts with the default seed and worlds")
     if options.story and len(options.names) != 1:
         parser.error("--story takes one NAME")
     chosen = [BY_NAME[name] for name in options.names] or list(MUTANTS)
@@ -39,7 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
             return show(chosen, with_diff=bool(options.names))
         if options.story:
             return tell_story(chosen[0], options.seed)
-        return hunt_all(chosen, Budget(options.seed, options.worlds), options.jobs)
+        budget = Budget(options.seed, options.worlds)
+        known = results.read() if budget == Budget() else {}
+        if options.resume:
+            chosen = [mutant for mutant in chosen if not results.is_done(mutant, known.get(mutant.name))]
+        places = {name: (result.hunter, result.where) for name, result in known.items()}
+        return hunt_all(chosen, budget, options.jobs, places, record=options.resume)
     except DoesNotFit as error:
         print(error, file=sys.stderr)
         return 1
@@ -66,14 +77,29 @@ def tell_story(mutant: Mutant, seed: int) -> int:
     return 0 if error is not None else 1
 
 
-def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int) -> int:
-    """Hunt all mutants; return exit status 1 if one survives without an argument."""
+def hunt_all(
+    mutants: Sequence[Mutant],
+    budget: Budget,
+    jobs: int,
+    places: Mapping[str, Place] | None = None,
+    *,
+    record: bool = False,
+) -> int:
+    """Hunt all mutants; return exit status 1 if one survives without an argument.
+
+    ``places``: where to look for a mutant first, by name. ``record``: put each finding into ``results.json``.
+    """
+    if not mutants:
+        print("nothing to hunt: in the present code, results.json has all of these mutants as caught")
+        return 0
     began = time.monotonic()
     found: dict[str, Finding] = {}
 
     def ended(mutant: Mutant, finding: Finding) -> None:
         found[mutant.name] = finding
         print(f"{len(found)}/{len(mutants)} {line(mutant, finding)}", flush=True)
+        if record:
+            results.record(mutant, finding, MUTANTS)
 
     def progress(running: list[tuple[str, int]]) -> None:
         names = ", ".join(f"{name} ({looked})" for name, looked in running)
@@ -81,7 +107,7 @@ def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int) -> int:
 
     for mutant in mutants:
         mutant.diff()  # check that it matches before the hunt begins
-    run(mutants, budget, jobs, ended, progress)
+    run(mutants, budget, jobs, ended, progress, places)
     print(table(mutants, found))
     surviving = [mutant for mutant in mutants if not found[mutant.name].seen]
     unargued = [mutant.name for mutant in surviving if not mutant.argued]

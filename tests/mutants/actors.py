@@ -10,10 +10,10 @@ ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
   @ actors.coordination.open_gateways:OpenGateways.open
-  - handle = GatewayHandle(attempt, ref, budget, context.clock.now, self._config.wire_limits)
-  + handle = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, GatewayHandle(attempt, ref, \
+  - handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits)
+  + handle = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, GatewayHandle(attempt, line, \
   + budget, context.clock.now, self._config.wire_limits)); handle._attempt, handle._ref, handle._budget = attempt, \
-  + ref, budget
+  + line, budget
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
@@ -43,11 +43,15 @@ hears-attempts-that-are-over [feared; H3]
 cut-one-message-late [feared; H40 H41]
   The gateways hear of the cut one message of the coordinator later.
   @ actors.coordination.coordinator:CoordinatorActor._take_snapshot
-  - for gateway_ref in self._live.values():
-  -             gateway_ref.tell_direct(CutReached(checkpoint_id))
+  - self._announcer.announce(list(self._live.values()), CutReached(checkpoint_id))
   + async def late() -> None:
-  +             [ref.tell_direct(CutReached(checkpoint_id)) for ref in self._live.values()]
+  +             [line.tell_direct(CutReached(checkpoint_id)) for line in self._live.values()]
   +         context.self_ref.tell(CallHandler(late))
+cut-overtaken-where-it-was-put-off [prototype; H41 H79]
+  A gateway that is notified of the cut later gets an event of after the cut before that.
+  @ actors.coordination.announcer:GatewayLine.tell_direct
+  - if self._put_off:
+  + if False:
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
   @ actors.coordination.coordinator:CoordinatorActor._guarded
@@ -127,7 +131,7 @@ failure-of-before-the-reset [feared; H15]
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
   @ actors.coordination.given:why_not_resettable
-  - name = type(coordinator).__name__
+  - name = type(one).__name__
   + return ''
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.

@@ -44,7 +44,7 @@ revoked-success-not-noticed [feared; H17]
   @ protocol.attempts.operator:OperatorLedger.task_ended
   - case Outcome.FAILED | Outcome.REVOKED:
   + case Outcome.FAILED:
-  @ protocol.attempts.operator:OperatorLedger._make_room
+  @ protocol.attempts.operator:OperatorLedger._end_earlier
   - if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):
   + if entry.state is AttemptState.ENDING:
 revoked-success-noticed-late [feared; H12 H17]
@@ -96,12 +96,12 @@ barrier-stage-keeps-its-finished [feared; H15 H17]
   - if entry.state is AttemptState.OVER:
   + if not entry.alive:
 dropped-fact-never-healed [feared; H19]
-  Nobody looks at Spark's books.
+  Nobody looks at Spark's records.
   @ protocol.attempts.operator:OperatorLedger.want_look
   - self.record.look_at = at
   + self.record.look_at = None
 audit-never-comes [feared; H19]
-  Nobody looks at Spark's books unless something is strange.
+  Nobody looks at Spark's records unless something is strange.
   @ protocol.attempts.reconciliation:needs_audit
   - return run is not None and
   + return False and

@@ -96,8 +96,8 @@ ready-is-not-withheld [feared; H47]
 forgotten-while-at-rest [feared; H47]
   A subtask that waits for its restart takes part as empty, though it will restore something.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
-  - self._attempts.parts(self._restore_point())
-  + self._attempts.parts(None)
+  - self._restore_point(), closes
+  + None, closes
 starts-while-a-reset-is-owed [feared; H16]
   A checkpoint begins although a subtask has failed and is not yet reset.
   @ protocol.barrier_tracker.tracker:BarrierTracker._obstacle
@@ -109,7 +109,7 @@ copies-take-checkpoints [feared; H13]
   - if not self._crowded:
   + if True:
 finished-has-no-final-state [feared; H47]
-  A subtask that ends during a checkpoint gives nothing to it, and the checkpoint waits in vain.
+  A subtask that ends during a checkpoint gives nothing to it, and the checkpoint waits for it forever.
   @ protocol.barrier_tracker.tracker:BarrierTracker._final_state
   - self._under_way.end_part(attempt, final, out)
   + pass
@@ -154,6 +154,19 @@ stored-before-the-cut [feared; H40 H78]
   @ protocol.barrier_tracker.pending:PendingCheckpoint.whole
   - assert self.coordinator_state is not None
   + self.coordinator_state = self.coordinator_state or b""
+one-of-many-may-be-torn [feared; H32]
+  The usual snapshot of a subtask is not compared with what the coordinator had taken at its cut.
+  @ protocol.subtask.outbound:SubtaskOutbound.submit
+  - if self._closed or (unbounded
+  + if (unbounded
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
+  - if not part.agrees(sent):
+  + if False:
+last-of-many-moves-nothing-on [feared; H40]
+  The last report of a step is taken like the others, and the checkpoint waits for nothing.
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
+  - if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE or in_step[step] == 1:
+  + if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers

@@ -13,12 +13,12 @@ confirm-timeout-never-fires [feared; H25 H48]
   - return self._deadline_of(self._awaited)
   + return None
 reconnect-timeout-never-fires [feared; H24 H48]
-  The gateway waits for ever for its task to come back.
+  The gateway waits forever for its task to come back.
   @ protocol.gateway.machine:GatewayMachine.next_deadline
   - return None if stopped_at is None else
   + return None if True else
-task-waits-for-ever-for-the-driver [feared; H24 H48]
-  A task that cannot reach the driver waits for ever.
+task-waits-forever-for-the-driver [feared; H24 H48]
+  A task that cannot reach the driver waits forever.
   @ protocol.subtask.machine:SubtaskMachine.next_deadline
   - return self._beat_at if self._detached_at is None else
   + return self._beat_at if True else
@@ -44,7 +44,7 @@ queued-request-never-refused [feared; H45 H48]
   + if False:
 registration-is-given-up-late [feared; H19 H48]
   A registration that no fact decides is given up at the next look, and not at its own time.
-  Argued: looks at Spark's books follow one another while anything is held, and each of them gives up what has
+  Argued: looks at Spark's records follow one another while anything is held, and each of them gives up what has
   waited too long: the answer comes late by less than one look
   @ protocol.attempts.ledger:AttemptLedger.next_deadline
   - held.since + self._config.give_up_after_s for held in record.held.values()

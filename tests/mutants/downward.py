@@ -25,8 +25,8 @@ confirms-when-sent [FLINK-23233; H23]
 reopens-at-barrier-injection [FLINK-28606; H41]
   The gateway reopens when the barrier leaves, not at the subtask's own acknowledgement.
   @ protocol.gateway.machine:GatewayMachine._reach_cut
-  - self._outbound.reach_cut(input.checkpoint_id, effects)
-  + self._outbound.reach_cut(input.checkpoint_id, effects); \
+  - self._outbound.reach_cut(checkpoint_id, effects)
+  + self._outbound.reach_cut(checkpoint_id, effects); \
   + checkpoint = self._outbound._checkpoints.get(input.checkpoint_id); \
   + checkpoint and checkpoint.phase.value == "barrier" and self._outbound._reopen(input.checkpoint_id, now, effects)
   @ protocol.gateway.outbound:GatewayOutbound._reopen
@@ -109,15 +109,15 @@ urgent-twice [feared; H22 H91]
   @ protocol.subtask.urgent:UrgentOrder.come
   - self._came += 1
   + self._came += 2; effects.append(HandleUrgent(payload))
-urgent-waits-for-ever [feared; H48 H92]
+urgent-waits-forever [feared; H48 H92]
   The return of a handler lets nothing pass.
   @ protocol.subtask.urgent:UrgentOrder.end
   - self._release(effects)
   + pass
 urgent-handler-is-refused [feared; H92]
-  What a handler sends while a snapshot waits for it finds no room.
+  What a handler sends while a snapshot waits for it finds no capacity.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - submitted.in_snapshot or (submitted.in_urgent and bool(self._closed))
+  - submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot())
   + submitted.in_snapshot
 ends-before-its-urgent-events [feared; H93]
   An operator may end well while an urgent event is being handled.
@@ -187,7 +187,7 @@ waits-for-the-loss-tolerant [G10; H28]
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
   - awaited = not submitted.loss_tolerant
   + awaited = True
-tolerates-for-ever [E15; H72]
+tolerates-forever [E15; H72]
   The wait for a loss-tolerant event that is not confirmed never ends.
   @ protocol.gateway.outbound:GatewayOutbound.tolerant_deadline
   - return self._deadline_of(self._tolerated)
@@ -212,4 +212,29 @@ confirms-before-taken [feared; H27 H30]
   @ protocol.streams:IncomingStream.confirmable_seq
   - return self._untaken[0][0] - 1 if self._untaken else self.received_seq
   + return self.received_seq
+a-word-confirms-what-is-not-taken [feared; H27 H30]
+  A word of a checkpoint confirms events that have arrived, and that the coordinator has not taken.
+  @ protocol.streams:IncomingStream.confirmation
+  - seq = self._untaken[0][0] - 1 if self._untaken else self.received_seq
+  + seq = self.received_seq
+barrier-apart-without-a-valve [prototype; H79]
+  Barriers travel apart, and nothing is held.
+  @ protocol.gateway.outbound:GatewayOutbound.submit_event
+  - if self.closed:
+  + if self.closed and not self._apart:
+answer-overtakes-the-barrier [prototype; H33 H79]
+  An answer is given to its asker although a barrier before it is not met.
+  @ protocol.subtask.inbound:SubtaskInbound._take_answer
+  - if self._unmet:
+  + if False:
+answers-wait-until-no-barrier-is-unmet [prototype; H33 H79]
+  An answer waits for later barriers too, so an answer of before a cut is missing in that snapshot.
+  @ protocol.subtask.inbound:SubtaskInbound.barrier_met
+  - while self._answers and (first is None or first > self._answers[0][0]):
+  + while self._answers and first is None:
+urgent-overtakes-the-barrier [found; H92 H79]
+  An urgent event is handled although it came after a barrier that is not met.
+  @ protocol.subtask.inbound:SubtaskInbound._take_urgent
+  - self._unmet[-1] if self._unmet else None
+  + None
 """)

@@ -162,7 +162,7 @@ class History:
         task = self.dice.choice([*made_up, self.dice.choice(elsewhere), max(elsewhere)])
         run = self.dice.choice([OURS, OURS, FOREIGN, MADE_UP])
         if self.spark.places.get(task) == TaskPlace(run, subtask):
-            return  # that is no lie
+            return  # that is not a lie
         self.forged.append(task)
         self._feed(reg(task, subtask, number=self.dice.choice([0, 1, 99]), run=run, mode=self.mode), forged=True)
         if self.dice.random() < 0.3:

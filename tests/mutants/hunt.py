@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
-from tests.exploration import SCOPES, explore
+from tests.exploration import SCOPES, Scope, explore
 from tests.mutants.forged_claims import check_forged_claims
 from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
@@ -31,25 +32,42 @@ from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
-FEW = 150
-"""The number of worlds before the exploration; the others come after it."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
+Place = tuple[str, str]
+"""Where a mutant was caught: ``hunter`` and ``where`` of the finding."""
 
 
 @dataclass(frozen=True)
 class Budget:
     """The limits of a hunt.
 
-    ``worlds``: of the simulation, from seed ``first``. ``histories``: of each kind, before the exploration. ``states``:
-    of each scope. A hunt does not use a clock, so its result depends on these numbers and not on the machine.
+    ``worlds``: of the simulation, from seed ``first``. ``histories``: of each kind. ``states``: of each scope. A hunt
+    does not use a clock, so its result depends on these numbers and not on the machine.
     """
 
     first: int = 0
     worlds: int = 1500
     states: int = 25_000
     histories: int = 10
+
+    def at_most(self, other: Budget) -> Budget:
+        return Budget(
+            self.first,
+            min(self.worlds, other.worlds),
+            min(self.states, other.states),
+            min(self.histories, other.histories),
+        )
+
+
+ROUNDS = (
+    Budget(worlds=12, states=1000, histories=3),
+    Budget(worlds=150, states=5000),
+    Budget(worlds=150),
+    Budget(),
+)
+"""A hunt spends its budget in rounds. Each hunter catches most of its mutants early, so it looks briefly first."""
 
 
 @dataclass(frozen=True)
@@ -100,26 +118,26 @@ def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
     return Finding("simulation", f"seeds {seeds.start}..", looked, time.monotonic() - began, "")
 
 
-def tell_histories(hunter: str, check: Callable[[int], None], count: int) -> Finding:
+def tell_histories(hunter: str, check: Callable[[int], None], seeds: range) -> Finding:
     """Run histories until ``check`` objects to one. Call it within ``changed``."""
     began = time.monotonic()
-    for seed in range(count):
+    for seed in seeds:
         try:
             with quiet_logs():
                 check(seed)
         except Exception as error:
             seen = f"{type(error).__name__}: {error}"
             return Finding(hunter, f"seed {seed}", seed + 1, time.monotonic() - began, seen)
-    return Finding(hunter, f"{count} seeds", count, time.monotonic() - began, "")
+    return Finding(hunter, f"{seeds.stop} seeds", seeds.stop, time.monotonic() - began, "")
 
 
-def explore_scopes(budget: Budget, report: Report) -> Finding:
-    """Explore the scopes, the small ones first, until a path goes wrong. Call it within ``changed``."""
+def explore_scopes(states: int, report: Report, scopes: Collection[Scope] = tuple(SCOPES.values())) -> Finding:
+    """Explore so many states of each scope, until a path goes wrong. Call it within ``changed``."""
     began, looked = time.monotonic(), 0
-    for scope in SCOPES.values():
+    for scope in scopes:
         seen = ""
         try:
-            result = explore(scope, states_max=budget.states)
+            result = explore(scope, states_max=states)
             looked += result.states
             seen = "" if result.violation is None else result.violation.text
         except Exception as error:  # an error of the product, which the exploration does not expect
@@ -127,31 +145,60 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
         report(looked)
         if seen:
             return Finding("exploration", f"scope {scope.name}", looked, time.monotonic() - began, seen)
-    return Finding("exploration", f"{len(SCOPES)} scopes", looked, time.monotonic() - began, "")
+    return Finding("exploration", f"{len(scopes)} scopes", looked, time.monotonic() - began, "")
 
 
-def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """Hunt in a few worlds, histories of each kind, the small scopes, then many worlds, until one shows the mutant.
+HISTORIES: tuple[tuple[str, Callable[[int], None]], ...] = (
+    ("second runs", check_history),
+    ("lost facts", check_lost_facts),
+    ("late writes", check_late_writes),
+    ("forged claims", check_forged_claims),
+    ("parts", check_parts),
+)
 
-    A mutant with an argument is not hunted for long. A survivor's finding reports everything that was tried.
+
+def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, place: Place | None = None) -> Finding:
+    """Hunt in worlds, in histories of each kind and in the scopes, in rounds that grow, until one shows the mutant.
+
+    ``place``: where to look before all else. A mutant with an argument is not hunted in the last round. A survivor's
+    finding reports everything that was tried.
     """
-    few = min(FEW, budget.worlds)
-    middle, end = budget.first + few, budget.first + (few if mutant.argued else budget.worlds)
+    rounds = ROUNDS[:-1] if mutant.argued else ROUNDS
+    began, before, worlds = time.monotonic(), Budget(worlds=0, states=0, histories=0), Finding("", "", 0, 0.0, "")
     with changed(mutant):
-        hunts: tuple[Callable[[], Finding], ...] = (
-            lambda: simulate(range(budget.first, middle), report),
-            lambda: tell_histories("second runs", check_history, budget.histories),
-            lambda: tell_histories("lost facts", check_lost_facts, budget.histories),
-            lambda: tell_histories("late writes", check_late_writes, budget.histories),
-            lambda: tell_histories("forged claims", check_forged_claims, budget.histories),
-            lambda: tell_histories("parts", check_parts, budget.histories),
-            lambda: explore_scopes(budget, report),
-            lambda: simulate(range(middle, end), report, before=few),
-        )
-        seconds, finding = 0.0, Finding("nobody", "", 0, 0.0, "")
-        for one in hunts:
-            finding = one()
-            seconds += finding.seconds
-            if finding.seen:
-                return replace(finding, seconds=seconds)
-    return replace(finding, hunter="all", seconds=seconds)
+        for look in _hunts_at(place, report):
+            if (finding := look()).seen:
+                return finding
+        for limit in (budget.at_most(each) for each in rounds):
+            for one in _hunts(budget.first, before, limit, report):
+                finding = one()
+                if finding.seen:
+                    return replace(finding, seconds=time.monotonic() - began)
+                worlds = finding if finding.hunter == "simulation" else worlds
+            before = limit
+    return replace(worlds, hunter="all", seconds=time.monotonic() - began)
+
+
+def _hunts_at(place: Place | None, report: Report) -> list[Callable[[], Finding]]:
+    """Return the hunt in one place: a seed or a scope. None if a process was lost there, or the place is gone."""
+    hunter, where = place or ("", "")
+    kind, _, name = where.partition(" ")
+    histories = dict(HISTORIES)
+    if kind == "seed" and hunter == "simulation":
+        return [lambda: simulate(range(int(name), int(name) + 1), report)]
+    if kind == "seed" and hunter in histories:
+        return [lambda: tell_histories(hunter, histories[hunter], range(int(name), int(name) + 1))]
+    if kind == "scope" and name in SCOPES:
+        return [lambda: explore_scopes(Budget.states, report, [SCOPES[name]])]
+    return []
+
+
+def _hunts(first: int, before: Budget, limit: Budget, report: Report) -> Iterator[Callable[[], Finding]]:
+    """Yield the hunts of a round, up to ``limit``, without what was tried ``before``."""
+    if limit.worlds > before.worlds:
+        seeds = range(first + before.worlds, first + limit.worlds)
+        yield lambda: simulate(seeds, report, before.worlds)
+    for hunter, check in HISTORIES if limit.histories > before.histories else ():
+        yield partial(tell_histories, hunter, check, range(before.histories, limit.histories))
+    if limit.states > before.states:
+        yield lambda: explore_scopes(limit.states, report)

@@ -121,6 +121,136 @@ parts-are-not-reset [new; H80]
   @ actors.coordination.chain:CoordinatorChain.subtask_reset
   - await self._each(lambda part: part.subtask_reset(subtask, checkpoint_id))
   + await self.main.subtask_reset(subtask, checkpoint_id)
+event-of-a-stage-reaches-the-last-coordinator [new; H80]
+  Events of all stages reach the coordinator of the last one.
+  @ actors.coordination.chain:CoordinatorChain.handle_event_from_operator
+  - await self._part(event.name).handle_event_from_operator(subtask, attempt, event.event)
+  + await list(self._parts.values())[-1].handle_event_from_operator(subtask, attempt, event.event)
+event-for-a-stage-reaches-the-last-operator [new; H80]
+  Events of all coordinators reach the operator of the last stage.
+  @ spark_bridge.subtask.chain:OperatorChain.handle_event
+  - part = self._part(event.name)
+  + part = list(self.parts.values())[-1]
+event-of-a-stage-loses-its-name [new; H80]
+  What the operator of a stage sends is for the main coordinator.
+  @ spark_bridge.subtask.chain:PartContext.send_event
+  - self._context.send_event(PartEvent(self._name, event))
+  + self._context.send_event(event)
+request-of-a-stage-reaches-the-last-coordinator [new; H80]
+  Requests of all stages reach the coordinator of the last one.
+  @ actors.coordination.chain:CoordinatorChain.handle_request
+  - await self._part(request.name).handle_request(subtask, attempt, request.event)
+  + await list(self._parts.values())[-1].handle_request(subtask, attempt, request.event)
+request-of-a-stage-loses-its-name [new; H80]
+  What the operator of a stage asks is for the main coordinator.
+  @ spark_bridge.subtask.chain:PartContext.request
+  - self._context.request(PartEvent(self._name, payload), timeout_s)
+  + self._context.request(payload, timeout_s)
+calls-reach-the-stages-backwards [new; H80]
+  What concerns all stages reaches the last one first.
+  @ actors.coordination.chain:CoordinatorChain._each
+  - for name, part in self._all():
+  + for name, part in reversed(list(self._all())):
+stages-are-not-told-of-completed-checkpoints [new; H80]
+  Only the main coordinator is told that a checkpoint is complete.
+  @ actors.coordination.chain:CoordinatorChain.notify_checkpoint_complete
+  - await self._each(lambda part: part.notify_checkpoint_complete(checkpoint_id))
+  + await self.main.notify_checkpoint_complete(checkpoint_id)
+stages-are-not-told-of-aborted-checkpoints [new; H80]
+  Only the main coordinator is told that a checkpoint is aborted.
+  @ actors.coordination.chain:CoordinatorChain.notify_checkpoint_aborted
+  - await self._each(lambda part: part.notify_checkpoint_aborted(checkpoint_id))
+  + await self.main.notify_checkpoint_aborted(checkpoint_id)
+stages-are-not-told-of-successes [new; H80]
+  Only the main coordinator is told that a subtask has finished.
+  @ actors.coordination.chain:CoordinatorChain.subtask_finished
+  - await self._each(lambda part: part.subtask_finished(subtask, attempt))
+  + await self.main.subtask_finished(subtask, attempt)
+stages-are-not-told-of-the-end-of-a-run [new; H80]
+  Only the main coordinator is told that a run has ended.
+  @ actors.coordination.chain:CoordinatorChain.run_ended
+  - await self._each(lambda part: part.run_ended(run_id, succeeded, reason))
+  + await self.main.run_ended(run_id, succeeded, reason)
+only-the-last-stage-is-told-of-a-suspicion [new; H80]
+  The other stages are not told that an attempt may be dead.
+  @ actors.coordination.chain:CoordinatorChain.subtask_suspected
+  - await self._each(lambda part: part.subtask_suspected(subtask, attempt, reason))
+  + await list(self._parts.values())[-1].subtask_suspected(subtask, attempt, reason)
+state-of-a-stage-is-in-no-checkpoint [new; H80]
+  The checkpoint has no state of the coordinators of the stages.
+  @ actors.coordination.chain:CoordinatorChain.checkpoint_coordinator
+  - return join_states(states.pop(""), states, self.stages)
+  + return join_states(states.pop(""), {name: one for name, one in states.items() if name not in self.stages})
+state-of-a-stage-is-in-no-snapshot [new; H80]
+  The snapshot of a task has no states of its stages.
+  @ spark_bridge.subtask.chain:OperatorChain._joined
+  - return join_states(main, states, self.stages)
+  + return join_states(main, {name: one for name, one in states.items() if name not in self.stages})
+only-the-last-operator-is-told-of-a-completed-checkpoint [new; H80]
+  The operators of the other stages are not told that a checkpoint is complete.
+  @ spark_bridge.subtask.chain:OperatorChain.notify_checkpoint_complete
+  - for operator in (*self.parts.values(), self.main):
+  + for operator in (*list(self.parts.values())[-1:], self.main):
+only-the-last-operator-is-told-of-an-aborted-checkpoint [new; H80]
+  The operators of the other stages are not told that a checkpoint is aborted.
+  @ spark_bridge.subtask.chain:OperatorChain.notify_checkpoint_aborted
+  - for operator in (*self.parts.values(), self.main):
+  + for operator in (*list(self.parts.values())[-1:], self.main):
+stages-are-closed-forwards [new; H80]
+  The operators of the stages are closed in the order in which data flows.
+  @ spark_bridge.subtask.chain:OperatorChain.close
+  - (self.main, *reversed(self.parts.values()))
+  + (self.main, *self.parts.values())
+event-for-a-stage-loses-its-name [new; H80]
+  What the coordinator of a stage sends is for the main operator.
+  @ actors.coordination.chain:PartGateway.send_event
+  - return self._gateway.send_event(PartEvent(self._name, event), loss_tolerant=loss_tolerant, urgent=urgent)
+  + return self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
+state-of-a-stage-is-not-restored-in-the-task [new; H80]
+  The operator of a stage begins from nothing although the checkpoint has its state.
+  @ spark_bridge.subtask.chain:OperatorChain.open
+  - states.get(name))
+  + None if name in self.stages else states.get(name))
+states-of-stages-are-not-merged [new; H80]
+  With a lower parallelism, a stage gets the state of one subtask instead of all.
+  @ spark_bridge.subtask.chain:OperatorChain.merge_states
+  - by_part.setdefault(name, {})[subtask] = one
+  + by_part[name] = {subtask: one}
+stages-are-cut-in-the-middle-of-a-record [new; H80]
+  A snapshot is taken after any output of any stage.
+  @ spark_bridge.subtask.flow:Flow._consistent
+  - return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._stages[:count]))
+  + return True
+stages-after-the-running-one-count [new; H80]
+  The stage that runs is taken for the one after it, which has not got the record yet.
+  @ spark_bridge.subtask.flow:Flow._outputs
+  - self._running = after
+  -             yield output
+  + self._running = index
+  +             yield output
+snapshot-without-the-positions [new; H130]
+  A restored reader reads the splits in hand from their beginning.
+  @ spark_bridge.subtask.source:SplitReader.snapshot_state
+  - in_hand = [SplitAt(one.split, one.position) for one in self._open]
+  + in_hand = [one.split for one in self._open]
+snapshot-without-the-open-splits [new; H130]
+  A split that is being read is in no snapshot.
+  @ spark_bridge.subtask.source:SplitReader.snapshot_state
+  - in_hand = [SplitAt(one.split, one.position) for one in self._open]
+  + in_hand: list[Any] = []
+position-before-the-output [new; H130]
+  The position in a snapshot is that before the last output, which is read again.
+  @ spark_bridge.subtask.source:SplitReader._one_turn
+  - reading.position, output = item  # from here on, a snapshot has this output
+  -         yield output
+  + position, output = item
+  +         yield output
+  +         reading.position = position
+splits-of-a-checkpoint-go-back [new; H130]
+  A reset gives back splits that the checkpoint holds for the reader.
+  @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator
+  - self._splits.on_checkpoint(checkpoint_id)
+  + pass
 items-of-a-checkpoint-cannot-be-given-back [new; H100]
   In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
   @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator

@@ -8,13 +8,13 @@ import multiprocessing
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from tests.mutants.hunt import Budget, Finding, hunt
+from tests.mutants.hunt import Budget, Finding, Place, hunt
 from tests.mutants.mutant import Mutant
 
 STUCK_S = 300.0
@@ -42,8 +42,12 @@ def run(
     jobs: int,
     ended: Callable[[Mutant, Finding], None],
     progress: Callable[[list[tuple[str, int]]], None],
+    places: Mapping[str, Place] | None = None,
 ) -> None:
-    """Hunt them all. ``ended``: called for each at its end. ``progress``: each hunt's state, about once a second."""
+    """Hunt them all. ``ended``: called for each at its end. ``progress``: each hunt's state, about once a second.
+
+    ``places``: where to look for a mutant first, by name.
+    """
     spawn = multiprocessing.get_context("spawn")
     waiting, running = list(mutants), list[_Hunt]()
     told_at = time.monotonic()
@@ -52,7 +56,9 @@ def run(
             while waiting and len(running) < jobs:
                 mutant = waiting.pop(0)
                 pipe, theirs = spawn.Pipe(duplex=False)
-                process = spawn.Process(target=_child, args=(mutant, budget, STUCK_S, theirs), daemon=True)
+                process = spawn.Process(
+                    target=_child, args=(mutant, budget, STUCK_S, theirs, (places or {}).get(mutant.name)), daemon=True
+                )
                 process.start()
                 theirs.close()
                 running.append(_Hunt(mutant, process, pipe, began=time.monotonic()))
@@ -96,7 +102,7 @@ def _end(process: SpawnProcess) -> None:
     process.join()
 
 
-def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection) -> None:
+def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection, place: Place | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     signal.setitimer(signal.ITIMER_PROF, stuck_s)  # by default its signal ends the process
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -110,4 +116,4 @@ def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection) -> 
             pipe.send(looked)
 
     with suppress(BrokenPipeError):  # the parent is gone, and nothing waits for the answer
-        pipe.send(hunt(mutant, budget, report))
+        pipe.send(hunt(mutant, budget, report, place))

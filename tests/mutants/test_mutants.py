@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import tests.mutants.hunt as hunting
 from protocol.gateway.machine import GatewayMachine
 from protocol.streams import IncomingStream
-from tests.mutants import runner
+from tests.mutants import results, runner
 from tests.mutants.__main__ import hunt_all, main
 from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, hunt
@@ -31,7 +32,7 @@ def test_a_mutant_fits_the_product_and_leaves_it_as_it_was(mutant: Mutant) -> No
     assert "\n+" in mutant.diff()
 
 
-def test_each_mutant_has_a_name_of_its_own_and_says_what_it_breaks() -> None:
+def test_each_mutant_has_a_separate_name_and_says_what_it_breaks() -> None:
     assert len(BY_NAME) == len(MUTANTS)
     for mutant in MUTANTS:
         assert mutant.rules, mutant.name
@@ -114,7 +115,7 @@ def check_caught(mutant: Mutant, budget: Budget) -> None:
 def test_a_healthy_product_is_not_accused_on_a_machine_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600.0)
     monkeypatch.setattr(hunting, "time", SimpleNamespace(monotonic=lambda: next(hours)))
-    monkeypatch.setattr(hunting, "FEW", 2)
+    monkeypatch.setattr(hunting, "ROUNDS", (Budget(worlds=2, states=5), Budget()))
     same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
     budget = Budget(worlds=5, states=10, histories=1)
     finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), budget)
@@ -159,9 +160,50 @@ def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[st
     assert f"seen: {finding.seen}" in capsys.readouterr().out
 
 
+def test_a_hunt_begins_where_its_mutant_was_caught_before() -> None:
+    assert hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0)).seen == ""
+    for place in (("simulation", "seed 3"), ("exploration", "scope tiny"), ("parts", "seed 1")):
+        finding = hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0), place=place)
+        assert (finding.hunter, finding.where) == place
+        assert finding.seen
+
+
+def test_the_file_of_results_has_mutants_that_exist_in_the_order_of_the_catalogue() -> None:
+    known = results.read()
+    assert list(known) == [mutant.name for mutant in MUTANTS if mutant.name in known]
+
+
+@pytest.mark.long
+def test_the_command_resumes_with_the_mutants_that_are_not_yet_caught_in_this_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
+    results.RESULTS.write_text("{}", encoding="utf-8")
+    arguments = ["events-twice", "barrier-twice", "--resume", "--jobs", "2"]
+    assert main(arguments) == 0
+    assert "2 of 2 caught" in capsys.readouterr().out
+    assert [result.rule for result in results.read().values()] == ["H22", "H22"]
+    assert list(results.read()) == ["barrier-twice", "events-twice"]
+    text = results.RESULTS.read_text(encoding="utf-8")
+    results.RESULTS.write_text(text.replace(results.code_of(BY_NAME["events-twice"]), "0"), encoding="utf-8")
+    assert main(arguments) == 0
+    assert "1 of 1 caught" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "nothing to hunt" in capsys.readouterr().out
+
+
+def test_a_mutant_that_was_not_seen_is_hunted_again_unless_it_is_argued_for() -> None:
+    argued = next(mutant for mutant in MUTANTS if mutant.argued)
+    for mutant, done in ((argued, True), (BY_NAME["events-twice"], False)):
+        unseen = results.Result(results.code_of(mutant), "all", "seeds 0..", "")
+        assert results.is_done(mutant, unseen) is done
+        assert not results.is_done(mutant, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["--resume", "--worlds", "5"], "--resume records hunts with the default seed and worlds"),
         (["no-such-mutant"], "no such mutant: no-such-mutant"),
         (["--jobs", "0"], "--jobs and --worlds are at least 1"),
         (["--story"], "--story takes one NAME"),

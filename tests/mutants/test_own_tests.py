@@ -8,19 +8,32 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from spark_bridge.certificates import encryption
-from tests.actors.coordination import test_failures_behind_a_run
+from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
 from tests.mutants.mutant import Mutant, catalogue
+from tests.primitives import test_shared_value_files
 from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake
 from tests.spark_bridge import test_actions, test_router, test_server_incomplete, test_server_shares, test_tls
 
 CATALOGUE = catalogue(r"""
+forged-file [new; H110]
+  A task takes whatever is in a file of its executor for the shared value.
+  @ spark_bridge.primitives.shared_value.files:ValueFiles.read
+  - if digest_of(payload) == digest:
+  + if True:
+all-fetch [new; H110]
+  Each process of an executor fetches a large shared value, although another one fetches it.
+  @ spark_bridge.primitives.shared_value.files:ValueFiles.begin
+  - fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  + pass
 no-token-check [X6; H74]
   Any task of an operator may resume any attempt of it.
   @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
@@ -126,7 +139,7 @@ no-patience-with-a-slow-reader [new; H114]
   @ protocol.gateway.outbound:GatewayOutbound.progress
   - self._progressed = now - self._paused_s
   + pass
-all-parts-at-once [new; H113]
+all-parts-together [new; H113]
   A large message goes to the socket's buffer as a whole, however slowly the peer reads.
   @ spark_bridge.server.connection:Connection._pump
   - if not self._is_sending_large or self.is_write_paused or self._transport.is_closing():
@@ -139,7 +152,7 @@ another's-failure [E2: a counter of the whole sidecar; H65]
 silent-commit [E13: nothing was raised; H71]
   A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
   @ actors.coordination.coordinator:CoordinatorActor.receive
-  - replace(settled, failed=self._failed_behind)
+  - replace(settled, failed=self._failed_after)
   + settled
 """)
 
@@ -154,6 +167,14 @@ def bound(accepted: Any, refused: Any, told_to_the_sender: str, told_to_the_rece
     return partial(check, accepted, refused, told_to_the_sender, told_to_the_receiver)
 
 
+def in_a_folder(test: Callable[[Path], None]) -> Callable[[], None]:
+    def run() -> None:
+        with TemporaryDirectory() as folder:
+            test(Path(folder))
+
+    return run
+
+
 def a_decimal_of_hash_1(number: int) -> Decimal:
     return Decimal(1 + number * (2**61 - 1))
 
@@ -162,6 +183,8 @@ too_many_maps = bound([{}] * 299, [{}] * 300, "more than 300 lists and maps", "m
 too_many_entries = bound([[0] * 198] * 10, [[0] * 200] * 10, "more than 2000 entries", "more than 2000 entries")
 one_large_map = bound(dict.fromkeys(range(400)), dict.fromkeys(range(401)), "a map at most 400", "exceeds max_")
 CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
+    "forged-file": [in_a_folder(test_shared_value_files.test_a_file_with_other_bytes_is_not_read_and_removed)],
+    "all-fetch": [in_a_folder(test_shared_value_files.test_one_process_at_a_time_fetches_a_value)],
     "no-token-check": [test_router.test_an_attempt_is_resumed_only_with_its_token],
     "key-of-another-operator": [test_router.test_a_task_cannot_register_for_another_operator],
     "no-proof-check": [test_handshake.test_a_peer_with_another_secret_is_refused_and_gets_no_proof],
@@ -192,7 +215,7 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
         test_server_incomplete.test_a_frame_that_makes_no_progress_between_two_checks_is_dropped
     ],
     "small-ones-are-progress": [
-        test_server_incomplete.test_small_messages_between_the_parts_are_no_progress_of_a_large_one,
+        test_server_incomplete.test_small_messages_between_the_parts_are_not_progress_of_a_large_one,
         test_fragments.test_small_messages_do_not_hide_that_a_large_one_does_not_grow,
     ],
     "any-claim": [
@@ -200,13 +223,13 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     ],
     "everything-passes": [test_fragments.test_only_what_has_no_place_among_the_items_passes_a_large_message],
     "no-patience-with-a-slow-reader": [test_fragments.test_what_is_late_is_counted_from_the_last_part_that_left],
-    "all-parts-at-once": [
+    "all-parts-together": [
         test_server_incomplete.test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slowly
     ],
     "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],
     "silent-commit": [
         partial(
-            test_failures_behind_a_run.test_a_coordinator_that_fails_behind_a_good_run_says_so_when_it_is_settled,
+            test_failures_after_a_run.test_a_coordinator_that_fails_after_a_good_run_says_so_when_it_is_settled,
             "notify_checkpoint_complete",
         )
     ],

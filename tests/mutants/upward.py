@@ -13,7 +13,7 @@ upward-not-held [FLINK-26029; H31]
   - if self._closed or (unbounded
   + if (unbounded
   @ protocol.barrier_tracker.pending:Part.why_torn
-  - if self.snapshot is None or
+  - if snapshot is None or
   + if True or
 held-missing-from-snapshot [G1; H31]
   What the upward valve holds is left out of the snapshot.
@@ -33,10 +33,10 @@ held-in-wrong-order [feared; H30 H31]
 upward-release-while-another-is-closed [feared; H43]
   The upward valve opens for one checkpoint while it is closed for another, and nobody compares.
   @ protocol.subtask.outbound:SubtaskOutbound._open
-  - self._make_room(effects)
-  + closed, self._closed = self._closed, []; self._make_room(effects); self._closed = closed
+  - self._use_capacity(effects)
+  + closed, self._closed = self._closed, []; self._use_capacity(effects); self._closed = closed
   @ protocol.barrier_tracker.pending:Part.why_torn
-  - if self.snapshot is None or
+  - if snapshot is None or
   + if True or
 restored-after-new [G1; H31]
   The held events of a restored snapshot leave after new ones.
@@ -44,7 +44,7 @@ restored-after-new [G1; H31]
   - self._release([])
   + pass
   @ protocol.subtask.outbound:SubtaskOutbound.attach
-  - self._make_room(effects)
+  - self._use_capacity(effects)
   + pass
 forgets-to-resend-up [feared; H24 H30]
   After a reconnect the subtask sends all that is unconfirmed again but the first.
@@ -52,9 +52,9 @@ forgets-to-resend-up [feared; H24 H30]
   - for item in self.stream.unconfirmed()]
   + for item in list(self.stream.unconfirmed())[1:]]
 window-not-given-back [feared; H27 H48]
-  A confirmation makes no room at the subtask.
+  A confirmation frees no capacity at the subtask.
   @ protocol.subtask.outbound:SubtaskOutbound.confirm
-  - self._make_room(effects)
+  - self._use_capacity(effects)
   + pass
 taken-items-are-lost [feared; H27 H48]
   The gateway does not hear that the coordinator has taken an event.
@@ -99,7 +99,7 @@ does-not-compare [feared; H32]
   Argued: a second line of defence: nothing but another bug makes the two halves differ (upward-not-held and
   upward-release-while-another-is-closed are hunted without it)
   @ protocol.barrier_tracker.pending:Part.why_torn
-  - if self.snapshot is None or
+  - if snapshot is None or
   + if True or
 reply-survives-its-attempt [feared; H85]
   The replies of an attempt that is over stay open.
@@ -116,4 +116,34 @@ deferred-answer-never-leaves [feared; H84 H48]
   @ actors.coordination.reply:WaitingTask._submit
   - self._gateway_ref.tell_direct(AnswerSubmitted(self._request_id, error, payload))
   + pass
+completes-at-the-acknowledgements [prototype; invariant H79]
+  A checkpoint is stored before the coordinator has taken the tail of the stream.
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
+  - if self.hold_events:
+  + if True:
+covers-what-was-recorded [prototype; H32 H79]
+  The part of a subtask says that the coordinator's state covers what was recorded too.
+  @ protocol.barrier_tracker.pending:Part.collect
+  - (*recorded, *snapshot.held), taken)
+  + (*recorded, *snapshot.held), snapshot.events_sent)
+records-requests-as-events [feared; H73 H79]
+  A request that is recorded comes again as an event.
+  @ actors.coordination.taken_events:TakenEvents.take
+  - HeldEvent(first_sender, payload, is_request)
+  + HeldEvent(first_sender, payload, False)
+records-after-what-was-held [feared; H31 H79]
+  What was recorded is stored after what the subtask held.
+  @ protocol.barrier_tracker.pending:Part.collect
+  - (*recorded, *snapshot.held)
+  + (*snapshot.held, *recorded)
+loses-what-was-put-aside [feared; H31 H79]
+  What the gateway has put aside is missing in the checkpoint.
+  @ protocol.gateway.outbound:GatewayOutbound.acknowledge
+  - (*aside, *item.held)
+  + item.held
+puts-aside-forever [feared; H48 H79]
+  What was put aside does not come when the checkpoint is over.
+  @ protocol.gateway.inbound:GatewayInbound._deliver_aside
+  - while self._aside and not self._is_at_bound():
+  + while False:
 """)
