@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from benchmarks import plots
+from benchmarks import harness, plots
 from benchmarks.harness import Measure, Progress
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,9 +27,7 @@ FIGURES = {
     "local_ask": "local_messages",
     "actors_10k": "actors_10k",
     "event_confirm": "events",
-    "event_confirm_awake": "events",
     "event_echo": "events",
-    "event_echo_awake": "events",
     "event_confirm_busy": "events",
     "event_pipelined": "events",
     "event_flood_up": "events",
@@ -40,7 +38,10 @@ FIGURES = {
     "event_pipelined_watched": "watched",
     "event_pipelined_traced": "watched",
     "checkpoint": "checkpoint",
+    "checkpoint_unheld": "checkpoint",
     "checkpoint_hold": "checkpoint",
+    "load": "under_load",
+    "crowd": "under_load",
     "checkpoint_watched": "watched",
     "checkpoint_traced": "watched",
     "neighbour_flood": "neighbour",
@@ -50,14 +51,25 @@ FIGURES = {
     "spark_fact": "spark_fact",
     "spark_fact_py4j": "spark_fact",
     "failover": "failover",
+    "connect_event_confirm": "connect",
+    "connect_event_echo": "connect",
+    "connect_checkpoint": "connect",
+    "connect_failover": "connect",
     "split_dispatch": "split_dispatch",
     "work_item": "parts",
     "permit": "parts",
     "shared_value": "parts",
     "group_call": "group",
+    "all_reduce_route": "all_reduce_routes",
     "peer_lost": "group",
     "next_step": "group",
+    "member_death": "member_death",
     "job_overhead": "job_overhead",
+    "parquet_to_delta": "pipelines",
+    "json_as_format": "pipelines",
+    "rows_to_postgres": "pipelines",
+    "row_visible": "pipelines",
+    "skewed_splits": "pipelines",
 }
 """The module of each figure, in which the function of the figure's name measures it. In the order of a full run."""
 
@@ -119,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(FIGURES))
         return 0
+    harness.one_jvm = options.quick
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     figures: list[dict[str, Any]] = []
     results = {"host": host_facts(), "quick": options.quick, "figures": figures}

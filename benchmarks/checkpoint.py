@@ -6,16 +6,19 @@ processes.
 ``checkpoint``: milliseconds from the trigger until the coordinator and every subtask know that it is complete. The
 raw baseline is, twice, a frame to each connection and an answer from each: the cost of barrier and acknowledgement,
 completion and confirmation alone. Headgate's checkpoint has one more such round, in which each subtask closes its
-valve.
+valve. ``checkpoint_unheld`` has not (``hold_events=False``).
 
-``checkpoint_hold``: milliseconds that an event takes which is sent at a random moment of a checkpoint, compared with
-the same event without a checkpoint; down until its confirmation, up until the coordinator's method. ``details`` has
-the difference.
+``checkpoint_hold``: milliseconds that an event takes which meets a checkpoint, compared with the same event without
+one; down until its confirmation, up until the coordinator's method. ``details`` has the difference. At the moment
+"closing", which is the worst, it is sent as soon as the gateway closes (down: the coordinator's first step after its
+snapshot) or as soon as the subtask's valve closes (up). At "random", it is sent at any moment of a checkpoint. In mode
+"unheld" nothing closes: there, "closing" up is right after the subtask's snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +26,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.crowd import Crowd, running_crowd
+from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import STATE, TAKE
 
@@ -33,7 +36,13 @@ QUICK_PLAN = {1: (2, 2), 16: (2, 2)}
 FLINK_P50_MS = {1: 3.0, 16: 8.0, 64: 30.0, 256: 144.0}
 """The times of Flink 2.3.0's own coordinators, measured elsewhere: for comparison, not as the baseline."""
 TIMELINE_SUBTASKS = 256
+HOLD_PLAN = {16: 12, 256: 10, 1000: 6}
+"""For each number of subtasks, the number of rounds in which events are sent at the closing."""
 HOLD_SUBTASKS, HOLD_EVENTS = 256, 16
+"""The number of subtasks for random moments; of events in one checkpoint, each to or from another subtask."""
+_WAYS = ("down", "up")
+FLINK_HOLD_MS = {256: 113.0}
+"""The wait of an event that was sent as soon as its gateway closed, in Flink 2.3.0, measured elsewhere."""
 BASELINE = "asyncio.Protocol and bare sockets, msgpack frames, twice there and back"
 
 
@@ -42,28 +51,39 @@ def checkpoint(quick: bool, progress: Progress) -> list[Figure]:
     plan = QUICK_PLAN if quick else PLAN
     timelined = TIMELINE_SUBTASKS if TIMELINE_SUBTASKS in plan else max(plan)
     return [
-        asyncio.run(_measure(subtasks, rounds, count, subtasks == timelined, progress))
+        asyncio.run(_measure("checkpoint", "aligned", subtasks, rounds, count, progress, timelined))
         for subtasks, (rounds, count) in plan.items()
     ]
 
 
-async def _measure(subtasks: int, rounds: int, count: int, timelined: bool, progress: Progress) -> Figure:
+def checkpoint_unheld(quick: bool, progress: Progress) -> list[Figure]:
+    """The same with ``hold_events=False``: no subtask closes, so there is one round less."""
+    plan = QUICK_PLAN if quick else PLAN
+    return [
+        asyncio.run(_measure("checkpoint_unheld", "unheld", subtasks, rounds, count, progress))
+        for subtasks, (rounds, count) in plan.items()
+    ]
+
+
+async def _measure(
+    name: str, mode: str, subtasks: int, rounds: int, count: int, progress: Progress, timelined: int = 0
+) -> Figure:
     progress(f"{subtasks} subtasks: connecting")
-    async with running_crowd(subtasks) as crowd:
+    async with running_crowd(subtasks, checkpoint=MODES[mode]) as crowd:
         await crowd.open_raw(subtasks)
         await crowd.open(subtasks)
         samples, baseline = await interleave_async(
             rounds,
-            lambda: timed(count, lambda: _raw_checkpoint(crowd)),
+            lambda: timed(count, lambda: raw_checkpoint_ms(crowd)),
             lambda: timed(count, lambda: checkpoint_ms(crowd)),
             lambda text: progress(f"{subtasks} subtasks: {text}"),
         )
-        details = {"timeline": await _timeline(crowd)} if timelined else {}
+        details = {"timeline": await _timeline(crowd)} if subtasks == timelined else {}
     params = {"case": {"subtasks": subtasks}, "rounds": rounds, "checkpoints": count, "processes": len(crowd.children)}
     params |= {"state_bytes": len(STATE), "storage": "memory", "baseline": BASELINE}
     if subtasks in FLINK_P50_MS:
         params["flink_p50_ms"] = FLINK_P50_MS[subtasks]
-    return Figure("checkpoint", "ms", samples, baseline, params, details)
+    return Figure(name, "ms", samples, baseline, params, details)
 
 
 async def timed(count: int, once: Callable[[], Awaitable[float]]) -> list[float]:
@@ -76,7 +96,7 @@ async def checkpoint_ms(crowd: Crowd) -> float:
     return taken.took_ms
 
 
-async def _raw_checkpoint(crowd: Crowd) -> float:
+async def raw_checkpoint_ms(crowd: Crowd) -> float:
     began = time.monotonic_ns()
     await crowd.raw.ask_all(1)
     await crowd.raw.ask_all(2)
@@ -87,8 +107,8 @@ async def _timeline(crowd: Crowd) -> dict[str, Any]:
     """One checkpoint, step by step, in milliseconds since its trigger.
 
     ``closed``, ``barrier`` and ``acknowledged`` are steps of the subtask. ``reopened`` is when it receives the
-    confirmation of its acknowledgement; from then on its gateway is open again. ``completed`` is when the subtask is
-    told of the end, and without a subtask when the coordinator is. ``cut``: the coordinator's snapshot; ``stored``:
+    confirmation of its acknowledgement; from then on its gateway is open again. ``completed`` is when the subtask
+    learns of the end, and without a subtask when the coordinator is. ``cut``: the coordinator's snapshot; ``stored``:
     it is in the storage.
     """
     for child in crowd.children:
@@ -116,22 +136,37 @@ def checkpoint_hold(quick: bool, progress: Progress) -> list[Figure]:
 
 
 async def _measure_holds(quick: bool, progress: Progress) -> list[Figure]:
-    subtasks, rounds, count = (16, 2, 1) if quick else (HOLD_SUBTASKS, 10, 3)
-    progress(f"{subtasks} subtasks: connecting")
-    async with running_crowd(subtasks) as crowd:
-        await crowd.open(subtasks)
-        await checkpoint_ms(crowd)
-        figures = []
-        for direction in ("down", "up"):
-            holds = _Holds(crowd, direction)
-            samples, baseline = await interleave_async(
-                rounds, partial(_batches, count, holds.without), partial(_batches, count, holds.during), progress
-            )
-            params = {"case": {"direction": direction}, "subtasks": subtasks, "rounds": rounds, "checkpoints": count}
-            params |= {"events": HOLD_EVENTS, "baseline": "the same event without a checkpoint"}
-            details = _added(flatten(samples), flatten(baseline), holds.behind_the_cut)
-            figures.append(Figure("checkpoint_hold", "ms", samples, baseline, params, details))
+    figures = []
+    plan = {16: 2} if quick else HOLD_PLAN
+    for mode, subtasks in itertools.product(MODES, plan):
+        progress(f"{mode}: {subtasks} subtasks: connecting")
+        async with running_crowd(subtasks, checkpoint=MODES[mode]) as crowd:
+            await crowd.open(subtasks)
+            await checkpoint_ms(crowd)
+            random_too = quick or subtasks == HOLD_SUBTASKS
+            for moment, direction in itertools.product(("closing", "random") if random_too else ("closing",), _WAYS):
+                case = {"mode": mode, "moment": moment, "direction": direction, "subtasks": subtasks}
+                say = partial(_say, progress, f"{mode}, {moment}, {subtasks} subtasks, {direction}: ")
+                figures.append(await _hold(crowd, case, plan[subtasks], 1 if quick else 3, say))
     return figures
+
+
+def _say(progress: Progress, prefix: str, text: str) -> None:
+    progress(prefix + text)
+
+
+async def _hold(crowd: Crowd, case: dict[str, Any], rounds: int, count: int, progress: Progress) -> Figure:
+    holds = _Holds(crowd, case["direction"])
+    during = holds.at_the_closing if case["moment"] == "closing" else holds.during
+    samples, baseline = await interleave_async(
+        rounds, partial(_batches, count, holds.without), partial(_batches, count, during), progress
+    )
+    params: dict[str, Any] = {"case": case, "rounds": rounds, "checkpoints": count, "events": HOLD_EVENTS}
+    params["baseline"] = "the same event without a checkpoint"
+    if case["moment"] == "closing" and case["subtasks"] in FLINK_HOLD_MS:
+        params["flink_ms"] = FLINK_HOLD_MS[case["subtasks"]]
+    details = _added(flatten(samples), flatten(baseline), holds.behind_the_cut)
+    return Figure("checkpoint_hold", "ms", samples, baseline, params, details)
 
 
 def _added(samples: list[float], baseline: list[float], behind_the_cut: list[float]) -> dict[str, Any]:
@@ -183,6 +218,30 @@ class _Holds:
         self.behind_the_cut += [took_ms for at, took_ms in met if at > cut]
         return [took_ms for _, took_ms in met]
 
+    async def at_the_closing(self) -> list[float]:
+        """Times of events that were sent as soon as the gateway, or the valve of the subtask, had closed."""
+        subtasks = self._some_subtasks()
+        sent: list[asyncio.Task[tuple[int, float]]] = []
+        async with asyncio.TaskGroup() as group:
+
+            async def send() -> None:
+                sent.extend(group.create_task(self._one_down(0, subtask)) for subtask in subtasks)
+
+            if self._send == self._down:
+                self._crowd.coordinator.after_cut = send
+            else:
+                self._tell_children("send_at_close", "subtasks", [(subtask, subtask) for subtask in subtasks])
+                for child in self._crowd.children:  # the checkpoint could overtake it
+                    await child.hear()
+            await self._crowd.checkpoint()
+        times = [event.result() for event in sent] or await self._arrivals(len(subtasks))
+        await self._crowd.settle()
+        return [took_ms for _, took_ms in times]
+
+    def _some_subtasks(self) -> list[int]:
+        subtasks = len(self._crowd.coordinator.gateways)
+        return self._dice.sample(range(subtasks), min(HOLD_EVENTS, subtasks))
+
     async def _down(self) -> Sent:
         """Time until the confirmation."""
         async with asyncio.TaskGroup() as group:
@@ -197,11 +256,19 @@ class _Holds:
 
     async def _up(self) -> Sent:
         """Time until the coordinator's method."""
-        children = self._crowd.children
         moments = self._moments()
+        self._tell_children("send", "at", [(moment, moment[1]) for moment in moments])
+        return await self._arrivals(len(moments))
+
+    def _tell_children(self, what: str, argument: str, values: list[tuple[Any, int]]) -> None:
+        """Give each child those values that are for one of its subtasks."""
+        children = self._crowd.children
         for place, child in enumerate(children):
-            child.tell(do="send", at=[moment for moment in moments if moment[1] % len(children) == place])
-        arrived = [await self._crowd.coordinator.arrived.get() for _ in moments]
+            mine = [value for value, subtask in values if subtask % len(children) == place]
+            child.tell(do=what, **{argument: mine})
+
+    async def _arrivals(self, count: int) -> Sent:
+        arrived = [await self._crowd.coordinator.arrived.get() for _ in range(count)]
         return [(event[1], (at - event[1]) / 1e6) for event, at in arrived]
 
     def _moments(self) -> list[tuple[float, int]]:

@@ -15,16 +15,17 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgpack
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from actors.coordination import OperatorCoordinator, SubtaskGateway
+from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from benchmarks.many_endpoints import LENGTH, STATE, TAKE, allow_files
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.facts import (
@@ -55,8 +56,11 @@ OPERATOR, JOB, STAGE = "bench", 1, 1
 CHILDREN = 2
 TIMEOUT_S = 120.0
 DEFAULTS = SidecarConfig()
+CHECKPOINT = CheckpointConfig(timeout_s=TIMEOUT_S)
+MODES = {"aligned": CHECKPOINT, "unheld": replace(CHECKPOINT, hold_events=False)}
+"""What becomes of an event that meets a checkpoint: it is held back, or delivered and recorded (H79)."""
 OWN_FILES = 200
-"""The files that a process opens besides the sockets of its subtasks: a generous guess."""
+"""The files that a process opens in addition to the sockets of its subtasks: a generous guess."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -71,6 +75,7 @@ class PretendedSpark:
         self.identity = NO_IDENTITY
         self.inherited: InheritedRuns | None = None
         self.spark_context: SparkContext | None = None
+        self.session: SparkSession | None = None
         self.statistics = RelayStatistics()
         self._on_fact: OnFact
 
@@ -84,21 +89,37 @@ class PretendedSpark:
     async def cores(self) -> int | None:
         return None
 
+    async def encrypts_files(self) -> bool:
+        return True
+
     async def task_failures_max(self) -> int | None:
         return None
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
+    def open_relay(
+        self,
+        on_fact: OnFact,
+        config: SidecarConfig,
+        on_lost: OnLost,
+        encryption: Encryption,
+        tasks_at: tuple[str, int],
+    ) -> Relay:
         self._on_fact = on_fact
         return self
 
     async def equip(self) -> None:
         """Nothing to do: there is no executor."""
 
+    def marked(self, action_id: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
     async def start(self) -> None:
         """Nothing to do: there is no bus to attach to."""
 
     async def close(self) -> None:
         """Nothing to do: nothing is open."""
+
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Nothing to do: every fact is delivered."""
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
@@ -145,7 +166,13 @@ class CrowdCoordinator(OperatorCoordinator):
         self.completed = asyncio.Event()
         self.cut_ns = 0
         self.completed_ns = 0
+        self.after_cut: Callable[[], Awaitable[None]] | None = None
+        """Called once, as the coordinator's first step after its next snapshot."""
+        self.context: CoordinatorContext
         self.arrived: asyncio.Queue[tuple[Any, int]] = asyncio.Queue()
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self.gateways[subtask] = gateway
@@ -153,6 +180,9 @@ class CrowdCoordinator(OperatorCoordinator):
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self.cut_ns = time.monotonic_ns()
+        if self.after_cut is not None:
+            self.context.call_soon_threadsafe(self.after_cut)
+            self.after_cut = None
         return STATE
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -319,7 +349,12 @@ class Crowd:
 
 @asynccontextmanager
 async def running_crowd(
-    parallelism: int, *, bare_too: bool = True, processes: int = CHILDREN, config: SidecarConfig = DEFAULTS
+    parallelism: int,
+    *,
+    bare_too: bool = True,
+    processes: int = CHILDREN,
+    config: SidecarConfig = DEFAULTS,
+    checkpoint: CheckpointConfig = CHECKPOINT,
 ) -> AsyncIterator[Crowd]:
     """A streaming job of ``parallelism`` subtasks, none of which is open yet.
 
@@ -342,7 +377,7 @@ async def running_crowd(
             parallelism=parallelism,
             mode=RestoreMode.STREAMING,
             gateway=GatewayLimits(confirm_timeout_s=TIMEOUT_S),
-            checkpoint=CheckpointConfig(timeout_s=TIMEOUT_S),
+            checkpoint=checkpoint,
         )
         spark.say(JobStarted(JOB, (STAGE,)))
         spark.say(StageSubmitted(STAGE, 0, parallelism))

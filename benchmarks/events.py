@@ -9,8 +9,8 @@
 event if many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: time for one event
 of many that a task sends in a row, each in a separate write, as far as the window allows.
 
-``event_confirm_awake`` and ``event_echo_awake``: the first two, beside a bare socket whose thread stays awake for as
-long as a task of Headgate does before it sleeps.
+Each of the first two has two floors, which take turns with it: a bare socket whose thread sleeps in its read, and one
+whose thread stays awake for as long as a task of Headgate does before it sleeps.
 
 ``event_confirm_tls`` and ``event_flood_up_tls`` compare the first and the last with themselves: encrypted connections
 with plain ones, of two tasks that run beside each other.
@@ -27,7 +27,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import Figure, Progress, Rounds, interleave_async, percentile
+from benchmarks.harness import Figure, Progress, Rounds, interleave_async, interleave_floors_async, percentile
 from benchmarks.raw_frames import ECHO, EVENT, FLOOD
 from benchmarks.spark_pair import MASTER, Pair, running_pair
 from benchmarks.spark_session import spark_session
@@ -60,26 +60,30 @@ async def one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> li
     return samples
 
 
-def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress, *, awake: bool = False) -> list[Figure]:
+def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -> list[Figure]:
     """One event at a time. ``kind``: what the other end does with it; ``answer``: the baseline's answer, in words.
 
-    ``awake``: the baseline's thread does not sleep immediately.
+    Beside both bare sockets, in turn: one whose thread sleeps immediately, and one that stays awake.
     """
-    rounds, count = (2, 100) if quick else (10, 1000)
+    rounds, count = (2, 100) if quick else (12, 1000)
 
     async def measure(spark: SparkSession) -> list[Figure]:
         async with running_pair(spark) as pair:
             once = pair.echo if kind == ECHO else pair.confirm
-            raw = pair.other if awake else pair.raw
-            samples, baseline = await interleave_async(
+            samples, floors = await interleave_floors_async(
                 rounds,
-                lambda: one_at_a_time(count, lambda: raw.send(kind, PAYLOAD)),
+                [
+                    lambda: one_at_a_time(count, lambda: pair.raw.send(kind, PAYLOAD)),
+                    lambda: one_at_a_time(count, lambda: pair.other.send(kind, PAYLOAD)),
+                ],
                 lambda: one_at_a_time(count, lambda: once(kind, PAYLOAD)),
                 progress,
             )
-        bare = f"{answer}: {BARE_AWAKE if awake else BARE}"
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": bare}
-        return [Figure(name, "µs", samples, baseline, params)]
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
+        return [
+            Figure(name, "µs", samples, floor, {**params, "case": {"floor": which}, "baseline": f"{answer}: {bare}"})
+            for which, floor, bare in zip(("asleep", "awake"), floors, (BARE, BARE_AWAKE), strict=True)
+        ]
 
     return measured(measure)
 
@@ -95,16 +99,6 @@ def event_echo(quick: bool, progress: Progress) -> list[Figure]:
     The baseline is a frame there and one of the same size back.
     """
     return _alone("event_echo", ECHO, "the frame sent back", quick, progress)
-
-
-def event_confirm_awake(quick: bool, progress: Progress) -> list[Figure]:
-    """As ``event_confirm``, compared with a thread that stays awake for as long as Headgate's task does."""
-    return _alone("event_confirm_awake", EVENT, "a small answer", quick, progress, awake=True)
-
-
-def event_echo_awake(quick: bool, progress: Progress) -> list[Figure]:
-    """As ``event_echo``, compared with a thread that stays awake for as long as Headgate's task does."""
-    return _alone("event_echo_awake", ECHO, "the frame sent back", quick, progress, awake=True)
 
 
 async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:

@@ -16,6 +16,9 @@ Progress = Callable[[str], None]
 Measure = Callable[[bool, Progress], "list[Figure]"]
 """A benchmark. Its first argument is *quick*: take few samples, to show that it runs, not how fast."""
 
+one_jvm = False
+"""Whether all Spark sessions of this process have the same JVM, which saves a quick run many seconds for each."""
+
 CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 """The fractions at which a figure's curves are drawn."""
 
@@ -83,7 +86,7 @@ def flatten(rounds: Rounds) -> list[float]:
 def ratio(subject: float, baseline: float) -> float:
     """Raises ``ValueError`` for a baseline of zero: a figure without a baseline says nothing."""
     if not baseline:
-        raise ValueError(f"the baseline of {subject:g} is 0: measure something that takes time or room")
+        raise ValueError(f"the baseline of {subject:g} is 0: measure something that takes time or memory")
     return subject / baseline
 
 
@@ -138,6 +141,25 @@ async def interleave_async(
             baseline_rounds.append(await baseline())
         _report(done, rounds, subject_rounds, baseline_rounds, progress)
     return subject_rounds, baseline_rounds
+
+
+async def interleave_floors_async(
+    rounds: int,
+    floors: Sequence[Callable[[], Awaitable[list[float]]]],
+    subject: Callable[[], Awaitable[list[float]]],
+    progress: Progress,
+) -> tuple[Rounds, list[Rounds]]:
+    """``interleave_async`` with several baselines; each is the first one of a round as often as the others."""
+    measures = [*floors, subject]
+    for measure in measures:
+        await measure()
+    results: list[Rounds] = [[] for _ in measures]
+    for done in range(1, rounds + 1):
+        for place in range(len(measures)):
+            which = (place + done) % len(measures)
+            results[which].append(await measures[which]())
+        _report(done, rounds, results[-1], results[0], progress)
+    return results[-1], results[:-1]
 
 
 def _report(done: int, rounds: int, subject: Rounds, baseline: Rounds, progress: Progress) -> None:

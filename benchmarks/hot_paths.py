@@ -8,6 +8,7 @@ The inputs of a step (messages, inputs of machines) are made in advance, so that
 
 from __future__ import annotations
 
+import struct
 import types
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from protocol.wire.messages import (
     Register,
     RestoreMode,
 )
+from spark_bridge.bridge.relay.records import decode_record
 
 Step = Callable[[int], object]
 AsyncStep = Callable[[int], Awaitable[object]]
@@ -101,6 +103,13 @@ def held_events_encoded(steps: int) -> Step:
 
 def held_events_decoded(steps: int) -> Step:
     return _decoding(_SNAPSHOT)
+
+
+def relay_record_decoded(steps: int) -> Step:
+    """The end of a failed task, as the relay in Spark's JVM writes it."""
+    reason = b"ValueError: it failed"
+    record = struct.pack(">BqqiiiiBH", 6, 1_700_000_000_000_000, TASK, STAGE, 0, 3, 0, 1, len(reason)) + reason
+    return lambda number: decode_record(record)
 
 
 def _encoding(message: Message) -> Step:
@@ -296,6 +305,7 @@ PATHS: dict[str, Callable[[int], Step]] = {
         confirm_frame_decoded,
         held_events_encoded,
         held_events_decoded,
+        relay_record_decoded,
         gateway_event_down,
         gateway_event_up,
         subtask_event_down,

@@ -112,7 +112,7 @@ async def count_async(prepare: Callable[[ActorSystem], AsyncStep]) -> Counts:
 
 
 def count_all() -> dict[str, Counts]:
-    """The counts of every path, by name."""
+    """The name and the counts of every path."""
     counts = {name: count(prepare(WARM_UP_STEPS + STEPS)) for name, prepare in PATHS.items()}
     for name, prepare in ASYNC_PATHS.items():
         counts[name] = asyncio.run(count_async(prepare), debug=False)

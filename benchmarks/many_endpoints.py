@@ -90,6 +90,8 @@ class Subtask(SubtaskChannel):
         self.subtask = identity.subtask
         self.watched = selectors.EVENT_READ
         self.moments: list[tuple[str, int, int]] | None = None
+        self.has_closed = False
+        """Set when this subtask closes its valve for a checkpoint, or snapshots without having done so."""
         self._acknowledged = False
 
     def connect(self) -> Registered:
@@ -107,9 +109,10 @@ class Subtask(SubtaskChannel):
 
     def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
         super()._carry_out(effects)
-        if self.moments is not None:
-            for effect in effects:
-                what = _step(effect)
+        for effect in effects:
+            what = _step(effect)
+            self.has_closed |= what in ("closed", "acknowledged")
+            if self.moments is not None:
                 self._acknowledged |= what == "acknowledged"
                 if what:
                     self.moments.append((what, self.subtask, time.monotonic_ns()))
@@ -157,6 +160,7 @@ class Endpoints:
         self._bare: list[Connection] = []
         self._commands = bytearray()
         self._due: list[tuple[float, int]] = []
+        self._at_close: set[int] = set()
         self._told = 0
         self._flood = b""
         self._over = False
@@ -238,6 +242,13 @@ class Endpoints:
         for delay_s, subtask in command["at"]:
             heapq.heappush(self._due, (now + delay_s, subtask))
 
+    def _send_at_close(self, command: dict[str, Any]) -> None:
+        """Send an event up from each of these subtasks as soon as its valve closes for the next checkpoint."""
+        self._at_close = set(command["subtasks"])
+        for subtask in self._subtasks.values():
+            subtask.has_closed = False
+        say(armed=True)
+
     def _begin_flood(self, command: dict[str, Any]) -> None:
         """Send events of this size from all subtasks, as many as the windows allow, until ``end_flood``."""
         self._flood = encode_event([UP, bytes(command["size_bytes"])])
@@ -270,10 +281,17 @@ class Endpoints:
             subtask.close()
             self.ended(subtask)
             return
+        self._send_if_closed(subtask)
         self.empty_mailbox(subtask)
+        self._send_if_closed(subtask)
         if subtask.interests != subtask.watched:
             subtask.watched = subtask.interests
             self._selector.modify(sock, subtask.watched, partial(self._serve, subtask, sock))
+
+    def _send_if_closed(self, subtask: Subtask) -> None:
+        if subtask.has_closed and subtask.subtask in self._at_close:
+            self._at_close.remove(subtask.subtask)
+            self._send_up(subtask.subtask)
 
     def empty_mailbox(self, subtask: Subtask) -> None:
         """Handle everything that has come to this subtask."""
@@ -303,16 +321,16 @@ class Endpoints:
         say(completed_ns=at, moments=moments)
 
     def _send_flood(self) -> bool:
-        """Whether any window still has room."""
-        room = False
+        """Whether any window still has capacity."""
+        open_window = False
         for subtask in self._subtasks.values():
             try:
                 for _ in range(FLOOD_TOGETHER):
                     subtask.submit_event_nowait(self._flood)
             except GatewayFull:
                 continue
-            room = True
-        return room
+            open_window = True
+        return open_window
 
     def _send_up(self, number: int) -> None:
         self._subtasks[number].submit_event(encode_event([UP, time.monotonic_ns()]))
@@ -344,6 +362,7 @@ COMMANDS: dict[str, Callable[[Endpoints, dict[str, Any]], None]] = {
     "disconnect": Endpoints._disconnect,
     "record": Endpoints._record,
     "send": Endpoints._send,
+    "send_at_close": Endpoints._send_at_close,
     "flood": Endpoints._begin_flood,
     "end_flood": Endpoints._end_flood,
     "memory": Endpoints._memory,

@@ -137,18 +137,25 @@ class TimedDriver(LocalDriver):
         self.callbacks_us: list[float] = []
         self.heard_us: list[float] = []
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
+    def open_relay(
+        self,
+        on_fact: OnFact,
+        config: SidecarConfig,
+        on_lost: OnLost,
+        encryption: Encryption,
+        tasks_at: tuple[str, int],
+    ) -> Relay:
         def hear(relayed: RelayedFact) -> None:
             if is_failure(relayed):
                 self.heard_us.append(now_us())
                 self.callbacks_us.append(relayed.callback_us)
             on_fact(relayed)
 
-        return super().open_relay(hear, config, on_lost, encryption)
+        return super().open_relay(hear, config, on_lost, encryption, tasks_at)
 
 
 class Listening(OperatorCoordinator):
-    """Records when it was told of each failure."""
+    """Records when it learned of each failure."""
 
     def __init__(self) -> None:
         self.failed_us: list[float] = []

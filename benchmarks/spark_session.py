@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from benchmarks import harness
 from spark_bridge.driver.interrupts import interrupts_held_back
 
 SETTINGS = {
@@ -34,8 +36,9 @@ JVM_EXIT_S = 30.0
 def spark_session(master: str = "local[2]", **conf: str) -> Iterator[SparkSession]:
     """A session in a new JVM, so that no figure depends on earlier measurements in this process.
 
-    ``conf`` adds to Spark's settings; names with dots come as ``**{"spark.x.y": "1"}``. Python workers have started
-    once when this is entered. Leaving it ends the JVM. A failed launcher's output goes to standard error.
+    In a quick run the JVM stays until the process ends. ``conf`` adds to Spark's settings; names with dots come as
+    ``**{"spark.x.y": "1"}``. Python workers have started once when this is entered. A failed launcher's output goes to
+    standard error.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -60,7 +63,10 @@ def spark_session(master: str = "local[2]", **conf: str) -> Iterator[SparkSessio
     finally:
         with interrupts_held_back():
             session.stop()
-            _end_jvm()
+            if harness.one_jvm:
+                atexit.register(_end_jvm)
+            else:
+                _end_jvm()
 
 
 def _end_jvm() -> None:

@@ -51,7 +51,7 @@ def test_a_figure_that_is_missing_is_left_out(tmp_path: Path) -> None:
     assert plots.draw(results(checkpoint_figure(256)), tmp_path) == [tmp_path / "checkpoint.svg"]
 
 
-def test_the_largest_sample_stands_behind_all_others_on_the_axis_of_nines() -> None:
+def test_the_largest_sample_stands_after_all_others_on_the_axis_of_nines() -> None:
     assert plots.nines(0.0) == 0.0
     assert plots.nines(0.99) == pytest.approx(2.0)
     assert plots.nines(0.999) < plots.nines(1.0) == plots.MAX_NINES

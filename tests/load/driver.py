@@ -269,7 +269,7 @@ class MeasuredCoordinator(CheckingCoordinator):
             self._context.call_later(max(0.0005, next_due - time.monotonic()), self._send_due)
 
     def _send_next(self, due: float) -> bool:
-        """Send to the next subtask that is ready and has room. False if there is none."""
+        """Send to the next subtask that is ready and has capacity. False if there is none."""
         for _ in range(self._plan.ends):
             subtask = self._next
             self._next = (subtask + 1) % self._plan.ends

@@ -32,7 +32,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class End(Subtask):
-    """One attempt. ``waiting`` are the answers that found no room yet; they are part of its snapshot."""
+    """One attempt. ``waiting`` are the answers that found no capacity yet; they are part of its snapshot."""
 
     def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, tally: Tally) -> None:
         super().__init__(endpoint, identity)
@@ -62,12 +62,12 @@ class End(Subtask):
             self.waiting.append(UNASKED)
 
     def send_waiting(self) -> None:
-        """Send what waits, as long as there is room."""
+        """Send what waits, as long as there is capacity."""
         while self.waiting and self.send(self.waiting[0]):
             self.waiting.popleft()
 
     def send(self, answered: int) -> bool:
-        """Send an event. False if there is no room, or the attempt is over."""
+        """Send an event. False if there is no capacity, or the attempt is over."""
         try:
             self.submit_event_nowait(encode_event([self.subtask, UP, self.sent, answered]))
         except (GatewayFull, AttemptOver):
@@ -77,7 +77,7 @@ class End(Subtask):
 
 
 class LoadEndpoints(Endpoints):
-    """All subtasks of this process. Those of a flooding neighbour send as much as there is room for."""
+    """All subtasks of this process. Those of a flooding neighbour send as much as they may."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         super().__init__(task)
