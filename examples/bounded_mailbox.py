@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A bounded mailbox without Spark: producers that are faster than the writer wait for room, and nothing is lost.
+"""A bounded mailbox without Spark: producers that are faster than the writer wait for space, and nothing is lost.
 
 Three producers send lines to one ``Writer``, which needs 10 ms for each. Its mailbox holds four. ``--on-full`` shows
-what else can happen to a line for which there is no room.
+what else can happen to a line for which there is no space.
 
 The writer stops itself after 0.2 s without a line. ``examples/test_bounded_mailbox.py`` tests it in virtual time.
 """
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--capacity", type=int, default=4, help="lines that may wait (default: %(default)s)")
     policies = [policy.value for policy in OnFull]
     parser.add_argument(
-        "--on-full", choices=policies, default="wait", help="if there is no room (default: %(default)s)"
+        "--on-full", choices=policies, default="wait", help="if the mailbox is full (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
     logging.getLogger("headgate").setLevel(logging.ERROR)

@@ -13,6 +13,8 @@ number that they send or receive into a two-phase sink. Meanwhile, at moments dr
   - if ``storage`` is among ``--faults``: a checkpoint gets its name, but the storage reports a failure or hangs, and is
     out of reach or refuses deletions for a while; the job fails meanwhile, and in half of the runs the driver dies.
 
+In every other run, counted by the seed, checkpoints hold no events (``--events``).
+
 Then comes the proof from the files on disk: in the last checkpoint both sides know every number exactly once and in
 order, and a reader of the sink sees the same. ``examples/exactly_once/pipeline.py`` is the pipeline itself.
 
@@ -59,6 +61,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "where checkpoints and the sink lie, in a folder for each seed (default: a temporary folder)"
     option("--storage", metavar="URL", help=text)
     option("--keep", action="store_true", help="keep the temporary folder, with the drivers' logs, of right runs too")
+    text = (
+        "what checkpoints do with events: hold them, record them, or each in turn, by the seed (default: %(default)s)"
+    )
+    option("--events", choices=("hold", "record", "both"), default="both", help=text)
     text = "seconds that a driver may live before it is taken for hanging (default: %(default)s)"
     option("--timeout", type=float, default=90.0, metavar="S", help=text)
     options = parser.parse_args(arguments)
@@ -91,6 +97,10 @@ def has_content(url: str) -> bool:
     return bool(filesystem.exists(path) and filesystem.ls(path))
 
 
+def holds_events(options: argparse.Namespace, seed: int) -> bool:
+    return bool(options.events == "hold" or (options.events == "both" and seed % 2 == 0))
+
+
 def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
     """Run once. ``alone``: report what happens while it happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"exactly-once-{seed}-"))
@@ -105,6 +115,7 @@ def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
             options.timeout,
             folder,
             url,
+            holds_events(options, seed),
         ),
         say=lambda text: print(f"  {text}", file=sys.stderr) if alone else None,
     )
@@ -142,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     struck: Counter[str] = Counter()
     if alone:
         print(
-            f"seed {options.seed}: {options.parallelism} subtasks, {options.numbers} numbers each way", file=sys.stderr
+            f"seed {options.seed}: {options.parallelism} subtasks, {options.numbers} numbers each way, checkpoints "
+            f"{'hold' if holds_events(options, options.seed) else 'record'} events",
+            file=sys.stderr,
         )
     try:
         for number in range(options.runs):

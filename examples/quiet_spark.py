@@ -94,6 +94,33 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
     return spark
 
 
+def start_remote_spark(url: str, name: str, *, verbose: bool = False) -> SparkSession:
+    """A session of Spark Connect. For a ``local`` master as the URL, PySpark starts a server.
+
+    Raises ``SparkDidNotStart`` if there is no server, or Java is missing.
+    """
+    set_log_level(logging.INFO if verbose else logging.CRITICAL)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: SparkSession.Builder = SparkSession.builder.remote(url)
+    if url.startswith("local"):
+        for key, value in SETTINGS.items():
+            builder = builder.config(key, value)
+    with tempfile.TemporaryFile() as launcher_log:
+        try:
+            with interrupts_held_back(), stderr_goes_to(2 if verbose else launcher_log.fileno()):
+                spark = builder.appName(name).getOrCreate()
+                spark.range(0, 8, 1, 8).mapInArrow(lambda batches: batches, "id long").count()
+        except (*SPARK_ERRORS, OSError, ImportError) as error:
+            raise SparkDidNotStart(cause_of(error)) from error
+    return spark
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether this is a session of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
 def interrupt_quietly() -> None:
     """Turn the first Ctrl-C into a ``KeyboardInterrupt`` without stack traces on the way; further ones change nothing.
 

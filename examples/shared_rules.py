@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rules that the driver changes while the tasks run, without a coordinator of your own."""
+"""Rules that the driver changes while the tasks run, without writing a coordinator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def main(arguments: Sequence[str]) -> int:
                 limits = {rules.get()["limit"]}
                 context.count("started")
                 for number in cycle(numbers):
-                    if rules.changed():
-                        limits.add(rules.get()["limit"])
-                    if number > rules.get()["limit"]:
+                    now = rules.get()
+                    limits.add(now["limit"])
+                    if number > now["limit"]:
                         context.count("above the limit")
-                    if rules.get()["last"]:
+                    if now["last"]:
                         break
                 yield f"task {context.subtask} has worked with the limits {sorted(limits)}"
 

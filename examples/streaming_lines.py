@@ -18,7 +18,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import FileSinkCoordinator, FileSinkOperator, OperatorHandle, Sidecar, SidecarConfig
+from headgate import OperatorHandle, Sidecar, SidecarConfig
+from headgate.sinks import FileSinkCoordinator, FileSinkOperator
 
 SUBTASKS = 2
 FILES = 3
@@ -57,7 +58,7 @@ class FailingOnce:
             self._fail_in(batch_id, "ahead of the action")
         self._function(frame, batch_id)
         if not self._ahead:
-            self._fail_in(batch_id, "behind the commit, before Spark has noted it")
+            self._fail_in(batch_id, "after the commit, before Spark has noted it")
 
     def _fail_in(self, batch_id: int, where: str) -> None:
         if batch_id == 1 and not self._failed:

@@ -14,7 +14,7 @@ from headgate.actors import MailboxConfig
 from headgate.actors.testing import deterministic_system
 
 
-async def test_senders_wait_for_room_and_lose_nothing() -> None:
+async def test_senders_wait_for_space_and_lose_nothing() -> None:
     written: list[Line] = []
     ended = asyncio.Event()
     async with deterministic_system() as kit, asyncio.TaskGroup() as tasks:

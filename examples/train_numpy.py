@@ -20,7 +20,8 @@ import numpy as np
 from pyspark import SparkContext
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import Group, GroupMember, PeerLost, Sidecar
+from headgate import Group, GroupMember, Sidecar
+from headgate.errors import PeerLost
 
 WORKERS = 4
 STEPS = 30

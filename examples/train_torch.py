@@ -22,7 +22,8 @@ from typing import Any
 from pyspark import SparkContext
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import Group, GroupMember, PeerLost, Sidecar
+from headgate import Group, GroupMember, Sidecar
+from headgate.errors import PeerLost
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # it prints the stacks of connections that were lost
 try:

@@ -22,7 +22,8 @@ import xgboost
 from pyspark import SparkContext
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import Group, GroupMember, PeerLost, Sidecar
+from headgate import Group, GroupMember, Sidecar
+from headgate.errors import PeerLost
 
 WORKERS = 4
 ROUNDS = 20

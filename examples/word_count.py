@@ -32,12 +32,20 @@ from typing import Any, TextIO
 from pyspark.sql import SparkSession
 
 from examples.progress_bar import ProgressLines
-from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark, was_interrupted
+from examples.quiet_spark import (
+    SPARK_ERRORS,
+    JobFailed,
+    SparkDidNotStart,
+    is_remote,
+    start_remote_spark,
+    start_spark,
+    was_interrupted,
+)
+from examples.remote_words import coordinated_sums, plain_sums, record_batch
 from headgate import (
     FailureReason,
     GatewayLimits,
     HeadgateError,
-    LatencyRecorder,
     OperatorHandle,
     Sidecar,
     SidecarConfig,
@@ -45,6 +53,7 @@ from headgate import (
     SplitReader,
     StaticSplitEnumerator,
 )
+from headgate.types import LatencyRecorder
 
 WORD = re.compile(r"\w+")
 KILL, UNRESPONSIVE = "kill", "unresponsive"
@@ -87,6 +96,13 @@ class CountWords(SplitReader):
                 os.kill(os.getpid(), signal.SIGKILL)
             case ["fault", "unresponsive"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class CountWordsInArrow(CountWords):
+    """The same for ``mapInArrow``, which wants record batches."""
+
+    def finish(self) -> Iterable[Any]:
+        yield record_batch(super().finish())
 
 
 # --- in the driver ------------------------------------------------------------------------------------------------
@@ -223,6 +239,13 @@ def count_coordinated(
 ) -> tuple[dict[str, int], OperatorHandle]:
     """The sums of one coordinated Spark job."""
     words = sidecar.coordinate("words", coordinator, parallelism=parallelism)
+    if is_remote(spark):
+        subtask = words.subtask(CountWordsInArrow, str(root))
+        try:
+            with coordinator.progress.lines.of(words):
+                return coordinated_sums(spark, subtask, parallelism), words
+        except SPARK_ERRORS as error:
+            raise JobFailed(words.failure or error) from error
     subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
     counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
     try:
@@ -242,8 +265,10 @@ def count_plainly(spark: SparkSession, root: Path, files: Iterable[str], paralle
             counts.update(words_of(name))
         return counts.items()
 
-    rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
     try:
+        if is_remote(spark):
+            return plain_sums(spark, paths, words, parallelism * 4)
+        rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
         return rdd.reduceByKey(add, parallelism).collectAsMap()
     except SPARK_ERRORS as error:
         raise JobFailed(error) from error
@@ -284,7 +309,8 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     config = SidecarConfig(
         port=options.port, relay=options.relay, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S)
     )
-    spark = start_spark(options.master, "headgate word count", verbose=options.verbose)
+    start = start_remote_spark if options.remote else start_spark
+    spark = start(options.remote or options.master, "headgate word count", verbose=options.verbose)
     try:
         with Sidecar(spark, config) as sidecar:
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
@@ -342,6 +368,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--input", type=Path, default=stdlib, metavar="DIR", help=text)
     option("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
     option("--master", metavar="URL", help="Spark master (default: local[N,4], N being the parallelism)")
+    text = "use Spark Connect: the URL of a server that shares this machine's files, or local for one that is started"
+    option("--remote", metavar="URL", help=text)
     text = "comma-separated: kill (SIGKILL), unresponsive (SIGSTOP); or none (default: %(default)s)"
     option("--faults", default=",".join(FAULTS), help=text)
     option("--relay", choices=("jvm", "py4j"), default="jvm", help="how Spark's facts are fetched")
@@ -358,11 +386,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         if fault not in FAULTS:
             parser.error(f"--faults: {fault!r} is none of {', '.join(FAULTS)} and none")
     options.master = options.master or f"local[{options.parallelism},4]"
+    if options.remote == "local":
+        options.remote = options.master
     if options.faults and re.fullmatch(r"local(\[[^,]*\])?", options.master):
         parser.error(f"--master: {options.master} retries no task: write local[N,4], or --faults none")
     options.input = options.input.absolute()
     if not options.input.is_dir():
-        parser.error(f"--input: {options.input} is no folder")
+        parser.error(f"--input: {options.input} is not a folder")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: the folder of {options.json} does not exist")
     if options.json and options.json.is_dir():

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,10 @@ RESTART = FixedDelay(restarts_max=20, delay_s=0.2)
 
 
 class DriverOptions(NamedTuple):
-    """The driver's arguments. URLs are of folders; ``faults`` are those that have not happened yet."""
+    """The driver's arguments. URLs are of folders; ``faults`` are those that have not happened yet.
+
+    ``hold_events``: whether events may wait for checkpoints.
+    """
 
     master: str
     parallelism: int
@@ -43,6 +47,7 @@ class DriverOptions(NamedTuple):
     sink_url: str
     journal: str
     faults: list[Fault]
+    hold_events: bool = True
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())
@@ -98,7 +103,7 @@ def run(options: DriverOptions) -> None:
                 coordinator,
                 parallelism=options.parallelism,
                 mode="streaming",
-                checkpoint=CHECKPOINT,
+                checkpoint=replace(CHECKPOINT, hold_events=options.hold_events),
             )
             task = handle.subtask(FaultySubtask, options.numbers, options.sink_url)
             slots = spark.sparkContext.parallelize(range(options.parallelism), options.parallelism)

@@ -17,16 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from headgate import (
-    CoordinatorContext,
-    FailureReason,
-    GatewayFull,
-    OperatorCoordinator,
-    SinkCommitter,
-    SinkWriter,
-    SubtaskContext,
-    SubtaskOperator,
-)
+from headgate import CoordinatorContext, FailureReason, OperatorCoordinator, SubtaskContext, SubtaskOperator
+from headgate.errors import GatewayFull
+from headgate.sinks import SinkCommitter, SinkWriter
 
 OPERATOR_ID = "numbers"
 NUMBER, WRONG = "number", "wrong"
@@ -111,7 +104,7 @@ class NumberCoordinator(OperatorCoordinator):
     """
 
     def __init__(self, numbers: int, sink_url: str, on_wrong: Callable[[str], None]) -> None:
-        """``on_wrong`` is told of every event that is not the one after the last; a failover does not undo that."""
+        """``on_wrong`` gets every event that does not follow the last one; a failover does not undo that."""
         self._numbers = numbers
         self._on_wrong = on_wrong
         self._sink = SinkCommitter(sink_url)

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import fsspec
 
 from examples.exactly_once.pipeline import OPERATOR_ID, Position, read_state
-from headgate import CheckpointStorage, CompletedCheckpoint, StorageError
+from headgate import CheckpointStorage
+from headgate.errors import StorageError
+from headgate.types import CompletedCheckpoint
 
 DIRECTIONS = ("down", "up")
 PROBLEMS_SHOWN = 10

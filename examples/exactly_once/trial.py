@@ -38,6 +38,7 @@ class TrialOptions(NamedTuple):
     timeout_s: float
     folder: Path
     url: str
+    hold_events: bool = True
 
 
 class Outcome(NamedTuple):
@@ -119,6 +120,7 @@ class Trial:
             f"{options.url}/sink",
             str(self._journal),
             planned,
+            options.hold_events,
         ).to_json()
         with started([*DRIVER_COMMAND, argument], log, options.folder) as process:
             self._groups.append(process.pid)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate import CheckpointConfig, FileSinkCoordinator, FileSinkOperator
+from headgate import CheckpointConfig
+from headgate.sinks import FileSinkCoordinator, FileSinkOperator
 from headgate.testing import running_operator
 
 

@@ -14,7 +14,7 @@ from headgate import CoordinatorContext, OperatorCoordinator, SubtaskContext, Su
 from headgate.testing import running_operator
 
 PERMITS_PER_S = 2.0
-PERMITS_AT_ONCE = 4.0
+PERMITS_IN_A_BURST = 4.0
 
 
 class PermitBucket(OperatorCoordinator):
@@ -22,13 +22,13 @@ class PermitBucket(OperatorCoordinator):
 
     async def start(self, context: CoordinatorContext) -> None:
         self._clock = context.clock  # the virtual one in a test
-        self._permits = PERMITS_AT_ONCE
+        self._permits = PERMITS_IN_A_BURST
         self._filled_at = self._clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> float:
         """Answer 0 for a permit, else the seconds after which to ask again."""
         now = self._clock.now()
-        self._permits = min(PERMITS_AT_ONCE, self._permits + (now - self._filled_at) * PERMITS_PER_S)
+        self._permits = min(PERMITS_IN_A_BURST, self._permits + (now - self._filled_at) * PERMITS_PER_S)
         self._filled_at = now
         if self._permits < 1:
             return (1 - self._permits) / PERMITS_PER_S

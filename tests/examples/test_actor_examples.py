@@ -13,12 +13,12 @@ import pytest
 from examples.supervised_sensors import Sensor, Station
 from examples.test_bounded_mailbox import (
     test_lines_of_one_producer_keep_their_order,
-    test_senders_wait_for_room_and_lose_nothing,
+    test_senders_wait_for_space_and_lose_nothing,
 )
 from headgate.actors.testing import deterministic_system
 from tests.examples.conftest import RunExample
 
-__all__ = ["test_lines_of_one_producer_keep_their_order", "test_senders_wait_for_room_and_lose_nothing"]
+__all__ = ["test_lines_of_one_producer_keep_their_order", "test_senders_wait_for_space_and_lose_nothing"]
 
 
 def test_the_first_actor_counts_for_the_loop_and_for_threads(run_example: RunExample) -> None:
@@ -92,7 +92,7 @@ def test_a_full_mailbox_does_what_was_chosen(run_example: RunExample, policy: st
     written = re.search(r"30 lines sent, (\d+) written", ended.stdout)
     assert written is not None
     assert (int(written[1]) == 30) == (policy == "wait")
-    assert ("waits for room in writer" in ended.stdout) == (policy == "wait")
+    assert ("waits for space in writer" in ended.stdout) == (policy == "wait")
     assert ended.stderr == ""
 
 

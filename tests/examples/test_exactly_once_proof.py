@@ -72,7 +72,7 @@ def test_the_proof_finds_what_is_wrong(checkpoint: dict[str, Any], rows: list[st
     assert problem in judge(a_checkpoint(**checkpoint), files_of(rows), 3, 2).problems
 
 
-def test_a_file_that_ends_within_a_row_is_no_proof() -> None:
+def test_a_file_that_ends_within_a_row_is_not_a_proof() -> None:
     [(name, content)] = files_of(ROWS)
 
     proof = judge(a_checkpoint(), [(name, content[:-1])], 3, 2)
@@ -100,7 +100,7 @@ def test_the_proof_reads_the_newest_checkpoint_and_what_a_reader_of_the_sink_see
     assert "3            3            3" in table(proof)
 
 
-def test_a_damaged_or_missing_checkpoint_is_no_proof(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_checkpoint_is_not_a_proof(tmp_path: Path) -> None:
     """H50."""
     file = a_finished_run(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])

@@ -19,7 +19,7 @@ def test_every_line_is_written_once_although_the_query_fails_twice(run_example: 
     assert ended.stdout.splitlines() == [
         "  the query failed: ahead of the action",
         "  it is started again",
-        "  the query failed: behind the commit, before Spark has noted it",
+        "  the query failed: after the commit, before Spark has noted it",
         "  it is started again",
         "300 lines written, 300 different ones, of 300",
     ]

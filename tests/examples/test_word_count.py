@@ -200,8 +200,8 @@ def test_a_folder_that_is_missing_empty_or_without_text_is_refused(
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "a.bin").write_bytes(b"\0\1")
 
-    assert "is no folder" in refused_with(["--input", str(tmp_path / "missing")], capsys)
-    assert "is no folder" in refused_with(["--input", str(tmp_path / "file.txt")], capsys)
+    assert "is not a folder" in refused_with(["--input", str(tmp_path / "missing")], capsys)
+    assert "is not a folder" in refused_with(["--input", str(tmp_path / "file.txt")], capsys)
     assert "holds no text files (0 binary" in refused_with(["--input", str(tmp_path / "empty")], capsys)
     assert "holds no text files (1 binary" in refused_with(["--input", str(tmp_path / "binary")], capsys)
 
