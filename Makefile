@@ -20,6 +20,7 @@ SCOPE ?=
 SECONDS ?= 60
 MINUTES ?= 30
 RUNS ?= 100
+KIND ?= both
 WORKERS ?= 2
 ARGS ?=
 
@@ -44,7 +45,15 @@ compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --pyt
 # A process that ends at the timeout of a hanging test is not replaced: pytest-xdist may then hang itself.
 shared_out = --numprocesses $(WORKERS) --dist loadfile --max-worker-restart 0
 
+# The long tests wait for real processes more than they compute.
+test-long: WORKERS := 3
+
 with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
+# Looked for once, because two processes of the tests must not install it at the same time.
+with_servers = POSTGRES_BIN="$$(.ci/find-postgres)" && export POSTGRES_BIN && \
+	REDIS_SERVER="$$(.ci/find-redis)" && export REDIS_SERVER
+# Azurite needs npm, which not every machine has: without it, its tests are skipped with the line that says how to get it.
+with_all_servers = $(with_servers) && { AZURITE_BLOB="$$(.ci/find-azurite)" || :; } && export AZURITE_BLOB
 
 .PHONY: help
 help: ## this list
@@ -56,15 +65,16 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 
 .PHONY: test
 test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark included
-	@$(with_java) && exec $(PY) -m pytest $(shared_out) $(ARGS)
+	@$(with_java) && $(with_servers) && exec $(PY) -m pytest $(shared_out) $(ARGS)
 
 .PHONY: test-long
 test-long: $(STAMP) ## all other tests: the long ones, most of them on a real Spark
-	@$(with_java) && exec $(PY) -m pytest -m long $(shared_out) $(ARGS)
+	@$(with_java) && $(with_all_servers) && $(PY) -m tests.spark.shared_classes && exec $(PY) -m pytest -m long $(shared_out) $(ARGS)
 
 .PHONY: spark
-spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters
-	@$(with_java) && exec $(PY) -m pytest -m spark tests/spark/faults --durations 10 $(ARGS)
+spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters, in a driver and over Spark Connect
+	@$(with_java) && exec $(PY) -m pytest -m spark tests/spark/faults tests/spark/connect/test_connect_conformance.py \
+		--durations 10 $(ARGS)
 
 .PHONY: matrix
 matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, with each Spark that is supported
@@ -101,6 +111,10 @@ fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one cas
 soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in each run; RUNS=1000, SEED=n
 	@$(with_java) && exec $(PY) examples/exactly_once_pipeline.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: soak-pipeline
+soak-pipeline: $(STAMP) ## pairs of sources and sinks while everything dies: RUNS=30, KIND=real or simulated, SEED=n
+	@$(with_java) && $(with_servers) && exec $(PY) -m tests.pipelines --kind $(KIND) --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MINUTES=30, SEED=n
 	@$(with_java) && exec $(PY) -m tests.spark.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -112,6 +126,10 @@ load: $(STAMP) ## 2,000 subtasks under load, kills, strangers and a flooding nei
 .PHONY: bench
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
+
+.PHONY: relay
+relay: $(STAMP) ## the relay of Spark Connect, spark_bridge/connect/relay.jar, from its Java sources; needs a JDK
+	@$(with_java) && exec $(PY) -m tests.release.relay_jar
 
 .PHONY: pictures
 pictures: $(STAMP) ## the pictures of Spark's UI in docs/pictures, of a real job in a real Chromium
@@ -144,7 +162,7 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf $(VENV) $(RELEASE_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf .azurite $(VENV) $(RELEASE_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 

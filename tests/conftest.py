@@ -7,11 +7,21 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from tests.spark.shared_classes import jvm_options
+
+if TYPE_CHECKING:
+    from tests.kafka_brokers import KafkaBrokers
+    from tests.postgres import Postgres
+    from tests.redis_server import RedisServer
+    from tests.spark_bridge.object_stores import ObjectStore
 
 # The duration of an example depends on the machine, not on the code. pytest's own timeout bounds a hang.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,10 +33,62 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test's JVM lives for seconds. Its second compiler and its parallel collector would only take the cores from the
-# tests. Programs that a test starts inherit this.
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+# tests, and so would loading Spark's classes again. Programs that a test starts inherit this.
+SHORT_LIVED_JVM = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto{jvm_options()}"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_LIVED_JVM)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server on loopback, with prepared transactions."""
+    from tests.postgres import Postgres
+
+    server = Postgres()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis server on loopback, which keeps what it has confirmed."""
+    from tests.redis_server import RedisServer
+
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBrokers]:
+    """Three brokers on loopback that speak Kafka's protocol."""
+    from tests.kafka_brokers import KafkaBrokers
+
+    brokers = KafkaBrokers()
+    yield brokers
+    brokers.close()
+
+
+@pytest.fixture(scope="session")
+def object_stores() -> Iterator[Callable[[str], ObjectStore]]:
+    """Start the object store of that name, once."""
+    from tests.spark_bridge.object_stores import STORES
+
+    started: dict[str, ObjectStore] = {}
+    with ExitStack() as running:
+
+        def start(name: str) -> ObjectStore:
+            if name not in started:
+                started[name] = running.enter_context(STORES[name]())
+            return started[name]
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def s3(object_stores: Callable[[str], ObjectStore]) -> dict[str, Any]:
+    """The options of a filesystem on an object store that speaks S3."""
+    return object_stores("s3").options
 
 
 @pytest.fixture(autouse=True)
