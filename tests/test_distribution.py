@@ -35,7 +35,7 @@ from tests.release.contents import (
 from tests.release.pythons import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAVELS = {".py", ".java", ".typed", ".html", ".js", ".css"}
+TRAVELS = {".py", ".java", ".jar", ".typed", ".html", ".js", ".css"}
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_a_step_that_fails_says_so_and_shows_what_the_command_printed(capsys: py
     assert "exit status 3\nthe reason\n" in shown.err
 
 
-def test_a_command_sees_nothing_of_our_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_sees_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "ours")
     program = "import os; print(os.environ.get('PYSPARK_PYTHON'), os.environ['PATH'])"
     assert run([sys.executable, "-c", program], PATH="theirs") == "None theirs\n"

@@ -44,7 +44,7 @@ def test_the_error_names_the_distribution_that_stands_in_front(tmp_path: Path, p
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: Headgate needs its own package {package!r}, but Python ({sys.executable}) finds another one in "
         f"{tmp_path / package}. The distribution wire-things 9.1 installed it. Uninstall it (pip uninstall "
-        "wire-things), or give Headgate an environment of its own"
+        "wire-things), or install Headgate into a separate environment"
     )
 
 
@@ -67,7 +67,7 @@ def test_one_that_is_loaded_already_is_found_too(tmp_path: Path) -> None:
     assert f"finds another one in {tmp_path / 'protocol'}." in done.stderr
 
 
-def test_a_folder_without_code_is_no_package(tmp_path: Path) -> None:
+def test_a_folder_without_code_is_not_a_package(tmp_path: Path) -> None:
     (tmp_path / "protocol").mkdir()
     done = python("from headgate import GatewayLimits", tmp_path, ROOT)
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,8 @@ PURE_STDLIB = frozenset(
 )
 STDLIB = frozenset(sys.stdlib_module_names)
 PARTS = STDLIB | {"protocol", "spark_bridge.primitives", "spark_bridge.subtask"}
-SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sink", "spark_bridge.subtask"}
+SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sinks", "spark_bridge.subtask"}
+SOURCES = STDLIB | {"fsspec", "protocol", "spark_bridge.sources", "spark_bridge.subtask"}
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ LAYERS = (
     # The kit for users' tests, which needs neither Spark nor pytest.
     Layer(
         "headgate/testing/",
-        STDLIB | {"headgate.testing", "actors", "protocol", "spark_bridge.subtask", "spark_bridge.primitives"},
+        STDLIB
+        | {"headgate.testing", "actors", "protocol"}
+        | {"spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
     ),
-    Layer("headgate/", STDLIB | {"actors", "protocol", "spark_bridge"}),
+    Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/wire/events.py", PURE_STDLIB | {"protocol", "msgpack", "gc"}),
     # Values only: nothing here asks what time it is. NumPy is optional, and imported where it is needed.
@@ -100,14 +103,31 @@ LAYERS = (
         "spark_bridge/command.py",
         STDLIB
         | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
-        | {"spark_bridge.standalone.command", "spark_bridge.standalone.top"},
+        | {"spark_bridge.standalone.command", "spark_bridge.standalone.top", "spark_bridge.connect.server_files"},
     ),
-    # The sink: two files run on the driver and write nothing; the others go into tasks.
-    Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
-    Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
-    Layer("spark_bridge/sink/", SINK),
+    # The sinks: `driver.py` of each runs on the driver and writes nothing; everything else goes into tasks too.
+    Layer("spark_bridge/sinks/two_phase/driver.py", SINK | {"actors", "anyio"}),
+    # The optional extras `postgres`, `redis`, `delta` and `iceberg`: each in one package, in modules that load lazily.
+    Layer("spark_bridge/sinks/postgres/", SINK | {"psycopg"}),
+    Layer("spark_bridge/sinks/redis/", SINK | {"redis"}),
+    Layer("spark_bridge/sinks/parquet/", SINK | {"pyarrow"}),
+    Layer("spark_bridge/sinks/delta/", SINK | {"deltalake", "pyarrow"}),
+    Layer("spark_bridge/sinks/iceberg/", SINK | {"pyarrow", "pyiceberg"}),
+    Layer("spark_bridge/sinks/", SINK),
+    # The sources: `driver.py` of each runs on the driver, `task.py` in tasks. pyarrow is an optional extra.
+    Layer("spark_bridge/sources/source.py", SOURCES | {"actors"}),
+    Layer("spark_bridge/sources/files/driver.py", SOURCES | {"actors", "pyarrow"}),
+    Layer("spark_bridge/sources/files/task.py", SOURCES | {"pyarrow"}),
+    Layer("spark_bridge/sources/kafka/driver.py", SOURCES | {"actors", "pyarrow"}),
+    Layer("spark_bridge/sources/kafka/task.py", SOURCES | {"confluent_kafka", "pyarrow"}),
+    Layer("spark_bridge/sources/postgres/driver.py", SOURCES | {"actors", "anyio", "psycopg", "pyarrow"}),
+    Layer("spark_bridge/sources/postgres/task.py", SOURCES | {"psycopg", "pyarrow"}),
+    Layer("spark_bridge/sources/redis/driver.py", SOURCES | {"actors", "pyarrow"}),
+    Layer("spark_bridge/sources/redis/task.py", SOURCES | {"pyarrow", "redis"}),
+    Layer("spark_bridge/sources/", SOURCES),
     # The ready-made parts: `driver.py` of each runs on the driver, everything else in tasks too.
     Layer("spark_bridge/primitives/primitive.py", PARTS | {"actors"}),
+    Layer("spark_bridge/primitives/chain.py", PARTS | {"actors", "spark_bridge.sinks"}),
     *(
         Layer(f"spark_bridge/primitives/{part}/driver.py", PARTS | {"actors"})
         for part in ("counters", "group", "permits", "shared_value", "work_queue")
@@ -117,6 +137,7 @@ LAYERS = (
     Layer("spark_bridge/primitives/group/torch_group.py", PARTS | {"torch"}),
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
+    Layer("spark_bridge/connect/task.py", PARTS),
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
@@ -216,9 +237,9 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/storage/store.py", "from spark_bridge.driver.sidecar import Sidecar"),
         ("spark_bridge/storage/store.py", "from actors import Actor"),
         ("spark_bridge/command.py", "from spark_bridge.driver.sidecar import Sidecar"),
-        ("spark_bridge/sink/writer.py", "from actors.coordination import OperatorCoordinator"),
-        ("spark_bridge/sink/writer.py", "import anyio"),
-        ("spark_bridge/sink/committer.py", "import pyspark"),
+        ("spark_bridge/sinks/files/writer.py", "from actors.coordination import OperatorCoordinator"),
+        ("spark_bridge/sinks/files/writer.py", "import anyio"),
+        ("spark_bridge/sinks/two_phase/driver.py", "import pyspark"),
         ("spark_bridge/driver/sidecar.py", "import pandas"),
         ("spark_bridge/driver/sidecar.py", "from benchmarks import figures"),
     ],
@@ -237,8 +258,8 @@ def test_the_checker_catches_a_violation(path: str, source: str) -> None:
         ("actors/ref.py", "import asyncio\nimport anyio.abc\nfrom protocol.gateway.machine import GatewayMachine"),
         ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import channel"),
         ("spark_bridge/subtask/operator.py", "from .context import SubtaskContext"),
-        ("spark_bridge/sink/writer.py", "from fsspec.core import url_to_fs"),
-        ("spark_bridge/sink/committer.py", "from actors.coordination import CoordinatorContext"),
+        ("spark_bridge/sinks/files/writer.py", "from fsspec.core import url_to_fs"),
+        ("spark_bridge/sinks/two_phase/driver.py", "from actors.coordination import CoordinatorContext"),
         ("spark_bridge/driver/sidecar.py", "from py4j.java_gateway import JavaObject\nimport pyspark.sql"),
     ],
 )
@@ -251,7 +272,19 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
     [
         # An executor has only Spark's packages and the shipped ones; the parent package is imported there too.
         ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
-        ("spark_bridge.sink.operator", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("spark_bridge.sinks.files.task", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        # The settings of a sink can be made, and travel, without the package that its halves need.
+        ("spark_bridge.sinks.postgres.sink", ["actors", "anyio", "pyspark", "psycopg"]),
+        ("spark_bridge.sinks.delta.sink", ["actors", "anyio", "pyspark", "pyarrow", "deltalake"]),
+        ("spark_bridge.sinks.iceberg.sink", ["actors", "anyio", "pyspark", "pyarrow", "pyiceberg"]),
+        ("spark_bridge.sinks.redis.sink", ["actors", "anyio", "pyspark", "redis"]),
+        # A task has no driver's half.
+        ("spark_bridge.sinks.redis.task", ["actors", "anyio", "structlog", "pyspark", "pyarrow"]),
+        ("spark_bridge.sources.kafka.task", ["actors", "anyio", "structlog", "pyspark", "pyarrow", "confluent_kafka"]),
+        ("spark_bridge.sources.postgres.task", ["actors", "anyio", "structlog", "pyspark", "pyarrow"]),
+        ("spark_bridge.streams.task", ["actors", "anyio", "structlog", "pyspark", "pyarrow"]),
+        ("spark_bridge.sinks.postgres.task", ["actors", "anyio", "structlog", "pyspark", "pyarrow"]),
+        ("spark_bridge.sinks.parquet.task", ["actors", "anyio", "structlog", "pyspark", "deltalake", "pyiceberg"]),
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
         ("spark_bridge.storage", ["pyspark", "py4j"]),

@@ -40,7 +40,7 @@ def find_chromium() -> str | None:
 
 @dataclass
 class Visit:
-    """One page in a browser context of its own, and everything that it has asked for and complained about."""
+    """One page in a separate browser context, with its requests and its complaints."""
 
     page: Page
     requests: list[str] = field(default_factory=list)

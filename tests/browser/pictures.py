@@ -73,7 +73,7 @@ def a_crawler() -> Any:
 
 
 def take(browser: Browser, name: str, url: str, ready: str, *, height: int, seconds: float) -> None:
-    """Look at a page for so long, and keep a picture of it in light and in dark."""
+    """Watch a page for this long, then take a picture of it in light and in dark."""
     looking = []
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": height})

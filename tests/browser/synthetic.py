@@ -18,6 +18,7 @@ from spark_bridge.observability.status import (
     RelayStatus,
     RunStatus,
     SidecarStatus,
+    SourceStatus,
     TimelineRecord,
 )
 
@@ -159,6 +160,7 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
         an_operator(name, attempts, parallelism=4, at=at),
         counts=COUNTS
         | {"attempts": 5, "failures": 1, "subtask_resets": 1, "checkpoints_completed": 9, "checkpoints_aborted": 1},
+        sources={"pages": SourceStatus(1_200, 64, None)},
         counters={"pages fetched": 48_211, "bytes": 10_500_000.5},
         checkpoint_history=tuple(history),
         failures=(FailureRecord(at - 34, 1, 1, "failed", "ValueError: page 17 cannot be read"),),

@@ -88,7 +88,10 @@ def test_an_operators_page_shows_attempts_checkpoints_failures_and_latencies(ser
     checkpoints = page.get_by_role("region", name="Checkpoints").locator("tbody tr")
     assert checkpoints.count() == 10
     assert "10" in checkpoints.nth(0).inner_text()
-    assert page.get_by_role("img", name="closing 20 ms, snapshotting 40 ms, acknowledging 30 ms").count() == 10
+    acknowledging = [f"{80 + 50 * number} ms" for number in range(10)]
+    for bar, last in zip(page.get_by_role("img", name="closing").all()[::-1], acknowledging, strict=True):
+        expected = f"closing 20 ms, snapshotting 40 ms, acknowledging {last}, storing 40 ms"
+        assert bar.get_attribute("aria-label") == expected
     failures = page.get_by_role("region", name="Recent failures").locator("tbody tr")
     assert "ValueError: page 17 cannot be read" in failures.nth(0).inner_text()
     latencies = page.get_by_role("region", name="Latencies").locator("tbody tr")
@@ -157,7 +160,7 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
         reached.add(active)
     assert reached == {
         "All operators", "Subtask", "Attempts of the selected subtask", "1 min", "10 min", "all", "Latencies",
-        "Counters", "Checkpoints", "Recent failures", "1",
+        "Counters", "Sources", "Checkpoints", "Recent failures", "1",
     }  # fmt: skip
     page.locator(".hg-map").focus()
     for key, subtask in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("Home", 0)):

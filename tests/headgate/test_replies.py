@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headgate import CheckpointConfig, CheckpointFailed, OperatorCoordinator, Reply, SubtaskContext, SubtaskOperator
+from headgate import CheckpointConfig, OperatorCoordinator, Reply, SubtaskContext, SubtaskOperator
+from headgate.errors import CheckpointFailed
 from headgate.testing import running_operator
 
 

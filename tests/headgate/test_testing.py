@@ -16,22 +16,19 @@ import anyio.to_thread
 import pytest
 
 from headgate import (
-    AttemptOver,
     CheckpointConfig,
-    CheckpointFailed,
     CoordinatorContext,
     FailureKind,
-    FileSinkCoordinator,
-    FileSinkOperator,
     GatewayLimits,
     OperatorCoordinator,
-    RequestFailed,
     SourceCoordinator,
     SplitReader,
     StaticSplitEnumerator,
     SubtaskContext,
     SubtaskOperator,
 )
+from headgate.errors import AttemptOver, CheckpointFailed, RequestFailed
+from headgate.sinks import FileSinkCoordinator, FileSinkOperator
 from headgate.testing import Answer, RecordingCoordinator, running_operator
 from protocol.errors import LocalProtocolError
 
@@ -418,14 +415,15 @@ async def test_file_sink_tries_again_in_virtual_time(tmp_path: Path, monkeypatch
         task = await world.launch_operator(0, lambda: FileSinkOperator(str(tmp_path)))
         task.feed("a")
         await world.settle()
-        publish, failures = coordinator.committer._publish_all, [OSError("the network is down")]
+        committer = coordinator.committer._committer
+        publish, failures = committer.commit, [OSError("the network is down")]
 
         def fail_once(*args: Any) -> None:
             if failures:
                 raise failures.pop()
             publish(*args)
 
-        monkeypatch.setattr(coordinator.committer, "_publish_all", fail_once)
+        monkeypatch.setattr(committer, "commit", fail_once)
         await world.checkpoint()
         assert visible_rows(tmp_path) == []
         await world.advance(600.0)

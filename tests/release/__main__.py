@@ -7,13 +7,15 @@ The SBOM (software bill of materials) is a CycloneDX file. It lists what the whe
 versions.
 
 Each Python gets an empty environment with the wheel and its dependencies. There ``headgate check`` and the programs
-of ``PROGRAMS`` run, from copies outside of the repository, and a user's program must pass mypy and pyright in their
-strict modes. Nothing is uploaded. Exit status: 0 if all passed, 1 if a step failed; a line names that step.
+of ``PROGRAMS`` run, from copies outside of the repository. A user's program, and one that mentions every public name,
+must pass mypy and pyright in their strict modes. Nothing is uploaded. Exit status: 0 if all passed, 1 if a step failed;
+a line names that step.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -40,6 +42,7 @@ from tests.release.pythons import find_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DIST = ROOT / "dist"
+FRONT_DOOR = ("headgate", "headgate.errors", "headgate.sinks", "headgate.sources", "headgate.types")
 TYPED_PROGRAM = Path(__file__).with_name("typed_program.py")
 # Maps each example to a line that it prints.
 PROGRAMS = {
@@ -217,13 +220,25 @@ def try_wheel(python: Path, tools: Path, folder: Path) -> str:
 
 
 def check_types(python: Path, tools: Path, folder: Path) -> None:
-    """Check the user's program against the installed wheel: this finds incomplete types that other checks miss."""
+    """Check the user's program, and every public name, against the installed wheel.
+
+    This finds incomplete types that other checks miss.
+    """
     folder.mkdir()
     shutil.copy(TYPED_PROGRAM, folder)
-    strict = {"typeCheckingMode": "strict", "include": [TYPED_PROGRAM.name]}
+    (folder / "every_name.py").write_text(every_name(), encoding="utf-8")
+    programs = [TYPED_PROGRAM.name, "every_name.py"]
+    strict = {"typeCheckingMode": "strict", "include": programs}
     (folder / "pyrightconfig.json").write_text(json.dumps(strict), encoding="utf-8")
-    run([sys.executable, "-m", "mypy", "--strict", "--python-executable", python, TYPED_PROGRAM.name], cwd=folder)
+    run([sys.executable, "-m", "mypy", "--strict", "--python-executable", python, *programs], cwd=folder)
     run([tools.with_name("basedpyright"), "--project", folder, "--pythonpath", python], cwd=folder)
+
+
+def every_name() -> str:
+    """Return a program that mentions every name of the front door."""
+    modules = [importlib.import_module(name) for name in FRONT_DOOR]
+    names = [f"    {module.__name__}.{name},\n" for module in modules for name in module.__all__]
+    return "".join(f"import {name}\n" for name in FRONT_DOOR) + f"\nNAMES: list[object] = [\n{''.join(names)}]\n"
 
 
 if __name__ == "__main__":

@@ -18,46 +18,42 @@ from headgate import (
     NO_RESTART,
     AttachedSidecar,
     CheckpointConfig,
-    CheckpointDeclinedByOperator,
-    CheckpointFailed,
     CheckpointStorage,
-    CompletedCheckpoint,
-    Confirmation,
-    ConfirmationTimeout,
     CoordinatorContext,
-    ExecutionAttempt,
     ExponentialDelay,
     FailureKind,
     FailureReason,
-    FileSinkCoordinator,
-    FileSinkOperator,
     FixedDelay,
-    GatewayFull,
     GatewayLimits,
     HeadgateError,
     LedgerConfig,
-    LiveGateways,
     OperatorCoordinator,
     OperatorHandle,
-    OutputNotCommitted,
     RecreateOnReset,
-    RequestFailed,
-    RestoreMode,
     Sidecar,
     SidecarConfig,
     SidecarRuntime,
     SourceCoordinator,
-    SplitEnumerator,
-    SplitEnumeratorContext,
     SplitReader,
     StaticSplitEnumerator,
-    StorageError,
     SubtaskContext,
     SubtaskGateway,
     SubtaskOperator,
 )
 from headgate.actors import Actor, ActorContext, ActorRef, ActorSystem, AskTimeout, Reply
 from headgate.actors.testing import deterministic_system, settle
+from headgate.errors import (
+    CheckpointDeclinedByOperator,
+    CheckpointFailed,
+    ConfirmationTimeout,
+    GatewayFull,
+    OutputNotCommitted,
+    RequestFailed,
+    StorageError,
+)
+from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sources import SplitEnumerator, SplitEnumeratorContext
+from headgate.types import CompletedCheckpoint, Confirmation, ExecutionAttempt, LiveGateways, RestoreMode
 
 
 class Rules(OperatorCoordinator):

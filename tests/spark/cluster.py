@@ -33,18 +33,24 @@ WORKER = "org.apache.spark.deploy.worker.Worker"
 class SparkProcess:
     """A JVM that runs one of Spark's main classes, with its output so far. Thread-safe.
 
-    ``inside``: the command that starts it in a separate network, if it needs one.
+    ``inside``: the command that starts it in a separate network, if it needs one. ``script``: one of Spark's own
+    scripts that starts it, instead of its main class.
     """
 
     def __init__(
-        self, arguments: list[str], environment: dict[str, str], folder: Path, inside: tuple[str, ...] = ()
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        folder: Path,
+        inside: tuple[str, ...] = (),
+        script: tuple[str, ...] = (),
     ) -> None:
         java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
-        jars = str(Path(pyspark.__file__).parent / "jars" / "*")
         self.lines: list[str] = []
         self._changed = threading.Condition()
+        jvm = (java, "-Xmx512m", *SHORT_LIVED_JVM.split(), *_module_options(), "-cp", _class_path())
         self._process = subprocess.Popen(
-            [*inside, java, "-Xmx512m", *SHORT_LIVED_JVM.split(), *_module_options(), "-cp", jars, *arguments],
+            [*inside, *(script or jvm), *arguments],
             env=environment,
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -160,6 +166,13 @@ class StandaloneCluster:
             "PYTHONPATH": str(ROOT),
             **self.environment,
         }
+
+
+def _class_path() -> str:
+    """The class path that Spark's own launcher makes. An archive of shared classes needs the same one."""
+    home = Path(pyspark.__file__).parent
+    first = sorted((home / "jars").glob("slf4j-api-*.jar"))
+    return os.pathsep.join(map(str, (home / "conf", *first, home / "jars" / "*")))
 
 
 def _module_options() -> list[str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Operators of the tests. They are module-level, so that Spark's closures carry them by value or by name."""
+"""Operators of the tests. They are module-level, so that Spark's closures carry their values or their names."""
 
 from __future__ import annotations
 

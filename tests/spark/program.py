@@ -9,15 +9,21 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from tests.spark.cluster import ROOT
 
+HANG_S = 450.0  # below pytest's own limit, which ends the tests and shows no stack of another process
+
 
 class Program:
-    """Runs a Python program in a separate session and reads its progress line by line."""
+    """Runs a Python program in a separate session and reads its progress line by line.
 
-    def __init__(self, *arguments: str) -> None:
+    After ``hang_s`` seconds it is killed, and the test's message shows the stacks of its threads and of its JVM's.
+    """
+
+    def __init__(self, *arguments: str, hang_s: float = HANG_S) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
@@ -29,6 +35,8 @@ class Program:
             env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONFAULTHANDLER": "1"},
         )
         self.said = ""
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._kill_if_it_hangs, args=(hang_s,))
 
     def read_until(self, text: str) -> None:
         assert self.process.stdout is not None
@@ -37,18 +45,26 @@ class Program:
             assert line, f"it has ended and never said {text!r}: {self.said}"
             self.said += line
 
-    def ends_with(self, status: int, within_s: float = 300.0) -> None:
-        """Fail unless it ends by itself with this status. If it hangs, the stacks of its threads are shown."""
+    def ends_with(self, status: int) -> None:
+        """Fail unless it ends by itself with this status."""
         assert self.process.stdout is not None
-        too_late = threading.Timer(within_s, self.process.send_signal, (signal.SIGABRT,))
-        too_late.start()
-        try:
-            self.said += self.process.stdout.read()  # communicate() would lose what read_until has buffered
-            self.process.wait(within_s)
-        finally:
-            too_late.cancel()
-            too_late.join()
+        self.said += self.process.stdout.read()  # communicate() would lose what read_until has buffered
+        self.process.wait()
         assert self.process.returncode == status, self.said
+
+    def _kill_if_it_hangs(self, hang_s: float) -> None:
+        if self._over.wait(hang_s):
+            return
+        for process in self.left_behind():
+            name, pid = process.rsplit(" ", 1)
+            if name == "java":
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGQUIT)
+        self._over.wait(5.0)  # for the JVM to write its stacks
+        self.process.send_signal(signal.SIGABRT)
+        self._over.wait(5.0)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def left_behind(self) -> list[str]:
         """The processes that still belong to its session."""
@@ -64,9 +80,12 @@ class Program:
         return found
 
     def __enter__(self) -> Program:
+        self._watcher.start()
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self._over.set()
+        self._watcher.join()
         if self.process.poll() is None or self.left_behind():
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``async with Sidecar(spark)``: actions in threads, several at once, cancelled ones, and the two usual mistakes."""
+"""``async with Sidecar(spark)``: actions in threads, concurrent ones, cancelled ones, and the two usual mistakes."""
 
 from __future__ import annotations
 

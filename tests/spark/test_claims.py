@@ -50,7 +50,7 @@ class Faithful(Listening):
 
 
 class Forger(SubtaskOperator):
-    """Takes the place of another subtask, and writes a state of its own. A coordinator that has let it in stops it."""
+    """Takes the place of another subtask, and writes its own state. A coordinator that has let it in stops it."""
 
     stopping = False
 
@@ -191,7 +191,7 @@ class ClaimFirst:
 
 
 class Doorkeeper(Script):
-    """Says in a file that the forger was accepted, and stops whoever comes after it."""
+    """Says in a file that the forger was accepted, and stops every later task."""
 
     def __init__(self, accepted: Path) -> None:
         super().__init__({}, [])

@@ -74,7 +74,7 @@ class Job:
         return self._rdd.mapPartitions(handle.subtask(Copying)).collect()
 
     def whole(self, error: BaseException | None = None) -> list[Any]:
-        """Run it in a sidecar of its own, whose block ``error`` leaves."""
+        """Run it in a separate sidecar, whose block ``error`` leaves."""
         with Sidecar(self._spark, self.config) as sidecar:
             result = self.run(sidecar.coordinate("op", self.coordinator, **self.options))
             if error is not None:

@@ -68,7 +68,7 @@ async def swallows_its_cancellation_once(release: threading.Event) -> None:
         await anyio.sleep_forever()
 
 
-async def swallows_its_cancellation_for_ever(release: threading.Event) -> None:
+async def swallows_its_cancellation_forever(release: threading.Event) -> None:
     while True:
         try:
             await anyio.sleep(1.0)
@@ -83,7 +83,7 @@ async def waits_for_a_thread(release: threading.Event) -> None:
 HOW: list[Callable[[threading.Event], Awaitable[None]]] = [
     waits,
     swallows_its_cancellation_once,
-    swallows_its_cancellation_for_ever,
+    swallows_its_cancellation_forever,
     waits_for_a_thread,
 ]
 

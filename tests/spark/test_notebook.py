@@ -136,7 +136,7 @@ def test_every_cell_can_be_run_again(notebook: Notebook, tmp_path: Path) -> None
             notebook.run(ENDLESS_JOB.format(folder=folder).replace("parallelism=1", "parallelism=1, replace=True"))
             (tmp_path / "closed").unlink()
     again = ENDLESS_JOB.format(folder=folder).replace("parallelism=1", "parallelism=1, replace=True")
-    assert "SidecarError: operator 'waiting' cannot be replaced while its run is on" in notebook.run(again)[0]
+    assert "SidecarError: operator 'waiting' cannot be replaced during a run" in notebook.run(again)[0]
     assert not (tmp_path / "closed").exists()
     notebook.run("spark.sparkContext.cancelAllJobs()")
     assert notebook.run(again)[0] == ""

@@ -9,6 +9,7 @@ import base64
 import logging
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,16 +25,22 @@ from protocol.facts import (
     FactsDropped,
     JobEnded,
     JobStarted,
+    StageCompleted,
     StageSubmitted,
     TaskEnded,
     TaskOutcome,
     TaskStarted,
     TaskState,
 )
+from spark_bridge import jvm_classes
 from spark_bridge.bridge.relay import Relay, RelayStopped, open_relay
 from spark_bridge.bridge.relay import janino as janino_relay
+from spark_bridge.connect.relay_jar import jar_bytes
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
+from tests.spark.operators import Listening
+from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 
@@ -54,7 +61,7 @@ async def a_relay(spark: SparkSession, **options: Any) -> AsyncIterator[tuple[Re
 
 
 def our_listeners(spark: SparkSession) -> list[str]:
-    """The class names of our own listeners on Spark's bus; a Python one is a proxy there."""
+    """The class names of our listeners on Spark's bus; a Python one is a proxy there."""
     listeners = spark.sparkContext._jsc.sc().listenerBus().listeners()
     names = [str(listener.getClass().getName()) for listener in listeners]
     return [name for name in names if "headgate" in name or "Proxy" in name]
@@ -69,6 +76,14 @@ def fail_one_and_hang_one(rows: Iterable[int]) -> Iterable[int]:
     if context.attemptNumber() == 0 and context.partitionId() == 2:
         threading.Event().wait(300)
     yield sum(rows)
+
+
+def fail_twice(rows: Iterable[int]) -> Iterable[int]:
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber() < 2:
+        raise ValueError("the first two attempts fail")
+    return rows
 
 
 def run_three_tasks(context: SparkContext) -> list[int]:
@@ -190,6 +205,87 @@ async def test_the_jvm_comes_back_after_a_broken_connection(spark: SparkSession)
         assert len(log.of(TaskStarted)) + relay.statistics.dropped >= 4
 
 
+UNKNOWN_STAGE = 10**6
+
+
+def task_facts(log: FactsLog) -> list[TaskStarted | TaskEnded]:
+    return [fact for fact in log.facts if isinstance(fact, TaskStarted | TaskEnded)]
+
+
+def successes(log: FactsLog) -> set[int]:
+    return {fact.task_attempt_id for fact in log.of(TaskEnded) if fact.outcome is TaskOutcome.SUCCESS}
+
+
+async def test_the_facts_of_a_stage_wait_until_it_is_watched(spark: SparkSession) -> None:
+    # H19: a task may register long after its start, and others may have failed before.
+    async with a_relay(spark, watched_only=True) as (relay, log), a_relay(spark) as (_, everything):
+        job = in_a_thread(run_three_tasks, spark.sparkContext)
+        hanging = await everything.wait_for(TaskStarted, lambda fact: fact.partition == 2)
+        await everything.wait_until(lambda: len(successes(everything)) == 2)
+        succeeded = successes(everything)
+        await relay.query_status(frozenset(), frozenset())
+        assert task_facts(log) == [], "nobody watches the stage"
+
+        await relay.watch(hanging.stage_id, hanging.task_attempt_id)
+        await relay.kill_task(hanging.task_attempt_id, "unresponsive")
+        assert await job == [3, 12, 21]
+        await log.wait_for(JobEnded)
+        await everything.wait_for(JobEnded)
+    expected = [fact for fact in task_facts(everything) if fact.task_attempt_id not in succeeded]
+    assert task_facts(log) == expected, "all but those of the tasks that had succeeded, in the order of the bus"
+    assert {fact.outcome for fact in log.of(TaskEnded)} == {
+        TaskOutcome.FAILED,
+        TaskOutcome.KILLED,
+        TaskOutcome.SUCCESS,
+    }
+    assert {type(fact) for fact in log.facts} >= {JobStarted, StageSubmitted, StageCompleted, JobEnded}
+
+
+async def test_a_task_that_a_peer_has_named_is_found_in_a_stage_that_nobody_watches(spark: SparkSession) -> None:
+    # H75: a claim to be this task in another stage is false.
+    async with a_relay(spark, watched_only=True) as (relay, log), a_relay(spark) as (_, everything):
+        job = in_a_thread(run_three_tasks, spark.sparkContext)
+        hanging = await everything.wait_for(TaskStarted, lambda fact: fact.partition == 2)
+        await everything.wait_for(TaskEnded, lambda fact: (fact.partition, fact.outcome) == (1, TaskOutcome.SUCCESS))
+        following = max(fact.task_attempt_id for fact in everything.of(TaskStarted)) + 1
+        await relay.watch(UNKNOWN_STAGE, hanging.task_attempt_id)
+        await relay.watch(UNKNOWN_STAGE, following)
+        await relay.kill_task(hanging.task_attempt_id, "unresponsive")
+        assert await job == [3, 12, 21]
+        await log.wait_for(JobEnded)
+    assert [fact.task_attempt_id for fact in task_facts(log)] == [hanging.task_attempt_id, following]
+    assert len(log.of(TaskStarted)) == 2
+
+
+async def test_facts_that_wait_are_bounded_and_what_is_displaced_is_counted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = janino_relay.source()
+    for before, after in (("TaskEventRelay", "SmallRelay"), ("HELD_FACTS_MAX = 50000", "HELD_FACTS_MAX = 2")):
+        assert before in source
+        source = source.replace(before, after)
+    monkeypatch.setattr(janino_relay, "source", lambda: source)
+    monkeypatch.setattr(janino_relay, "CLASS_NAME", "headgate.relay.SmallRelay")
+    monkeypatch.setattr(jvm_classes, "_compiled", weakref.WeakKeyDictionary())
+    async with a_relay(spark, watched_only=True) as (relay, log):
+        job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(fail_twice).collect())
+        assert await job == [0]
+        await log.wait_for(JobEnded)
+        # The start and the end of the first attempt, and the start of the second one, which displaces them.
+        await log.wait_until(lambda: relay.statistics.dropped == 3)
+    assert task_facts(log) == []
+
+
+def test_tasks_without_an_operator_cost_a_sidecar_no_facts(spark: SparkSession) -> None:
+    tasks = 40
+    with Sidecar(spark) as sidecar:
+        one_row_each(spark.sparkContext, tasks)
+        job = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+        sidecar.run(spark.sparkContext.parallelize([0], 1).mapPartitions(job.subtask(Listening)).collect)
+        facts = sidecar.status().relay.facts
+    assert 8 <= facts < tasks
+
+
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])
 async def test_a_closed_relay_has_left_the_bus(spark: SparkSession, kind: str) -> None:
     async with a_relay(spark, kind=kind) as (relay, log):
@@ -205,8 +301,8 @@ async def test_a_closed_relay_has_left_the_bus(spark: SparkSession, kind: str) -
 async def test_without_janino_the_py4j_listener_takes_over(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
-    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM where no relay was ever opened
+    monkeypatch.setattr(janino_relay, "source", lambda: "this is not Java")
+    monkeypatch.setattr(jvm_classes, "_compiled", {})  # as in a JVM where no relay was ever opened
     with structlog.testing.capture_logs() as lines:
         async with a_relay(spark) as (relay, log):
             assert relay.kind == "py4j"
@@ -245,3 +341,30 @@ async def test_no_key_appears_in_the_log_of_py4j(
     for text in (key.hex(), base64.b64encode(key).decode(), repr(key)[2:-1]):
         assert text not in caplog.text
     assert os.listdir(tmp_path) == [], "the file with the key is gone"
+
+
+def test_the_precompiled_relay_is_what_janino_compiles(spark: SparkSession, tmp_path: Path) -> None:
+    """The same interface: a Java feature that one compiler takes in another way would show here."""
+    jvm: Any = spark.sparkContext._jvm
+    path = tmp_path / "relay.jar"
+    path.write_bytes(jar_bytes())
+    parent = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(parent)
+    compiler.cook(janino_relay.source())
+    urls = spark.sparkContext._gateway.new_array(jvm.java.net.URL, 1)  # type: ignore[union-attr]
+    urls[0] = jvm.java.io.File(str(path)).toURI().toURL()
+    jar = jvm.java.net.URLClassLoader(urls, parent)
+
+    def members(loader: Any, name: str) -> set[str]:
+        """All that are not private: Janino writes private ones in its own way, for access from nested classes."""
+        found = loader.loadClass(name)
+        every = [*found.getDeclaredMethods(), *found.getDeclaredFields(), *found.getDeclaredConstructors()]
+        return {str(member.toString()) for member in every if not member.isSynthetic()}
+
+    for nested in ("", "$Record", "$Link", "$Credentials", "$Pin"):
+        name = janino_relay.CLASS_NAME + nested
+        compiled = {member for member in members(jar, name) if not member.startswith("private ")}
+        assert compiled
+        assert compiled <= members(compiler.getClassLoader(), name)
+    jar.close()

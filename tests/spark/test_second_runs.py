@@ -162,12 +162,12 @@ class BreaksInTheMiddle(TreeSource):
             raise RuntimeError("in the middle of the tree")
 
 
-@pytest.mark.parametrize("behind", ["the result", pytest.param("a shuffle", marks=pytest.mark.long)])
-def test_a_restart_enumerates_its_splits_again(spark: SparkSession, behind: str) -> None:  # H68, H15
+@pytest.mark.parametrize("after", ["the result", pytest.param("a shuffle", marks=pytest.mark.long)])
+def test_a_restart_enumerates_its_splits_again(spark: SparkSession, after: str) -> None:  # H68, H15
     source = BreaksInTheMiddle()
     with coordinated(spark, source, 2) as job:
         rdd = job.tasks(TreeReader)
-        if behind == "a shuffle":
+        if after == "a shuffle":
             rdd = rdd.keyBy(lambda node: node).partitionBy(2).values()
         rows = job.sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=2, delay_s=0.0))
     assert sorted(rows) == list(range(NODES))

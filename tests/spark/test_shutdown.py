@@ -72,7 +72,7 @@ async def test_a_sidecar_cannot_be_entered_with_and_async_with_together(spark: S
     async with sidecar:
         with pytest.raises(SidecarError, match="already running"):
             sidecar.__enter__()
-        with pytest.raises(SidecarNotRunning, match="entered with `async with`: await the methods"):
+        with pytest.raises(SidecarNotRunning, match=r"entered with `async with ... as sidecar`: await the methods"):
             sidecar.coordinate("op", Recorder(), parallelism=1)
 
 

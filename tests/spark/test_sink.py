@@ -20,8 +20,8 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import CoordinatorStartError
-from spark_bridge.sink.coordinator import FileSinkCoordinator
-from spark_bridge.sink.operator import FileSinkOperator
+from spark_bridge.sinks.files.coordinator import FileSinkCoordinator
+from spark_bridge.sinks.files.task import FileSinkOperator
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,8 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 import headgate
-from headgate import OutputNotCommitted, Sidecar, SidecarConfig, SidecarError
+from headgate import Sidecar, SidecarConfig
+from headgate.errors import OutputNotCommitted, SidecarError
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.driver import started
 from spark_bridge.errors import SidecarNotRunning
@@ -255,7 +256,7 @@ def test_an_operator_is_not_replaced_while_its_run_is_on(spark: SparkSession) ->
     sidecar.coordinate("idle", Recorder(), parallelism=1)
     action = Action(lambda: collect(spark, handle))
     coordinator.wait_for(lambda story: any(call[0] == "event" for call in story))
-    with pytest.raises(SidecarError, match="'op' cannot be replaced while its run is on: wait until the action has"):
+    with pytest.raises(SidecarError, match="'op' cannot be replaced during a run: wait until the action has"):
         sidecar.coordinate("op", Recorder(), parallelism=1, replace=True)
     sidecar.coordinate("idle", Recorder(), parallelism=1, replace=True)  # the run of another one does not matter
     coordinator.say(["stop"])

@@ -25,7 +25,6 @@ def exiting(job: str, how: str) -> Program:
     ("job", "how", "status"),
     [
         (IN_A_THREAD, "return", 0),
-        (IN_A_THREAD, "sys.exit", 3),
         (IN_A_THREAD, "raise", 1),
         (IN_A_THREAD, "SIGTERM", 5),  # the program has a handler that exits
         ("a job in a pool", "return", 0),
@@ -70,11 +69,10 @@ def test_code_that_never_returns_does_not_keep_the_interpreter(job: str) -> None
     assert "exit_program.py" in program.said  # the place is named
 
 
-@pytest.mark.parametrize(("how", "status"), [("os._exit", 4), ("SIGKILL", -signal.SIGKILL)])
-def test_an_end_without_python_leaves_nothing_either(how: str, status: int) -> None:  # H120
-    with exiting(IN_A_THREAD, how) as program:
+def test_an_end_without_python_leaves_nothing_either() -> None:  # H120
+    with exiting(IN_A_THREAD, "SIGKILL") as program:
         program.read_until("they talk")
-        program.ends_with(status)
+        program.ends_with(-signal.SIGKILL)
         wait_until_nobody_is_left(program)
     assert "told ('close',)" not in program.said
 

@@ -25,7 +25,7 @@ pytestmark = [
 ]  # up to six attempts, each of which Spark has to kill
 
 FAILURES_MAX = 3  # set by the master of the fixture
-FOR_EVER = 10**18
+ENDLESS = 10**18
 FOR_SECONDS = 3 * 10**8
 IMPATIENT = GatewayLimits(confirm_timeout_s=1.0)
 
@@ -72,7 +72,7 @@ def check_text(text: str) -> None:
 
 def test_a_task_that_is_killed_again_and_again_fails_the_job_with_its_cause(spark: SparkSession) -> None:
     """H69: Spark does not count kills, so Headgate does; the limit is that of the master."""
-    script = Pressing(FOR_EVER)
+    script = Pressing(ENDLESS)
     with (
         structlog.testing.capture_logs() as lines,
         coordinated(spark, script, config=SidecarConfig(gateway=IMPATIENT)) as job,
@@ -98,7 +98,7 @@ def test_a_task_that_is_killed_again_and_again_fails_the_job_with_its_cause(spar
 
 def test_a_run_that_fails_for_its_kills_is_restarted_with_a_new_count(spark: SparkSession) -> None:
     """H69, H15: for ``Sidecar.run`` it is a failed run like any other."""
-    script = Pressing(FOR_EVER, cured=True)
+    script = Pressing(ENDLESS, cured=True)
     with coordinated(spark, script, config=SidecarConfig(gateway=IMPATIENT)) as job:
         results = job.sidecar.run(job.tasks().collect, restart=FixedDelay(restarts_max=1, delay_s=0))
 

@@ -7,7 +7,9 @@ After each of these tests the driver is as it was before: no thread, socket or l
 
 from __future__ import annotations
 
+import pickle
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,7 +28,6 @@ from actors.coordination import (
     StaticSplitEnumerator,
     SubtaskGateway,
 )
-from spark_bridge.bridge.relay import RelayError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import CoordinatorStartError, SidecarError
@@ -221,7 +222,7 @@ def test_a_split_reader_without_its_context_says_which_call_is_missing(spark: Sp
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
     with coordinated(spark, source) as job:
         text = what_the_user_reads(job.tasks(ForgetsTheContext, "row").collect)
-    assert "ForgetsTheContext.open() has not kept its context: call super().open(context, state)" in text
+    assert "ForgetsTheContext.open() did not store its context: call super().open(context, state)" in text
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -
 
 
 @pytest.mark.long
-def test_a_coalesce_behind_the_subtasks_is_refused_as_too_few_partitions(spark: SparkSession) -> None:
+def test_a_coalesce_after_the_subtasks_is_refused_as_too_few_partitions(spark: SparkSession) -> None:
     # H58
     with coordinated(spark, Script({}, ["stop"]), 2) as job:
         text = what_the_user_reads(job.tasks().coalesce(1).collect)
@@ -426,12 +427,6 @@ def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out
     assert recorder.story == [("start",), ("close",)]
 
 
-def test_a_connect_session_is_refused_on_entering() -> None:  # spark-facts 5
-    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(RelayError, match=r"SparkSession\.builder\.master"):
-        Sidecar(connect).__enter__()
-
-
 @pytest.mark.parametrize("thing", [None, "local[2]", SparkSession])
 def test_an_object_that_is_not_a_session_is_refused_on_entering(thing: Any) -> None:
     with pytest.raises(TypeError, match="is neither a SparkSession nor a SparkContext"):
@@ -447,10 +442,10 @@ def test_a_missing_worker_python_is_reported_before_any_task(
 
 
 def test_a_worker_python_without_msgpack_is_reported_before_any_task(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # spark-facts 21: PYSPARK_PYTHON is not set, so Spark would use the python3 of the PATH
-    bare = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(SidecarError, match=r"lacks what a subtask needs \(.*msgpack.*\): set PYSPARK_PYTHON="):
         Sidecar(spark).__enter__()
 
@@ -465,3 +460,19 @@ def test_a_worker_python_of_another_version_is_reported_before_any_task(
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     with pytest.raises(SidecarError, match=rf"\(Python 3\.9\), but the driver runs Python {here}: set PYSPARK_PYTHON="):
         Sidecar(spark).__enter__()
+
+
+# --- the driver's objects in a function for a task ------------------------------------------------------------------
+
+
+def _uses(what: Any, item: Any) -> Any:
+    return what.statistics()
+
+
+def test_a_task_function_that_uses_the_sidecar_or_a_handle_is_refused_with_the_alternative(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+        what: Any
+        for what in (sidecar, handle):
+            with pytest.raises(pickle.PicklingError, match=rf"a {type(what).__name__} stays on the driver.*subtask\("):
+                one_task_each(spark, 1).map(partial(_uses, what)).collect()

@@ -4,23 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
 import pytest
 
-from tests.spark_bridge.s3 import s3_server
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem
+from tests.spark_bridge.storage.checkpoints import HookedAzure, HookedFileSystem, HookedStore, HookedWholeFileSystem
 
 fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, Any]]:
-    """The options of a filesystem on an object store that speaks S3."""
-    with s3_server() as options:
-        yield options
+fsspec.register_implementation("whole", HookedWholeFileSystem, clobber=True)
+fsspec.register_implementation("store", HookedStore, clobber=True)
+fsspec.register_implementation("azure", HookedAzure, clobber=True)
 
 
 @pytest.fixture
@@ -30,4 +25,4 @@ def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run_here(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
-    monkeypatch.setattr("spark_bridge.sink.committer.run_sync", run_here)
+    monkeypatch.setattr("spark_bridge.sinks.two_phase.driver.run_sync", run_here)

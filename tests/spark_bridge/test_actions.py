@@ -46,7 +46,7 @@ def test_a_failure_between_two_jobs_belongs_to_the_action_that_ran_the_operator_
     story.begin_action("a", None)
     story.start("words", 1, "a")
     story.end("words", 1, succeeded=True)
-    story.failed("words", ValueError("behind the run"))
+    story.failed("words", ValueError("after the run"))
     assert story.count("a") == 1
     story.end_action("a")
     story.begin_action("b", None)

@@ -87,7 +87,7 @@ async def a_process(config: SidecarConfig | None = None) -> AsyncIterator[Served
         ("failure", HONEST),
         ("checkpoint", [HONEST, 1.0]),
         ("savepoint", [HONEST, "/anywhere", 1.0]),
-        ("request", [HONEST, "from another driver", 1.0]),
+        ("request", [HONEST, "from another driver", 1.0, None]),
         ("uncommitted", None),
     ],
 )
@@ -100,7 +100,7 @@ async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method
         (runtime,), (coordinator,) = served.runtimes, served.coordinators
         assert runtime.knows_action(ACTION)
         assert not runtime.knows_action("another action")
-        assert await driver.ask("request", [HONEST, "from its own", 1.0]) == "from its own"
+        assert await driver.ask("request", [HONEST, "from its own", 1.0, None]) == "from its own"
         assert coordinator.requests == ["from its own"]
 
 
@@ -115,8 +115,8 @@ async def test_somebody_who_looks_sees_the_status_and_changes_nothing() -> None:
             assert list(seen.operators) == list(own.operators) == [HONEST]
             assert seen.operators[HONEST].parallelism == PARALLELISM[HONEST]
             with pytest.raises(SidecarError, match="no longer attached"):
-                await onlooker.ask("request", [HONEST, "more than a look", 1.0])
-            assert await driver.ask("request", [HONEST, 1, 1.0]) == 1
+                await onlooker.ask("request", [HONEST, "more than a look", 1.0, None])
+            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
             assert len(served.runtimes) == 1
 
 
@@ -129,7 +129,7 @@ async def test_another_driver_neither_replaces_the_attached_one_nor_detaches_it(
                 await other.ask(method)
         else:
             assert await other.ask(method) is None
-        assert await driver.ask("request", [HONEST, 1, 1.0]) == 1
+        assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
         assert len(served.runtimes) == 1
 
 
@@ -137,11 +137,11 @@ async def test_the_driver_before_is_refused_when_the_next_one_is_served() -> Non
     async with a_process() as served:
         before = PlayedDriver(served.address)
         async with before:
-            assert await before.ask("request", [HONEST, "first", 1.0]) == "first"
+            assert await before.ask("request", [HONEST, "first", 1.0, None]) == "first"
         async with PlayedDriver(served.address) as driver:
             with pytest.raises(SidecarError, match="no longer attached"):
-                await before.ask("request", [HONEST, "late", 1.0])
-            assert await driver.ask("request", [HONEST, "second", 1.0]) == "second"
+                await before.ask("request", [HONEST, "late", 1.0, None])
+            assert await driver.ask("request", [HONEST, "second", 1.0, None]) == "second"
         assert [coordinator.requests for coordinator in served.coordinators] == [["first"], ["second"]]
 
 

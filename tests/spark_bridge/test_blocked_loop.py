@@ -41,7 +41,7 @@ def test_the_line_that_blocks_the_loop_is_named_while_it_does(loop_factory: Call
         lag.start()
         watch = BlockedLoopWatch(lag)
         block_until(lambda: len(events(logs, "event loop blocked")) == 2)
-        while not events(logs, "event loop turns again"):  # noqa: ASYNC110 - another thread writes it
+        while not events(logs, "event loop unblocked"):  # noqa: ASYNC110 - another thread writes it
             await anyio.sleep(0.01)
         watch.close()
         watch.close()
@@ -59,7 +59,7 @@ def test_the_line_that_blocks_the_loop_is_named_while_it_does(loop_factory: Call
     own = loop_factory is SidecarLoop
     assert ("call_async" in first["hint"]) is own
     assert ("`await sidecar.run(action)`" in first["hint"]) is not own
-    assert events(logs, "event loop turns again")[0]["blocked_s"] >= 2.0
+    assert events(logs, "event loop unblocked")[0]["blocked_s"] >= 2.0
 
 
 @LOOPS

@@ -22,13 +22,13 @@ from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.subtask.types import SnapshotTaken
 from protocol.wire.messages import Registered, RestoreMode
-from spark_bridge.sink.coordinator import FileSinkCoordinator
-from spark_bridge.sink.errors import SinkFileLost
-from spark_bridge.sink.writer import SinkWriter
+from spark_bridge.sinks.files.coordinator import FileSinkCoordinator
+from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.two_phase.errors import SinkFileLost
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, WriteOptions, read_file
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import World
-from tests.spark_bridge.sink.kit import rows_of, staged, take_visible, visible
+from tests.spark_bridge.sinks.files.kit import rows_of, staged, take_visible, visible
 from tests.spark_bridge.storage.checkpoints import hooked, interrupted
 
 pytestmark = pytest.mark.usefixtures("without_threads")

@@ -86,7 +86,7 @@ def test_check_lets_a_task_ask_its_coordinator() -> None:
         "sidecar and task",
         "Headgate works here.",
     ]
-    assert "ok, a task asked its coordinator and received the answer" in done.stdout
+    assert "ok, a task sent its coordinator a request and received the answer" in done.stdout
 
 
 @pytest.mark.long

@@ -47,6 +47,9 @@ class StandIn:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         await self.kill_task(job_id, reason)
 
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        await self.kill_task(task_attempt_id, "")
+
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 

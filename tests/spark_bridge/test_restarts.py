@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -13,6 +14,10 @@ from protocol.restart import FixedDelay
 from spark_bridge.driver.restarts import Restarter, run_blocking
 from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import StorageFenced
+
+
+def unmarked(action_id: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class Runs:
@@ -143,7 +148,7 @@ def test_a_blocking_run_calls_the_action_again_on_the_calling_thread() -> None:
             raise RuntimeError("job aborted")
         return "done"
 
-    assert run_blocking(runs, FixedDelay(restarts_max=1, delay_s=0.0), action, None) == "done"
+    assert run_blocking(runs, FixedDelay(restarts_max=1, delay_s=0.0), action, unmarked) == "done"
     assert threads == [threading.get_ident()] * 2
 
 
@@ -154,5 +159,5 @@ def test_a_blocking_run_ends_its_action_when_it_is_interrupted() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_blocking(runs, FixedDelay(), action, None)
+        run_blocking(runs, FixedDelay(), action, unmarked)
     assert runs.ended

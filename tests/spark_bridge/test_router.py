@@ -114,7 +114,7 @@ def test_messages_of_an_ended_attempt_are_dropped_and_counted() -> None:  # H3
     scene.hang_up(line)
     assert scene.gateway.messages == []
     assert scene.router.messages_dropped == 2
-    assert len(scene.bridge.messages) == 1, "its end is no abandoned registration"
+    assert len(scene.bridge.messages) == 1, "its end is not an abandoned registration"
     assert scene.router.gateway_count == 0
 
 

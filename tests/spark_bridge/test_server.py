@@ -258,8 +258,8 @@ async def test_an_immediate_message_leaves_together_with_the_queue(
 
     def send() -> None:
         connection.send(first)
-        connection.send(second, at_once=True)
-        connection.send(third, at_once=True)
+        connection.send(second, immediately=True)
+        connection.send(third, immediately=True)
 
     assert await written_by(connection, monkeypatch, send) == [[first, second], [third], []]
 

@@ -194,7 +194,7 @@ async def test_the_server_itself_checks() -> None:  # H62
         await running.handler.until(lambda: running.handler.messages == [Confirm(7, 1)])
 
 
-async def test_small_messages_between_the_parts_are_no_progress_of_a_large_one() -> None:  # H62, H113
+async def test_small_messages_between_the_parts_are_not_progress_of_a_large_one() -> None:  # H62, H113
     async with a_running_server(NO_CHECKS) as running:
         peer, connection = await a_task(running)
         peer.writer.write(FRAME[: PROGRESS_BYTES + 1000])

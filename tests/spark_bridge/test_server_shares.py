@@ -45,7 +45,7 @@ async def test_a_single_message_waits_for_one_share_of_four_floods() -> None:  #
         await running.handler.until(lambda: len(running.handler.messages) == 4 * FLOOD + 1)
 
 
-async def test_a_message_that_comes_in_the_midst_of_a_flood_waits_for_few_shares() -> None:  # H65
+async def test_a_message_that_comes_in_the_middle_of_a_flood_waits_for_few_shares() -> None:  # H65
     sent_after: list[int] = []
 
     async with a_running_server() as running:
@@ -122,7 +122,7 @@ async def test_what_came_before_a_reset_is_handed_over() -> None:  # H24
 
         def reset(connection: Connection, messages: list[UpMessage]) -> None:
             peer.writer.transport.abort()
-            connection.send(Confirm(7, 1), at_once=True)  # sooner or later this fails
+            connection.send(Confirm(7, 1), immediately=True)  # sooner or later this fails
 
         running.handler.on_messages = reset
         peer.writer.write(flood(7))

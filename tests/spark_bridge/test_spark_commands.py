@@ -13,7 +13,7 @@ from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
 from protocol.facts import TaskPlace
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
-from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
+from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 
 
 class Spark:
@@ -28,6 +28,9 @@ class Spark:
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self._answer(f"cancel {job_id}: {reason}")
+
+    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        self._answer(f"watch stage {stage_id} and task {task_attempt_id}")
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> Any:
         self._answer("look")
@@ -48,11 +51,15 @@ class Asker(Actor[Any]):
         match message:
             case KillTask() | CancelJobs() | QueryStatus():
                 self.commands.ask(context, message)
-            case CommandFailed() | KillCommand() | CancelCommand():
+            case (stage_id, task_attempt_id):
+                self.commands.watch(context, stage_id, task_attempt_id)
+            case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
                 self.commands.handle(context, message)
 
 
-async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *, within_s: float) -> list[str]:
+async def asked_of(
+    spark: Spark, effect: KillTask | CancelJobs | QueryStatus | tuple[int, int], *, within_s: float
+) -> list[str]:
     async with deterministic_system() as kit:
         kit.system.spawn(lambda: Asker(spark)).tell(effect)
         await kit.run_until_idle()
@@ -72,6 +79,13 @@ async def test_each_job_is_cancelled_and_only_failures_are_repeated() -> None:  
     spark = Spark(RelayError("no answer"))
     asked = await asked_of(spark, CancelJobs((1, 2), "failed"), within_s=3600.0)
     assert asked == ["cancel 1: failed", "cancel 2: failed", "cancel 1: failed"]
+
+
+@pytest.mark.asyncio
+async def test_a_stage_is_named_again_until_the_relay_has_taken_note() -> None:
+    """H19: without its facts, each decision about the stage's tasks would wait for a look at Spark's records."""
+    spark = Spark(RelayError("no answer"))
+    assert await asked_of(spark, (3, 7), within_s=3600.0) == ["watch stage 3 and task 7"] * 2
 
 
 @pytest.mark.asyncio

@@ -255,7 +255,7 @@ async def test_a_driver_without_the_secret_learns_nothing() -> None:  # H61
 
 
 async def test_a_late_answer_is_an_error() -> None:  # H48
-    with pytest.raises(SidecarUnreachable, match="went away before it answered 'hang'"):
+    with pytest.raises(SidecarUnreachable, match="stopped before it answered 'hang'"):
         await asked("hang", timeout_s=0.2)
 
 

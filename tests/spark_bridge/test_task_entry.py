@@ -81,7 +81,7 @@ class Async(SubtaskOperator):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (dict, "made a dict; a subtask needs a SubtaskOperator"),
+        (dict, "returned a dict; a subtask needs a SubtaskOperator"),
         (lambda: Async(), r"Async.process() is an async generator"),  # noqa: PLW0108 - a class is checked before
     ],
 )

@@ -8,6 +8,7 @@ import asyncio
 import http.client
 import http.server
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import structlog.testing
 from pyspark.sql import SparkSession
 
 from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
+from spark_bridge import jvm_classes
 from spark_bridge.observability import spark_ui
 from tests.browser.fixtures import NewVisit, Visit
 from tests.spark.actions import Action, one_task_each
@@ -330,7 +332,7 @@ def test_without_a_tab_the_job_runs_and_one_line_says_why(
 ) -> None:
     ui = "false" if trouble == "off" else "true"
     spark = spark_on("local[2,3]", spark_ui_enabled=ui, spark_ui_port="0")
-    monkeypatch.setattr(spark_ui, "_compiled", {})
+    monkeypatch.setattr(jvm_classes, "_compiled", {})
     if trouble == "not compiled":
         monkeypatch.setattr(spark_ui, "_source", lambda: "public class Broken {")
     if trouble == "refused":
@@ -340,10 +342,10 @@ def test_without_a_tab_the_job_runs_and_one_line_says_why(
         with Sidecar(spark) as sidecar:
             handle = sidecar.coordinate("crawl", coordinator, parallelism=2)
             assert len(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect()) == 2
-            while not any("in Spark's UI" in line["event"] for line in lines):
-                pass
-    (said,) = [line for line in lines if "in Spark's UI" in line["event"]]
-    assert (said["event"], said["log_level"]) == ("no tab in Spark's UI", "info")
+            while not any("Spark UI tab" in line["event"] for line in lines):
+                time.sleep(0.01)
+    (said,) = [line for line in lines if "Spark UI tab" in line["event"]]
+    assert (said["event"], said["log_level"]) == ("Spark UI tab not opened", "info")
     assert {"off": "spark.ui.enabled", "not compiled": "CompileException", "refused": "NoSuchClass"}[trouble] in said[
         "cause"
     ]

@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 
 from headgate import (
     CheckpointConfig,
-    CheckpointFailed,
     CoordinatorContext,
     GatewayLimits,
     OperatorCoordinator,
@@ -33,6 +32,7 @@ from headgate import (
     SubtaskContext,
     SubtaskOperator,
 )
+from headgate.errors import CheckpointFailed
 from tests.spark.actions import Action, one_task_each
 from tests.spark.faults.network import Line
 from tests.spark.operators import Listening
@@ -452,10 +452,10 @@ def test_a_stopped_process_has_not_confirmed_an_event_and_the_log_says_so_unaske
         with stopped(process_of(script)):
             script.say(["are you there"])
             sentence = until_said(sidecar, "confirmed")
-            while not any(line["event"] == "nothing moves" for line in lines):
+            while not any(line["event"] == "no progress" for line in lines):
                 sidecar.status()
         assert sentence.startswith("subtask 0 has not confirmed an event for ")
-        said = [line for line in lines if line["event"] == "nothing moves"]
+        said = [line for line in lines if line["event"] == "no progress"]
         assert said[0]["log_level"] == "warning"
         assert said[0]["why"].startswith("subtask 0 has not confirmed an event for ")
         script.say(["stop"])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SidecarError, SubtaskContext, SubtaskOperator
+from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
+from headgate.errors import SidecarError
 from tests.spark_bridge.observability.trace_reader import events_of, query
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import FixedDelay, Group, GroupMember, PeerLost, Sidecar
+from headgate import FixedDelay, Group, GroupMember, Sidecar
+from headgate.errors import PeerLost
 from spark_bridge.primitives.group.ring import listen
 from tests.spark.conftest import SparkOn
 
@@ -25,13 +26,19 @@ pytestmark = pytest.mark.spark
 STEPS = 12
 
 
+def executor_pid() -> int:
+    """The JVM that started the daemon of this worker."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3])
+
+
 def train(member: GroupMember, fatal: dict[tuple[int, int], Path]) -> int:
     step, model = (0, 1) if member.checkpoint is None else json.loads(member.checkpoint.blob)
     while step < STEPS:
         marker = fatal.get((step, member.rank))
         if marker is not None and not marker.exists():
             marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(executor_pid() if marker.name == "executor" else os.getpid(), signal.SIGKILL)
+            signal.pause()  # until the worker follows its executor
         model = sum(member.all_gather(model * (member.rank + 1) % 1000003)) % 1000003
         step += 1
         member.save(step, json.dumps([step, model]).encode())
@@ -181,6 +188,21 @@ def test_a_barrier_stage_that_is_run_again_goes_on_from_the_checkpoint(spark: Sp
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_the_model_is_the_same_though_an_executor_is_killed_in_the_middle(spark_on: SparkOn, tmp_path: Path) -> None:
+    """H102 H104 H105"""
+    spark = spark_on("local-cluster[2,1,1024]", spark_task_maxFailures="4")
+    with Sidecar(spark) as sidecar:
+        group = sidecar.group("train", 2)
+        job = sidecar.coordinate("training", parallelism=2, uses=[group])
+        rdd = spark.sparkContext.parallelize(range(2), 2)
+        fatal = {(5, 1): tmp_path / "executor"}
+        ended = sorted(sidecar.run(rdd.mapPartitions(job.subtask(work(group, fatal))).collect))
+    assert (tmp_path / "executor").exists()
+    assert [model for _, model, _ in ended] == [trained(2)] * 2
+    assert sum(len(lost) for _, _, lost in ended) == 1, ended
+
+
 def test_a_lost_shuffle_output_is_computed_alone_from_the_last_step(spark_on: SparkOn, tmp_path: Path) -> None:
     """H106 H56: Spark keeps the results of the other member, and computes those of one again."""
     spark = spark_on("local-cluster[2,1,1024]", spark_task_maxFailures="4")
@@ -197,7 +219,7 @@ def test_a_lost_shuffle_output_is_computed_alone_from_the_last_step(spark_on: Sp
             except FileExistsError:
                 yield from found
             else:
-                os.kill(int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3]), signal.SIGKILL)
+                os.kill(executor_pid(), signal.SIGKILL)
 
         shuffled = rdd.map(lambda row: (row[0], row[1])).groupByKey(2).mapValues(list).mapPartitions(kill_an_executor)
         assert sorted(sidecar.run(shuffled.collect)) == [(0, [trained(2)]), (1, [trained(2)])]

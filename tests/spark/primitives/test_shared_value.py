@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate import SharedValue, Sidecar, SubtaskContext
+from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES
 
 pytestmark = pytest.mark.spark
 
@@ -79,6 +83,30 @@ def test_a_large_value_reaches_every_task(spark: SparkSession) -> None:
         assert rdd.mapPartitions(job.subtask(apply)).collect() == [(sum(range(256)) * 4, "first")] * 4
         shared.update(lambda value: {**value, "name": "second"})
         assert rdd.mapPartitions(job.subtask(apply)).collect() == [(sum(range(256)) * 4, "second")] * 4
+
+
+def test_a_new_worker_reads_what_another_one_of_its_executor_has_fetched(spark: SparkSession, tmp_path: Path) -> None:
+    """H110"""
+    with Sidecar(spark) as sidecar:
+        shared = sidecar.shared("model", {"weights": random.Random(3).randbytes(4 << 20)})
+        job = sidecar.coordinate("apply", parallelism=2, uses=[shared])
+
+        def apply(context: SubtaskContext, records: Iterator[int]) -> Iterator[tuple[int, int]]:
+            marker = tmp_path / f"{context.subtask}"
+            if (tmp_path / "all may die").exists() and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield os.getpid(), len(shared.get()["weights"])
+
+        rdd = spark.sparkContext.parallelize(range(2), 2)
+        first = rdd.mapPartitions(job.subtask(apply)).collect()
+        sent = job.statistics()["events_sent"]
+        assert sent >= 4 * (1 << 20) / CHUNK_BYTES, "somebody has fetched it"
+        (tmp_path / "all may die").touch()
+        second = rdd.mapPartitions(job.subtask(apply)).collect()
+        assert [size for _, size in first + second] == [4 << 20] * 4
+        assert not {pid for pid, _ in first} & {pid for pid, _ in second}, "new processes"
+        assert job.statistics()["events_sent"] == sent + 4, "an offer for each of four attempts, and no chunk"
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ def test_counters_are_shown_as_rates_and_gauges_as_they_are() -> None:
             assert counts == bool(re.search(rf"(rate|increase)\({name}", query)), panel
 
 
-def test_panels_have_titles_descriptions_and_room_of_their_own() -> None:
+def test_panels_have_titles_descriptions_and_do_not_overlap() -> None:
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
     taken: set[tuple[int, int]] = set()

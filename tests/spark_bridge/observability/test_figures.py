@@ -23,6 +23,7 @@ from spark_bridge.observability.status import (
     LatencyStatus,
     RegistrationStatus,
     SidecarStatus,
+    SourceStatus,
 )
 from spark_bridge.observability.status_server import Request, Unavailable
 from tests.spark_bridge.observability.statuses import NOW, attempt, checkpoint, operator, run, sidecar
@@ -37,6 +38,7 @@ def busy() -> SidecarStatus:
         run=run(registrations=(RegistrationStatus(3, 103, 2.0, "the end of the attempt before"),)),
         call=CallStatus("handle_request(subtask=1)", 40.0, "crawl.py:31"),
         queued=5,
+        sources={"read": SourceStatus(7, 3, 4096)},
         attempts=(
             attempt(0, events_unconfirmed=2, unconfirmed_since_at=NOW - 1.5, events_held=1, bytes=100),
             attempt(
@@ -93,7 +95,7 @@ def test_labels_are_bounded_whatever_the_parallelism() -> None:
 
     assert series(4) == series(1000) < 120
     labels = {label for family in FAMILIES for label in family.labels}
-    assert labels == {"operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls"}
+    assert labels == {"operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls", "stage"}
 
 
 def test_every_count_of_the_status_is_a_figure() -> None:

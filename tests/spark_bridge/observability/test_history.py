@@ -176,7 +176,7 @@ def test_what_it_cannot_read_is_said_with_a_way_out(
         ("log.lz4", "spark.eventLog.compression.codec=zstd"),
         ("text", "not an event log"),
         ("list", "not an event log"),
-        ("empty", "no event of an application's start"),
+        ("empty", "no event for the start of an application"),
         ("missing", "spark.eventLog.dir"),
         ("", "eventlog_v2_APPLICATION"),
     ):

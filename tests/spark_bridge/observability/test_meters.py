@@ -12,7 +12,7 @@ import pytest
 
 from actors.coordination import LatencyRecorder
 from spark_bridge.observability import meters
-from spark_bridge.observability.meters import ACCURACY, BINS, SAMPLES_AT_ONCE_MAX, LatencySketch, LoopLag, Rates
+from spark_bridge.observability.meters import ACCURACY, BINS, SAMPLES_TOGETHER_MAX, LatencySketch, LoopLag, Rates
 
 
 def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> None:
@@ -43,7 +43,7 @@ def test_a_histogram_counts_each_quarter_of_a_decade_and_what_lies_beyond() -> N
 def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
     recorder = LatencyRecorder()
     sketch = LatencySketch(recorder)
-    count = 5 * SAMPLES_AT_ONCE_MAX
+    count = 5 * SAMPLES_TOGETHER_MAX
     for number in range(count):
         recorder.record(float(number + 1))
     status = sketch.status()

@@ -8,12 +8,13 @@ import pytest
 
 from spark_bridge.observability.figures import FAMILIES
 from spark_bridge.observability.spark_metrics import gauges
-from spark_bridge.observability.status import LatencyStatus
+from spark_bridge.observability.status import LatencyStatus, SourceStatus
 from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
 
 
 def test_every_figure_is_a_gauge_under_its_operator() -> None:
-    found = gauges(sidecar(operator(confirm=LatencyStatus(3, 250.0, 900.0, 2000.0, 1000.0))))
+    confirm, sources = LatencyStatus(3, 250.0, 900.0, 2000.0, 1000.0), {"": SourceStatus(7, 3, 4096)}
+    found = gauges(sidecar(operator(confirm=confirm, sources=sources)))
     for family in FAMILIES:
         head = "headgate.crawl" if "operator" in family.labels else "headgate"
         if family.name not in ("run_start_time_seconds", "last_checkpoint_id") and "last_" not in family.name:
@@ -22,6 +23,7 @@ def test_every_figure_is_a_gauge_under_its_operator() -> None:
     assert found["headgate.crawl.event_confirm_seconds.p99"] == pytest.approx(0.0009)
     assert found["headgate.crawl.event_confirm_seconds.count"] == 3
     assert "headgate.crawl.request_seconds.p99" not in found
+    assert found["headgate.crawl.source_backlog.crawl"] == 4096, "a source without stages has the operator's name"
     assert found["headgate.operators"] == 1
     assert found["headgate.sidecar_info.jvm.false"] == 1
 

@@ -110,7 +110,7 @@ def test_a_query_says_how_long_each_phase_of_a_checkpoint_took(bench: Bench) -> 
     ]
 
 
-def test_concurrent_checkpoints_have_tracks_of_their_own(bench: Bench) -> None:
+def test_concurrent_checkpoints_have_separate_tracks(bench: Bench) -> None:
     first, second = steps(5, NotifyCheckpointComplete(5)), steps(6, NotifyCheckpointComplete(6))
     for both in zip(first, second, strict=True):
         bench.see(*both)
@@ -230,7 +230,7 @@ def test_a_file_that_is_full_says_so_once_and_stays_valid(tmp_path: Path) -> Non
     assert [one["name"] for one in events].count("trace is full") == 1
     written = sum(one["name"].startswith("n") for one in events)
     assert written + events[-1]["args"]["left_out"] == 100
-    assert [line["event"] for line in lines] == ["trace is full, the rest is left out"]
+    assert [line["event"] for line in lines] == ["trace full, later events dropped"]
 
 
 def test_a_disk_that_is_full_ends_the_trace_and_nothing_else() -> None:

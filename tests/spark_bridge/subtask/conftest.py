@@ -63,7 +63,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["the I/O thread reads", "the task reads"])
 def until_it_waits(request: pytest.FixtureRequest) -> Callable[[Recorder], None]:
-    """For a test that must hold whoever reads: call it to wait until a task that reads itself waits."""
+    """For a test that holds for both readers: call it to wait until a task that reads itself waits."""
     if request.param == "the I/O thread reads":
         return lambda operator: None
     request.getfixturevalue("eager")

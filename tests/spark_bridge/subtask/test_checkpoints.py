@@ -63,7 +63,7 @@ class Busy(Recorder):
             yield record
 
 
-def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record(peer: Peer) -> None:
+def test_a_task_that_computes_closes_immediately_and_snapshots_at_its_next_record(peer: Peer) -> None:
     """H31, H40: the I/O thread closes the valve; what the task sends from then on waits for its own snapshot."""
     operator = Busy()
     task, connection = peer.run(operator, [1, 2])
@@ -79,7 +79,7 @@ def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record(pe
     assert operator.calls[:4] == [("open", None), 1, ("snapshot", 6), 2]
 
 
-def test_a_task_that_computes_holds_what_it_sends_behind_the_close(peer: Peer) -> None:  # H31
+def test_a_task_that_computes_holds_what_it_sends_after_the_close(peer: Peer) -> None:  # H31
     class Late(Busy):
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
             for record in records:
@@ -137,7 +137,7 @@ def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(peer: Peer, 
     peer.finish(task)
 
 
-def test_another_thread_waits_for_room_while_the_snapshot_does_not(peer: Peer) -> None:  # H27, H31
+def test_another_thread_waits_for_capacity_while_the_snapshot_does_not(peer: Peer) -> None:  # H27, H31
     outcomes: list[object] = []
 
     class Crowded(Sealing):
@@ -169,7 +169,7 @@ def test_another_thread_waits_for_room_while_the_snapshot_does_not(peer: Peer) -
     assert len(outcomes) == 1
 
 
-def test_a_request_inside_the_snapshot_is_refused_at_once(peer: Peer) -> None:
+def test_a_request_inside_the_snapshot_is_refused_immediately(peer: Peer) -> None:
     # H33, H48: its answer could never come in time
     class Asking(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:

@@ -105,7 +105,7 @@ def test_a_request_that_times_out_says_what_the_coordinator_still_waits_for(peer
     assert re.fullmatch(rf"no answer to request 1 within 0\.05 s{blamed}", text)
 
 
-def test_a_full_window_makes_the_sender_wait_until_there_is_room(peer: Peer) -> None:  # H27
+def test_a_full_window_makes_the_sender_wait_until_there_is_capacity(peer: Peer) -> None:  # H27
     def body(context: SubtaskContext) -> None:
         for number in range(6):
             context.send_event(number)
@@ -125,11 +125,11 @@ def test_a_window_that_stays_full_is_an_error_in_time(peer: Peer) -> None:  # H2
 
     task, connection = peer.run(Calling(body), send_timeout_s=0.05, failure_timeout_s=0.05, answer={"window_events": 1})
     connection.send(WAITING)
-    with pytest.raises(TimedOut, match=r"no room to send within 0\.05 s"):
+    with pytest.raises(TimedOut, match=r"no capacity to send within 0\.05 s"):
         task.outputs()
 
 
-def test_an_event_is_encoded_at_once(peer: Peer) -> None:  # H21
+def test_an_event_is_encoded_immediately(peer: Peer) -> None:  # H21
     def body(context: SubtaskContext) -> None:
         event = {"state": "as it was"}
         context.send_event(event)
@@ -153,13 +153,13 @@ def test_waiting_for_an_event_has_a_deadline_and_handling_pending_items_does_not
 
 
 @pytest.mark.parametrize("waits", ["request", "send", "finish"])
-def test_whoever_waits_learns_at_once_that_the_attempt_is_over(peer: Peer, waits: str) -> None:  # H26
+def test_a_waiting_caller_learns_immediately_that_the_attempt_is_over(peer: Peer, waits: str) -> None:  # H26
     def body(context: SubtaskContext) -> None:
         context.send_event("first")
         if waits == "request":
             context.request("never answered", timeout_s=1000)
         elif waits == "send":
-            context.send_event("no room")
+            context.send_event("no capacity")
 
     task, connection = peer.run(
         Calling(body),
@@ -197,7 +197,7 @@ def test_the_mailbox_cannot_be_entered_from_inside_a_handler_or_another_thread(p
 
 
 @pytest.mark.parametrize("call", ["request", "wait_for_event", "handle_pending"])
-def test_what_would_wait_for_the_coordinator_inside_open_is_refused_at_once(peer: Peer, call: str) -> None:  # H67
+def test_what_would_wait_for_the_coordinator_inside_open_is_refused_immediately(peer: Peer, call: str) -> None:  # H67
     calls: dict[str, Callable[[SubtaskContext], object]] = {
         "request": lambda context: context.request("which?"),
         "wait_for_event": lambda context: context.wait_for_event(),
@@ -234,12 +234,12 @@ def test_an_operator_may_ask_again_outside_of_open(peer: Peer) -> None:  # H67: 
     assert peer.finish(task) == ["yes"]
 
 
-def test_what_open_sends_leaves_and_is_refused_at_once_when_the_window_is_full(peer: Peer) -> None:  # H67, H27
+def test_what_open_sends_leaves_and_is_refused_immediately_when_the_window_is_full(peer: Peer) -> None:  # H67, H27
     class Announcing(Recorder):
         def open(self, context: SubtaskContext, state: bytes | None) -> None:
             context.send_event("I am here")
-            with pytest.raises(LocalProtocolError, match=r"no room inside open\(\).*Send the rest in process\(\)"):
-                context.send_event("no room")
+            with pytest.raises(LocalProtocolError, match=r"no capacity inside open\(\).*Send the rest in process\(\)"):
+                context.send_event("no capacity")
 
     task = peer.start(Announcing, send_timeout_s=1000)
     connection = peer.register(window_events=1)

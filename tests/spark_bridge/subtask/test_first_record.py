@@ -63,7 +63,7 @@ def test_a_subtask_ready_that_does_not_return_is_named_in_time(peer: Peer) -> No
     assert "process" not in operator.calls
 
 
-def test_an_attempt_that_ends_while_it_waits_for_the_coordinator_stops_at_once(peer: Peer) -> None:  # H66, H26
+def test_an_attempt_that_ends_while_it_waits_for_the_coordinator_stops_immediately(peer: Peer) -> None:  # H66, H26
     operator = Initialised()
     task = peer.start(operator, [1], ready_timeout_s=1000)
     take_waiting_task(peer).send(AttemptEnded(TASK_ID, "subtask_ready: ValueError: no rules"))

@@ -72,7 +72,7 @@ def test_busy_task_gives_signs_of_life(peer: Peer, busy: Callable[[threading.Eve
     task.outputs()
 
 
-def test_waiting_task_gives_signs_of_life_whoever_reads(peer: Peer, until_it_waits: Any) -> None:  # H94
+def test_waiting_task_gives_signs_of_life_no_matter_who_reads(peer: Peer, until_it_waits: Any) -> None:  # H94
     operator = Calling(lambda context: context.wait_for_event())
     task, connection = run(peer, operator)
     until_it_waits(operator)

@@ -89,7 +89,7 @@ def test_it_does_not_need_the_io_thread_meanwhile(peer: Peer, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("eager")
-def test_what_comes_all_at_once_arrives_in_order_each_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:  # H22
+def test_what_comes_together_arrives_in_order_each_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:  # H22
     monkeypatch.setattr(channel, "WATCH_S", 0.0)  # the reader changes as often as possible
     operator = EventSource()
     task, connection = begin(peer, operator)
@@ -115,7 +115,7 @@ def test_it_gives_the_reading_back_when_nothing_comes(peer: Peer, monkeypatch: p
     assert peer.finish(task) == list(range(1, 6))
 
 
-def test_whoever_only_waits_for_a_moment_does_not_take_the_reading_over(peer: Peer) -> None:
+def test_a_caller_that_only_waits_for_a_moment_does_not_take_the_reading_over(peer: Peer) -> None:
     """A short deadline says nothing about when data will come."""
 
     def body(context: SubtaskContext) -> int:
@@ -182,7 +182,7 @@ def test_a_mailbox_that_fills_while_it_computes_stops_the_reading(peer: Peer) ->
 
 
 @pytest.mark.usefixtures("eager")
-def test_answers_and_room_come_to_a_task_that_reads_by_itself(peer: Peer) -> None:  # H27, H33
+def test_answers_and_capacity_come_to_a_task_that_reads_by_itself(peer: Peer) -> None:  # H27, H33
     def body(context: SubtaskContext) -> list[Any]:
         answers = [context.request(number) for number in range(100)]
         for number in range(100):
@@ -257,7 +257,7 @@ def test_a_barrier_of_another_thread_wakes_it(peer: Peer) -> None:  # H23, H40
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_end_of_the_attempt_reaches_whoever_else_waits(peer: Peer) -> None:  # H26
+def test_the_end_of_the_attempt_reaches_everyone_else_who_waits(peer: Peer) -> None:  # H26
     operator = EventSource()
     errors: list[BaseException] = []
 
@@ -280,7 +280,7 @@ def test_the_end_of_the_attempt_reaches_whoever_else_waits(peer: Peer) -> None: 
 
 
 @pytest.mark.usefixtures("eager")
-def test_whoever_closes_the_channel_ends_its_wait(peer: Peer) -> None:  # H57
+def test_closing_the_channel_ends_its_wait(peer: Peer) -> None:  # H57
     operator = EventSource()
     task, connection = begin(peer, operator)
     operator.context._channel.close()  # this is the test's thread, not the task's

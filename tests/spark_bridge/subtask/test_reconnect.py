@@ -79,7 +79,7 @@ def test_without_a_connection_for_too_long_the_attempt_is_over(
     assert isinstance(task.error(), AttemptOver)
 
 
-def test_a_sidecar_that_was_replaced_ends_the_attempt_at_once(peer: Peer) -> None:  # H61
+def test_a_sidecar_that_was_replaced_ends_the_attempt_immediately(peer: Peer) -> None:  # H61
     task, connection = peer.run(EventSource)
     connection.close()
     peer.change_keys(KeyRing(b"the secret of the next sidecar.."))

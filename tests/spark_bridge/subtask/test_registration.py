@@ -33,7 +33,7 @@ def registering(peer: Peer, **changes: Any) -> tuple[RunningTask, PeerConnection
     return task, connection
 
 
-def test_nothing_listening_is_said_with_address_and_mend(peer: Peer) -> None:
+def test_nothing_listening_is_said_with_address_and_fix(peer: Peer) -> None:
     port = free_port()
     error = peer.start(Recorder, port=port, connect_timeout_s=0.2).error()
     assert isinstance(error, CannotReachSidecar)
@@ -85,7 +85,7 @@ def test_another_protocol_version_is_named_on_both_sides(peer: Peer) -> None:  #
     assert (error.ours, error.theirs) == (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
-def test_a_peer_that_speaks_something_else_is_refused_at_once(peer: Peer) -> None:  # H61
+def test_a_peer_that_speaks_something_else_is_refused_immediately(peer: Peer) -> None:  # H61
     task = peer.start(Recorder)
     with peer.accept_raw() as sock:
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -128,16 +128,16 @@ def test_an_answer_that_is_none_is_the_peers_fault(peer: Peer) -> None:
     assert isinstance(task.error(), RemoteProtocolError)
 
 
-def test_what_comes_right_behind_the_answer_is_not_lost(peer: Peer) -> None:  # H22
+def test_what_comes_right_after_the_answer_is_not_lost(peer: Peer) -> None:  # H22
     operator = Recorder()
     task = peer.start(operator)
     connection = peer.accept()
     connection.expect(Register)
-    connection.send(registered(), connection.event(1, "at once"))
+    connection.send(registered(), connection.event(1, "immediately"))
     connection.confirmed(1)
     connection.receive()  # Opened
     peer.finish(task)
-    assert ("event", "at once") in operator.calls
+    assert ("event", "immediately") in operator.calls
 
 
 def test_the_endpoint_never_shows_its_secret(peer: Peer) -> None:  # H61

@@ -172,7 +172,7 @@ def test_an_exception_of_the_operator_is_told_and_passes_unchanged(peer: Peer) -
     assert operator.calls[-1] == "close"
 
 
-def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_no_warning(
+def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_not_a_warning(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:  # H59: Spark shows a worker's warnings on standard error
     def fail(context: SubtaskContext) -> None:

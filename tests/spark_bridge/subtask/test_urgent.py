@@ -101,7 +101,7 @@ def test_no_event_that_was_sent_later_is_handled_before_an_urgent_one_begins(pee
 
     def body(context: SubtaskContext) -> Any:
         assert begun.acquire(timeout=PATIENCE_S)
-        assert not context.wait_for_event(timeout_s=0.05)  # behind the second urgent event, which has not begun
+        assert not context.wait_for_event(timeout_s=0.05)  # after the second urgent event, which has not begun
         before = list(operator.calls)
         go.release()
         while ("event", "later") not in operator.calls:
@@ -159,11 +159,11 @@ def test_snapshot_waits_for_the_handler_and_includes_what_it_did(peer: Peer) -> 
     peer.finish(task)
 
 
-def test_handler_finds_room_while_the_snapshot_waits_for_it(peer: Peer) -> None:  # H92
+def test_handler_finds_capacity_while_the_snapshot_waits_for_it(peer: Peer) -> None:  # H92
     done = threading.Event()
 
     def act(event: Any) -> None:
-        for number in range(5):  # the window has room for two
+        for number in range(5):  # the window has capacity for two
             operator.context.send_event(number)
         done.set()
 

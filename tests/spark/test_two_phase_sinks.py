@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sinks of databases and tables on real Spark: a task is killed, and a driver dies before its commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig
+from headgate.errors import RestartsExhausted
+from headgate.sinks import (
+    DeltaSink,
+    IcebergSink,
+    PostgresSink,
+    TwoPhaseSink,
+    TwoPhaseSinkCoordinator,
+    TwoPhaseSinkOperator,
+)
+from tests.spark.faults.rows import Jobs
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
+pytestmark = pytest.mark.spark
+
+OFTEN = CheckpointConfig(interval_s=0.05, tolerated_failures=1000)
+RECORDS = 12
+PARTITIONS = 2
+ROWS = [(number, f"row {number}") for number in range(RECORDS)]
+
+
+class Troubled(TwoPhaseSinkOperator):
+    """In the first attempt of a subtask it waits halfway for a completed checkpoint, writes on, and is killed."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], folder: str) -> None:
+        super().__init__(sink)
+        self._folder = folder
+        self._completed = False
+        self._rows_here = 0
+
+    def encode(self, record: int) -> dict[str, Any]:
+        return {"number": record, "what": f"row {record}"}
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._completed = True
+
+    def process(self, records: Iterator[Any]) -> None:
+        def watched() -> Iterator[Any]:
+            for record in records:
+                yield record
+                self._rows_here += 1
+                while self._rows_here == 2 and not self._completed:
+                    self.context.wait_for_event()
+                if self._rows_here == 4:
+                    self._die_once()
+
+        super().process(watched())
+
+    def _die_once(self) -> None:
+        done = Path(self._folder, f"died {self.context.subtask}")
+        if not done.exists():
+            done.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesBeforeItsCommit(TwoPhaseSinkCoordinator):
+    """Its checkpoints become durable, and its driver is gone before it commits one that has rows."""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if self.commits.pending:
+            raise LookupError("the driver is gone")
+        await super().notify_checkpoint_complete(checkpoint_id)
+
+
+@pytest.fixture
+def here(spark: SparkSession) -> Jobs:
+    return Jobs(spark)
+
+
+def run(here: Jobs, folder: Path, coordinator: TwoPhaseSinkCoordinator, sink: TwoPhaseSink[Any]) -> None:
+    with Sidecar(here.spark, SidecarConfig(storage=str(folder / "kept"))) as sidecar:
+        job = sidecar.coordinate("rows", coordinator, parallelism=PARTITIONS, mode="streaming", checkpoint=OFTEN)
+        tasks = here.numbers(PARTITIONS, range(RECORDS)).through(job, Troubled, sink, str(folder))
+        restart = FixedDelay(0 if isinstance(coordinator, DiesBeforeItsCommit) else 3, delay_s=0.0)
+        sidecar.run(tasks.collect, restart=restart)
+
+
+def a_schema() -> Any:
+    import pyarrow
+
+    return pyarrow.schema([("number", pyarrow.int64()), ("what", pyarrow.string())])
+
+
+def a_sink(which: str, folder: Path, server: Callable[[], Postgres]) -> tuple[TwoPhaseSink[Any], Callable[[], Any]]:
+    """A sink, and how to read what is in its target."""
+    # Imported here, because each of Spark's workers imports this module.
+    if which == "delta":
+        from deltalake import DeltaTable
+
+        url = str(folder / "table")
+        return DeltaSink(url, a_schema()), lambda: DeltaTable(url).to_pyarrow_table().to_pylist()
+    if which == "iceberg":
+        from pyiceberg.catalog import load_catalog
+
+        catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+        sink = IcebergSink(catalog, "suite.rows", f"file://{folder}/table", a_schema())
+        return sink, lambda: load_catalog("headgate", **catalog).load_table("suite.rows").scan().to_arrow().to_pylist()
+    postgres, mode = server(), "prepared" if "prepared" in which else "staged"
+    with postgres.new_schema("suite") as connection:
+        connection.execute("CREATE TABLE suite.rows (number bigint, what text)")
+
+    def read() -> list[dict[str, Any]]:
+        with postgres.connect() as connection:
+            found = connection.execute("SELECT number, what FROM suite.rows").fetchall()
+        return [{"number": number, "what": what} for number, what in found]
+
+    return PostgresSink(postgres.conninfo, "suite.rows", ["number", "what"], mode=mode), read  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "postgres staged",
+        pytest.param("postgres prepared", marks=pytest.mark.long),
+        pytest.param("delta", marks=pytest.mark.long),
+        pytest.param("iceberg", marks=pytest.mark.long),
+    ],
+)
+def test_every_row_is_there_once_after_a_killed_task_and_a_driver_that_died_before_its_commit(
+    here: Jobs, tmp_path: Path, which: str, request: pytest.FixtureRequest
+) -> None:
+    """H31, H40, H47, H52, H64."""
+    sink, read = a_sink(which, tmp_path, lambda: request.getfixturevalue("postgres"))
+    with pytest.raises(RestartsExhausted):
+        run(here, tmp_path, DiesBeforeItsCommit(sink), sink)
+    assert read() == []
+    run(here, tmp_path, TwoPhaseSinkCoordinator(sink), sink)
+    rows = sorted((row["number"], row["what"]) for row in read())
+    assert rows == ROWS
+    assert (tmp_path / "died 0").exists()
+    run(here, tmp_path, TwoPhaseSinkCoordinator(sink), sink)  # nothing is left to write
+    assert sorted((row["number"], row["what"]) for row in read()) == ROWS
+    if which == "postgres prepared":
+        assert request.getfixturevalue("postgres").prepared() == []
