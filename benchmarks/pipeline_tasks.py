@@ -29,7 +29,7 @@ def copy_rows(conninfo: str, table: str, rows: Iterator[Any]) -> None:
 
 
 def work(split: Any) -> str:
-    """Compute for as long as the split says: in steps of some 50 µs."""
+    """Compute for as long as the split says, in steps of some 50 µs."""
     place, steps = split
     for _ in range(steps):
         hashlib.sha256(HASHED_BYTES).digest()

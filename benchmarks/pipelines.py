@@ -44,8 +44,9 @@ FILES = 8
 ROWS = 2_000_000
 POSTGRES_ROWS = 200_000
 INTERVAL_S = 1.0
-SPLITS = (*([8] * 8), *([1] * 56))
-"""The work of each split: static partitions put all the heavy ones into the first."""
+SPLITS = tuple(round(6000 / (place + 1)) for place in range(64))
+"""The work of each split, as Zipf's law has it for groups that are sorted by size. Static partitions put the heavy ones
+into the first."""
 
 
 def _parquet(folder: Path, rows: int) -> str:
@@ -256,8 +257,8 @@ class Watch:
 
 def skewed_splits(quick: bool, progress: Progress) -> list[Figure]:
     """Milliseconds of a job with unequal splits, handed out on demand, compared with static partitions."""
-    rounds, rate = (1, 1) if quick else (9, 40)
-    splits = [(place, cost * rate) for place, cost in enumerate(SPLITS)]
+    rounds, divisor = (1, 200) if quick else (9, 1)
+    splits = [(place, 1 + cost // divisor) for place, cost in enumerate(SPLITS)]
     expected = sorted(hashlib.sha256(str(place).encode()).hexdigest() for place, _ in splits)
     names = (f"skewed-{number}" for number in count())
     with spark_session(f"local[{CORES}]") as spark:
