@@ -32,7 +32,8 @@ from tests.spark.script import Script
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print a line in one piece, no matter which threads and which JVM print at the same time."""
+    os.write(1, f"{text}\n".encode())
 
 
 class Announcing(Script):

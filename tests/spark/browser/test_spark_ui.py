@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -243,18 +243,18 @@ def a_proxy(target: str, prefix: str) -> Iterator[str]:
             if not self.path.startswith(prefix + "/"):
                 self.send_error(404)
                 return
-            connection = http.client.HTTPConnection(host)
-            connection.request("GET", self.path.removeprefix(prefix), headers=dict(self.headers))
-            answer = connection.getresponse()
-            body = answer.read()
+            with closing(http.client.HTTPConnection(host)) as connection:
+                connection.request("GET", self.path.removeprefix(prefix), headers=dict(self.headers))
+                answer = connection.getresponse()
+                body = answer.read()
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                     self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
-            connection.close()
+            with suppress(ConnectionError):  # the browser may have left the page
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
