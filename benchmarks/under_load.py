@@ -6,8 +6,9 @@ Both are measured with checkpoints that hold events back, and with those that re
 
 ``load``: milliseconds of an event from one of 2,000 subtasks to the coordinator's method, with 2,000 such events a
 second from random subtasks at random moments, and a checkpoint every second. The baseline is the same stream without
-checkpoints. ``details`` has p99.9, how long the checkpoints took, and the longest turn of the driver's event loop: the
-time between two looks for news from the system, the processor time of the same turns, and the garbage collector's.
+checkpoints. The sidecar freezes its heap, as one in its own process does. ``details`` has p99.9, how long the
+checkpoints took, and the longest turn of the driver's event loop: the time between two looks for news from the system,
+the processor time of the same turns, and the garbage collector's.
 
 ``crowd``: 10,000 subtasks. Case "registration": seconds until all are ready, beside as many bare connections. Case
 "checkpoint": milliseconds, beside bare frames as in ``benchmarks.checkpoint``. Case "memory": bytes of resident memory
@@ -33,6 +34,8 @@ from benchmarks.checkpoint import BASELINE, checkpoint_ms, raw_checkpoint_ms, ti
 from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import resident_bytes
+from headgate import SidecarConfig
+from spark_bridge.driver.frozen_heap import SUBTASKS_MIN
 
 SUBTASKS, EVENTS_PER_S, INTERVAL_S = 2_000, 2_000, 1.0
 TICK_S = 0.25
@@ -152,9 +155,12 @@ def _say(progress: Progress, prefix: str, text: str) -> None:
 async def _measure_load(mode: str, quick: bool, progress: Progress) -> Figure:
     subtasks, rounds, seconds = (16, 1, 1.0) if quick else (SUBTASKS, 3, 10.0)
     progress(f"{subtasks} subtasks: connecting")
-    async with running_crowd(subtasks, bare_too=False, checkpoint=MODES[mode]) as crowd:
+    config = SidecarConfig(freeze_heap=True)
+    async with running_crowd(subtasks, bare_too=False, config=config, checkpoint=MODES[mode]) as crowd:
         await crowd.open(subtasks)
         await checkpoint_ms(crowd)
+        while subtasks >= SUBTASKS_MIN and not gc.get_freeze_count():  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.1)
         stream = _Stream(crowd, seconds)
         samples, baseline = await interleave_async(rounds, stream.without, stream.during, progress)
     params = {"case": {"mode": mode}, "subtasks": subtasks, "events_per_s": EVENTS_PER_S, "interval_s": INTERVAL_S}

@@ -82,6 +82,12 @@ class SidecarConfig:
     phases, restores and restarts go to the application's tracer provider; this needs
     ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
 
+    **The garbage collector.** A full run of Python's garbage collector stops the event loop for some 0.1 ms for each
+    subtask. With ``freeze_heap``, it ignores what exists when the subtasks of a run are ready, 100 or more, until no
+    run is left (``gc.freeze``). This concerns the whole process: what becomes garbage in a cycle meanwhile is freed
+    after that, and objects that the program itself has frozen return to the collector, too. None means: only in a
+    sidecar's own process.
+
     **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
     Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.
 
@@ -132,6 +138,7 @@ class SidecarConfig:
     spark_ui_tab: bool = True
     spark_metrics: bool = True
     opentelemetry: bool = False
+    freeze_heap: bool | None = None
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

@@ -46,6 +46,7 @@ from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.data_source import columns_of, register_source
+from spark_bridge.driver.frozen_heap import FrozenHeap
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
@@ -255,8 +256,13 @@ class SidecarRuntime(PartFactories):
             self._bridge_ref, clock, journal, process, lambda: self._operators.observed
         )
         report_s = self._config.stalled_report_s
+        each_second = None
+        if self._config.freeze_heap:
+            heap = FrozenHeap(self._running_jobs, lambda: (one.statistics for one in self._operators.observed.values()))
+            stack.callback(heap.close)
+            each_second = heap.look
         self._system.spawn(
-            lambda: ObserverActor(collector, lambda: self._operators.observed, report_s), name="observer"
+            lambda: ObserverActor(collector, lambda: self._operators.observed, report_s, each_second), name="observer"
         )
 
     def _serve_status(self, stack: AsyncExitStack) -> None:

@@ -44,7 +44,9 @@ class ObserverActor(Actor[ObserverMessage]):
         collector: StatusCollector,
         operators: Callable[[], Mapping[str, ObservedOperator]],
         report_s: float,
+        each_second: Callable[[], None] | None = None,
     ) -> None:
+        self._each_second = each_second
         self._collector = collector
         self._operators = operators
         self._report_s = report_s
@@ -61,6 +63,8 @@ class ObserverActor(Actor[ObserverMessage]):
                 now = context.clock.now()
                 for operator in self._operators().values():
                     operator.sample(now)
+                if self._each_second is not None:
+                    self._each_second()
             case Look():
                 await self._look(context)
 

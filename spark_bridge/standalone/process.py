@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -70,7 +70,7 @@ class SidecarProcess:
         lost_after_s: float = 60.0,
     ) -> None:
         self._factory = factory
-        self._config = config
+        self._config = config if config.freeze_heap is not None else replace(config, freeze_heap=True)
         self._keys = keys
         self._encryption = encryption(config.tls, keys)
         self._host = host

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Keeps Python's garbage collector from visiting what thousands of subtasks keep alive.
+
+A full run of the collector visits every object that may be in a cycle, and stops the event loop meanwhile: for 0.2 s
+with 2,000 subtasks. These objects live as long as their attempts. So once the subtasks of a run are ready, everything
+is moved out of the collector's sight (``gc.freeze``), and back when no run is left.
+
+Frozen objects are freed as usual when nothing refers to them. Only those that are garbage in a cycle have to wait for
+the end of the runs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+
+from actors.coordination import OperatorStatistics
+from actors.logs import get_logger
+from spark_bridge.bridge.runs import RunningJobs
+
+__all__ = ["FrozenHeap"]
+
+log = get_logger("headgate.heap")
+
+SUBTASKS_MIN = 100
+"""With fewer, a run of the collector takes no longer than other turns of the loop."""
+GROWTH = 4
+"""It is frozen again when a quarter as many attempts have become ready since: each time may freeze some garbage."""
+
+
+class FrozenHeap:
+    """``look`` is to be called about once a second. Loop only."""
+
+    def __init__(self, running: RunningJobs, statistics: Callable[[], Iterable[OperatorStatistics]]) -> None:
+        self._running = running
+        self._statistics = statistics
+        self._ready = 0
+        self._frozen_at_ready = 0
+        self._frozen = False
+
+    def look(self) -> None:
+        """Freeze once no attempt has become ready since the last look, and undo it when no run is left."""
+        ready = sum(one.ready for one in self._statistics())
+        settled, self._ready = ready == self._ready, ready
+        if not self._running.operator_ids:
+            self.close()
+            self._frozen_at_ready = ready
+        elif settled and ready - self._frozen_at_ready >= max(SUBTASKS_MIN, self._frozen_at_ready // GROWTH):
+            gc.freeze()
+            self._frozen, self._frozen_at_ready = True, ready
+            log.info("heap frozen", objects=gc.get_freeze_count(), attempts=ready)
+
+    def close(self) -> None:
+        """Let the collector see everything again. May be called more than once."""
+        if self._frozen:
+            self._frozen = False
+            gc.unfreeze()
+            log.info("heap unfrozen")

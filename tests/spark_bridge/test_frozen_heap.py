@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The heap of a sidecar with many subtasks is kept from the garbage collector, for as long as a run lasts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from actors.coordination import OperatorStatistics
+from protocol.attempts import RunEnded, RunStarted
+from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.driver.frozen_heap import SUBTASKS_MIN, FrozenHeap
+
+STARTED, ENDED = RunStarted("words", 1), RunEnded("words", 1, True, "it is over")
+
+
+class Cycle:
+    """Refers to itself, so only the garbage collector can free it."""
+
+    def __init__(self) -> None:
+        self.myself = self
+
+
+def is_freed(cycle: weakref.ref[Cycle]) -> bool:
+    gc.collect()
+    return cycle() is None
+
+
+@pytest.fixture(autouse=True)
+def _tests_own_heap() -> Iterator[None]:
+    """The tests freeze what they have collected, and need it frozen again."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def running() -> RunningJobs:
+    running = RunningJobs()
+    running.note(STARTED)
+    return running
+
+
+def test_the_heap_is_frozen_once_no_more_subtasks_become_ready_and_until_the_run_ends(running: RunningJobs) -> None:
+    statistics = OperatorStatistics("words")
+    heap = FrozenHeap(running, lambda: [statistics])
+    statistics.ready = SUBTASKS_MIN
+    heap.look()
+    assert gc.get_freeze_count() == 0, "more may come"
+    heap.look()
+    assert gc.get_freeze_count() > 0
+    running.note(ENDED)
+    heap.look()
+    assert gc.get_freeze_count() == 0
+
+
+def test_few_subtasks_are_left_to_the_collector(running: RunningJobs) -> None:
+    statistics = OperatorStatistics("words")
+    statistics.ready = SUBTASKS_MIN - 1
+    heap = FrozenHeap(running, lambda: [statistics])
+    for _ in range(3):
+        heap.look()
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_that_was_frozen_is_freed_after_the_run(running: RunningJobs) -> None:
+    statistics = OperatorStatistics("words")
+    statistics.ready = SUBTASKS_MIN
+    heap = FrozenHeap(running, lambda: [statistics])
+    cycle = weakref.ref(Cycle())
+    heap.look()
+    heap.look()
+    assert not is_freed(cycle)
+    heap.close()
+    assert is_freed(cycle)
+    heap.close()  # once more is harmless
+
+
+def test_a_few_attempts_after_it_do_not_freeze_it_again(running: RunningJobs) -> None:
+    statistics = OperatorStatistics("words")
+    statistics.ready = 8 * SUBTASKS_MIN
+    heap = FrozenHeap(running, lambda: [statistics])
+    heap.look()
+    heap.look()
+    statistics.ready += SUBTASKS_MIN
+    cycle = weakref.ref(Cycle())
+    heap.look()
+    heap.look()
+    assert is_freed(cycle)
+    statistics.ready += SUBTASKS_MIN
+    cycle = weakref.ref(Cycle())
+    heap.look()
+    heap.look()
+    assert not is_freed(cycle), "a quarter more have become ready"
+    heap.close()
