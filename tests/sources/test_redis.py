@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow
 import pytest
 
-from headgate import chain
+from headgate import CheckpointConfig, chain
 from headgate.sinks import RedisStreamsSink
 from headgate.sources import RedisStreamsSource, SplitAt
+from headgate.testing import running_operator
 from headgate.types import Chain
 from spark_bridge.sources.redis.task import RedisReader
 from tests.redis_server import RedisServer
@@ -122,3 +123,45 @@ async def test_every_entry_reaches_the_other_stream_once(redis_server: RedisServ
     found = [(int(fields["id"]), int(fields["twice"])) for _, fields in client.xrange("out")]
     assert sorted(found) == [(number, 2 * number) for number in range(300)]
     assert client.keys("headgate:*:staged:*") == []
+
+
+async def test_a_task_reads_all_streams_of_a_pattern_in_turns(redis_server: RedisServer, client: Any) -> None:
+    """H130, H131: 40 streams and one task, restored in the middle; no stream waits for the end of another one."""
+    source = RedisStreamsSource(
+        redis_server.url, "many:*", SCHEMA, batch_rows=5, discover_every_s=1.0, rate_limit_per_s=100
+    )
+    streams = [f"many:{one:02}" for one in range(40)]
+    for number, stream in enumerate(streams):
+        add(client, stream, range(100 * number, 100 * number + 12))
+
+    async def read_for(seconds: float, restored: Any) -> tuple[list[list[int]], Any]:
+        settings = CheckpointConfig(tolerated_failures=100)
+        async with running_operator(
+            source.coordinator, parallelism=1, mode="streaming", checkpoint=settings, restored=restored
+        ) as world:
+            task = await world.launch_operator(0, source.operator)
+            await world.advance(seconds)
+            await world.checkpoint()
+            return [batch["id"].to_pylist() for batch in task.outputs], world.checkpoints[-1]
+
+    first, checkpoint = await read_for(1.0, None)
+    assert 40 < len(first) < 100
+    assert {batch[0] // 100 for batch in first[:42]} == set(range(40)), "each stream has its turn"
+    for number in range(0, 40, 7):
+        add(client, streams[number], range(100 * number + 12, 100 * number + 15))
+    add(client, "many:new", range(5000, 5003))
+    second, _ = await read_for(10.0, checkpoint)
+    numbers = [number for batch in [*first, *second] for number in batch]
+    expected = [100 * one + entry for one in range(40) for entry in range(12 if one % 7 else 15)]
+    assert sorted(numbers) == [*expected, *range(5000, 5003)]
+
+
+async def test_streams_of_a_list_are_dealt_out_evenly(redis_server: RedisServer, client: Any) -> None:  # H131
+    streams = [f"listed:{one}" for one in range(4)]
+    for stream in streams:
+        add(client, stream, range(3))
+    source = RedisStreamsSource(redis_server.url, streams, SCHEMA)
+    async with running_operator(source.coordinator, parallelism=2, mode="streaming", checkpoint=None) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await world.advance(1.0)
+        assert [sum(batch.num_rows for batch in task.outputs) for task in tasks] == [6, 6]

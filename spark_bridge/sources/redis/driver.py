@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, connect
 from spark_bridge.sources.source import Source
@@ -24,9 +25,9 @@ __all__ = ["RedisStreamsSource"]
 class RedisStreamsSource(Source):
     """Reads Redis Streams as Arrow batches, one row for each entry. Needs ``pip install 'headgate[redis,dataframe]'``.
 
-    Each stream is read by one task, in the order of its entries. A position is an entry's id, so consumer groups are
-    not used, and nothing is acknowledged: the checkpoints have the positions. An entry that is trimmed before it was
-    read is not read.
+    Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns. A
+    position is an entry's id, so consumer groups are not used, and nothing is acknowledged: the checkpoints have the
+    positions. An entry that is trimmed before it was read is not read.
 
     Args:
         url: how to connect, from the driver and from every task: ``redis://host:6379/0``. It travels to the tasks in
@@ -94,10 +95,15 @@ class RedisStreamsSource(Source):
         return found
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
-        grows = isinstance(self._streams, str) and not self._bounded
-        return DiscoveringSplitEnumerator(
-            self.splits, state, every_s=self._discover_every_s if grows else None, key=lambda split: str(split[0])
-        )
+        if self._bounded:
+            return DiscoveringSplitEnumerator(self.splits, state, key=_key)
+        every_s = self._discover_every_s if isinstance(self._streams, str) else None
+        return OwnedSplitEnumerator(self.splits, state, every_s=every_s, key=_key, place=self._place)
+
+    def _place(self, split: Any) -> int:
+        """Streams of a list are dealt out evenly; those of a pattern by their names, as their number may change."""
+        key = _key(split)
+        return crc32(key.encode()) if isinstance(self._streams, str) else self._streams.index(key)
 
     def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
         stream, until = split
@@ -109,16 +115,18 @@ class RedisStreamsSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        streams = None if isinstance(self._streams, str) else len(self._streams)
         return partial(
             RedisReader,
             self._url,
             self.schema.serialize().to_pybytes(),
             self._id_column,
             self._batch_rows,
-            streams,
             self._rate_limit_per_s,
         )
+
+
+def _key(split: Any) -> str:
+    return str(split[0])
 
 
 def _last_id(client: Any, stream: str) -> str | None:

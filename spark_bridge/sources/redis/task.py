@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import pyarrow
     import redis
 
-    from spark_bridge.subtask.context import SubtaskContext
-
 __all__ = ["RedisReader", "connect"]
+
+OPEN_MAX = 100_000
+BATCHES_MAX = 16
+"""A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
 
 
 class RedisReader(SplitReader):
@@ -31,38 +33,48 @@ class RedisReader(SplitReader):
         schema: bytes,
         id_column: str | None,
         batch_rows: int,
-        streams: int | None,
         rate_limit_per_s: float | None,
     ) -> None:
-        """``schema`` is in Arrow's own format. ``streams``: how many there are; None if that may change."""
+        """``schema`` is in Arrow's own format."""
         self._url = url
         self._schema_bytes = schema
         self._id_column = id_column
         self._batch_rows = batch_rows
-        self._streams = streams
         self.rate_limit_per_s = rate_limit_per_s
         self._client: redis.Redis | None = None
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        super().open(context, state)
-        self.splits_open_max = 16 if self._streams is None else -(-self._streams // context.parallelism)
+        self._tails: _Tails | None = None
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         stream, until = split
+        self.splits_open_max = OPEN_MAX if until is None else 1
         if self._client is None:
             self._client = connect(self._url)
+        if until is None:
+            return self._follow(self._client, stream, position)
+        return self._read_until(self._client, stream, position, until)
+
+    def _read_until(
+        self, client: redis.Redis, stream: str, position: str | None, until: str
+    ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         to_batch = _batch_maker(self._schema_bytes, self._id_column)
-        last = "+" if until is None else until
         while True:
             first = "-" if position is None else f"({position}"
-            entries: Any = self._client.xrange(stream, first, last, self._batch_rows)
-            if entries:
-                position = entries[-1][0].decode()
-                yield position, to_batch(entries)
-            elif until is None:
-                yield None
-            else:
+            entries: Any = client.xrange(stream, first, until, self._batch_rows)
+            if not entries:
                 return
+            position = entries[-1][0].decode()
+            yield position, to_batch(entries)
+
+    def _follow(
+        self, client: redis.Redis, stream: str, position: str | None
+    ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
+        if self._tails is None:
+            self._tails = _Tails(client, self._batch_rows)
+        to_batch = _batch_maker(self._schema_bytes, self._id_column)
+        self._tails.open(stream, position)
+        while True:
+            entries = self._tails.take(stream)
+            yield (entries[-1][0].decode(), to_batch(entries)) if entries else None
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -70,6 +82,36 @@ class RedisReader(SplitReader):
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+
+
+class _Tails:
+    """Reads all streams that never end with one command for each round, in which every stream takes once."""
+
+    def __init__(self, client: redis.Redis, batch_rows: int) -> None:
+        self._client = client
+        self._batch_rows = batch_rows
+        self._positions: dict[Any, str] = {}  # behind what was read here
+        self._found: dict[str, list[Any]] = {}  # what was read and not taken
+        self._asked: set[str] = set()  # the streams that have had nothing in this round
+
+    def open(self, stream: str, position: str | None) -> None:
+        self._positions[stream] = position or "0-0"
+
+    def take(self, stream: str) -> list[Any]:
+        """The next entries of a stream, at most a batch; none if it has none now."""
+        if stream not in self._found and (stream in self._asked or not self._asked):
+            self._read()
+        self._asked.add(stream)
+        return self._found.pop(stream, [])
+
+    def _read(self) -> None:
+        count = max(1, self._batch_rows * min(len(self._positions), BATCHES_MAX) // len(self._positions))
+        self._asked.clear()
+        answer: Any = self._client.xread(self._positions, count)
+        for key, entries in answer:
+            stream = key.decode()
+            self._positions[stream] = entries[-1][0].decode()
+            self._found.setdefault(stream, []).extend(entries)
 
 
 def connect(url: str) -> redis.Redis:
