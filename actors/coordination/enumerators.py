@@ -158,7 +158,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
     """Hands out splits that never end: each to the subtask that it belongs to, and no other.
 
-    Otherwise the subtask that asks first would get them all, and keep them. A subtask gets all of its splits at once,
+    Otherwise the subtask that asks first would get them all, and keep them. A subtask gets all of its splits together,
     so its reader has to read any number of them in turns. Readers are never told that no more splits follow.
 
     Args:

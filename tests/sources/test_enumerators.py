@@ -258,3 +258,20 @@ async def test_a_reader_without_positions_is_refused_in_a_hybrid_source() -> Non
 
     with pytest.raises(TypeError, match="has no positions"):
         HybridSource(Old()).operator()
+
+
+async def test_a_split_that_grows_before_it_is_handed_out_leaves_nothing_in_the_backlog() -> None:
+    sizes = {"a": 3, "b": 5}
+    made: list[DiscoveringSplitEnumerator] = []
+
+    def build(state: bytes | None) -> DiscoveringSplitEnumerator:
+        made.append(DiscoveringSplitEnumerator(lambda: ["a", "b"], state, backlog=lambda split, position: sizes[split]))
+        return made[-1]
+
+    async with running_operator(SourceCoordinator(build), parallelism=1, **STREAMING) as world:
+        await world.settle()
+        assert made[0].pending_backlog == 8
+        sizes["a"] = 100
+        task = await world.launch_operator(0, Names)
+        await until_over(world, task)
+        assert made[0].pending_backlog == 0

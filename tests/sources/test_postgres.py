@@ -26,6 +26,8 @@ from tests.postgres import Postgres
 
 pytestmark = pytest.mark.anyio
 
+STREAMING: dict[str, Any] = {"mode": "streaming", "checkpoint": CheckpointConfig(tolerated_failures=9)}
+
 
 @pytest.fixture
 def database(postgres: Postgres) -> Iterator[psycopg.Connection]:
@@ -310,3 +312,34 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     await again.start(asked_again)
     await again.handle_split_request(1)
     assert asked_again.assigned == [(1, changes)], "another driver knows the snapshots"
+
+
+async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t SELECT generate_series(1, 12)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="backlog", range_rows=5, batch_rows=1)
+    coordinator = source.coordinator
+    async with running_operator(coordinator, parallelism=1, **STREAMING) as world:
+        await world.settle()
+        assert coordinator.backlog == (3, 0, 15), "three ranges, the last of which is not full"
+    source.create_slot()
+    make: Any = source.operator
+    reader: PostgresReader = make()
+    assert [reader.backlog(["range", None, "5"], position) for position in (None, "10:10:")] == [5, 0]
+    split = ["changes", []]
+    assert reader.backlog(split, None) is None, "not known before the log is looked at"
+    changes = reader.read_from(split, None)
+    for start in (100, 200):
+        database.execute("INSERT INTO src.t SELECT generate_series(%s::int, %s::int)", (start, start + 99))
+    left: list[int] = []
+    position: int | None = None
+    for _ in range(2):
+        position, _ = next(changes) or (None, None)
+        left.append(reader.backlog(split, position) or 0)
+    assert next(changes) is None
+    left.append(reader.backlog(split, position) or 0)
+    reader.close()
+    assert left[0] > left[1] >= left[2] == 0
+    per_transaction = left[0] - left[1]
+    assert 100 * 50 < per_transaction < 100 * 500, "a hundred rows of some dozens of bytes each"

@@ -165,3 +165,54 @@ async def test_streams_of_a_list_are_dealt_out_evenly(redis_server: RedisServer,
         tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
         await world.advance(1.0)
         assert [sum(batch.num_rows for batch in task.outputs) for task in tasks] == [6, 6]
+
+
+def test_the_backlog_of_a_stream_is_the_entries_behind_the_position(redis_server: RedisServer, client: Any) -> None:
+    ids = add(client, "orders", range(10))
+    source = RedisStreamsSource(redis_server.url, ["orders", "none"], SCHEMA, batch_rows=4)
+    make: Any = source.operator
+    reader, restored = make(), make()
+    split = ["orders", None]
+    assert reader.backlog(split, None) == 10, "it waits in the task"
+    assert reader.backlog(["none", None], None) == 0
+    reading = reader.read_from(split, None)
+    position, _ = next(reading)
+    assert (position, reader.backlog(split, position)) == (ids[3], 6)
+    position, _ = next(reading)
+    add(client, "orders", range(10, 15))
+    assert reader.backlog(split, position) == 7
+    client.xtrim("orders", maxlen=3, approximate=False)
+    assert reader.backlog(split, position) == 3, "not more than there are"
+    # After a restore, exact when it has been at the end.
+    (last,) = (entry for entry, _ in client.xrevrange("orders", count=1))
+    assert 0 < restored.backlog(split, ids[0]) <= 3
+    following = restored.read_from(split, last)
+    assert next(following) is None
+    assert restored.backlog(split, last) == 0
+    add(client, "orders", range(15, 20))
+    assert restored.backlog(split, last) == 5
+    position, _ = next(following)
+    assert restored.backlog(split, position) == 1
+    reader.close()
+    restored.close()
+
+
+async def test_the_backlog_of_a_source_is_known_before_and_while_it_is_read(
+    redis_server: RedisServer, client: Any
+) -> None:
+    for stream in range(3):
+        add(client, f"left:{stream}", range(20))
+    source = RedisStreamsSource(
+        redis_server.url, [f"left:{one}" for one in range(3)], SCHEMA, batch_rows=4, rate_limit_per_s=8
+    )
+    coordinator = source.coordinator
+    async with running_operator(coordinator, parallelism=1, mode="streaming", checkpoint=None) as world:
+        await world.settle()
+        assert coordinator.backlog == (3, 0, 60)
+        task = await world.launch_operator(0, source.operator)
+        await world.advance(2.6)
+        read = sum(batch.num_rows for batch in task.outputs)
+        pending, in_hand, left = coordinator.backlog
+        assert (pending, in_hand) == (0, 3)
+        assert left is not None
+        assert 0 < 60 - read <= left < 60

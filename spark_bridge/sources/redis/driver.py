@@ -76,6 +76,7 @@ class RedisStreamsSource(Source):
         self._discover_every_s = discover_every_s
         self._batch_rows = batch_rows
         self._rate_limit_per_s = rate_limit_per_s
+        self._lengths: dict[str, int] = {}  # when they were last looked at
 
     def __repr__(self) -> str:
         return f"RedisStreamsSource({self._streams!r})"
@@ -88,6 +89,7 @@ class RedisStreamsSource(Source):
             else:
                 keys = list(self._streams)
             ends = {key: _last_id(client, key) for key in keys}
+            self._lengths = {key: client.xlen(key) for key in keys}
         found: list[Any] = []
         for key, end in ends.items():
             split = [key, (end or "0-0") if self._bounded else None]
@@ -96,9 +98,15 @@ class RedisStreamsSource(Source):
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         if self._bounded:
-            return DiscoveringSplitEnumerator(self.splits, state, key=_key)
+            return DiscoveringSplitEnumerator(self.splits, state, key=_key, backlog=self._not_begun)
         every_s = self._discover_every_s if isinstance(self._streams, str) else None
-        return OwnedSplitEnumerator(self.splits, state, every_s=every_s, key=_key, place=self._place)
+        return OwnedSplitEnumerator(
+            self.splits, state, every_s=every_s, key=_key, backlog=self._not_begun, place=self._place
+        )
+
+    def _not_begun(self, split: Any, position: Any) -> int:
+        """The entries of a stream that no task has begun. One that was begun counts when a task has it again."""
+        return self._lengths.get(_key(split), 0) if position is None else 0
 
     def _place(self, split: Any) -> int:
         """Streams of a list are dealt out evenly; those of a pattern by their names, as their number may change."""

@@ -8,7 +8,8 @@ split never ends. A position is the id of the last entry that was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge.subtask.source import SplitReader
@@ -43,15 +44,19 @@ class RedisReader(SplitReader):
         self.rate_limit_per_s = rate_limit_per_s
         self._client: redis.Redis | None = None
         self._tails: _Tails | None = None
+        self._counts: dict[str, _Count] = {}
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         stream, until = split
         self.splits_open_max = OPEN_MAX if until is None else 1
+        if until is None:
+            return self._follow(self._connected(), stream, position)
+        return self._read_until(self._connected(), stream, position, until)
+
+    def _connected(self) -> redis.Redis:
         if self._client is None:
             self._client = connect(self._url)
-        if until is None:
-            return self._follow(self._client, stream, position)
-        return self._read_until(self._client, stream, position, until)
+        return self._client
 
     def _read_until(
         self, client: redis.Redis, stream: str, position: str | None, until: str
@@ -72,12 +77,28 @@ class RedisReader(SplitReader):
             self._tails = _Tails(client, self._batch_rows)
         to_batch = _batch_maker(self._schema_bytes, self._id_column)
         self._tails.open(stream, position)
+        count = self._counts[stream] = _Count(from_start=position is None)
         while True:
             entries = self._tails.take(stream)
+            count.read += len(entries)
             yield (entries[-1][0].decode(), to_batch(entries)) if entries else None
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
+
+    def backlog(self, split: Any, position: Any) -> int:
+        """How many entries are left. Exact for a stream that is read from its beginning or was once read to its end."""
+        import redis
+
+        stream, until = split
+        try:
+            info: Any = self._connected().xinfo_stream(stream)
+        except redis.ResponseError:
+            return 0  # there is no such stream now
+        if until is None:
+            count = self._counts.get(stream) or _Count(from_start=position is None)
+            return count.left(info, position)
+        return _estimate(info, position, until)
 
     def close(self) -> None:
         if self._client is not None:
@@ -90,7 +111,7 @@ class _Tails:
     def __init__(self, client: redis.Redis, batch_rows: int) -> None:
         self._client = client
         self._batch_rows = batch_rows
-        self._positions: dict[Any, str] = {}  # behind what was read here
+        self._positions: dict[Any, Any] = {}  # behind what was read here
         self._found: dict[str, list[Any]] = {}  # what was read and not taken
         self._asked: set[str] = set()  # the streams that have had nothing in this round
 
@@ -112,6 +133,50 @@ class _Tails:
             stream = key.decode()
             self._positions[stream] = entries[-1][0].decode()
             self._found.setdefault(stream, []).extend(entries)
+
+
+class _Count:
+    """How many entries of a stream this reader has read, and how many were added to the stream before these.
+
+    After a restore the second is not known, because a position does not say it, until the stream is read to its end.
+    """
+
+    def __init__(self, *, from_start: bool) -> None:
+        self.read = 0
+        self._before: int | None = None
+        self._from_start = from_start
+
+    def left(self, info: Mapping[str, Any], position: str | None) -> int:
+        added: int | None = info.get("entries-added")
+        length: int = info["length"]
+        if added is None:  # a server before Redis 7
+            return _estimate(info, position, None)
+        if position is not None and _id(position) >= _id(info["last-generated-id"]):
+            self._before = added - self.read
+        elif self._before is None and self._from_start:
+            self._before = added - length
+        if self._before is None:
+            return _estimate(info, position, None)
+        return max(0, min(length, added - self._before - self.read))
+
+
+def _estimate(info: Mapping[str, Any], position: str | None, until: str | None) -> int:
+    """How many entries there are behind a position, from the times in their ids, as if they had come evenly."""
+    length: int = info["length"]
+    if not length:
+        return 0
+    first, last = (_id(info[name][0]) for name in ("first-entry", "last-entry"))
+    end = last if until is None else min(last, _id(until))
+    behind = first if position is None else max(first, _id(position))
+    if last == first or (position is None and end == last):
+        return length if position is None or _id(position) < end else 0
+    return max(0, ceil(length * (end - behind) / (last - first)))
+
+
+def _id(text: str | bytes) -> float:
+    """An id as a number of milliseconds, with the number within the millisecond behind the point."""
+    milliseconds, _, number = (text.decode() if isinstance(text, bytes) else text).partition("-")
+    return int(milliseconds) + int(number or 0) / 1e6
 
 
 def connect(url: str) -> redis.Redis:
