@@ -23,6 +23,7 @@ from spark_bridge.sources.errors import SourceBlocked
 from spark_bridge.sources.postgres import driver
 from spark_bridge.sources.postgres.task import PostgresReader, _Snapshot, range_read_event
 from tests.postgres import Postgres
+from tests.sources.incarnations import incarnation_of
 
 pytestmark = pytest.mark.anyio
 
@@ -228,15 +229,8 @@ async def test_the_table_and_its_changes_meet_exactly(
             rate_limit_per_s=40.0,
             bounded=last,
         )
-        async with running_operator(
-            chain(source=source, transform=as_rows, sink=sink),
-            parallelism=chance.choice([1, 2, 3]),
-            mode="streaming",
-            checkpoint=CheckpointConfig(interval_s=0.4, tolerated_failures=100),
-            restored=restored,
-            attempts_max=100,
-            seed=seed,
-        ) as world:
+        stages = chain(source=source, transform=as_rows, sink=sink)
+        async with incarnation_of(stages, chance, restored, seed) as world:
             tasks = [await world.launch_operator(subtask) for subtask in range(world.parallelism)]
             for _ in range(chance.randrange(2, 6)):
                 for _ in range(4):
