@@ -316,7 +316,7 @@ async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
     coordinator = source.coordinator
     async with running_operator(coordinator, parallelism=1, **STREAMING) as world:
         await world.settle()
-        assert coordinator.backlog == (3, 0, 15), "three ranges, the last of which is not full"
+        assert coordinator.backlog[:3] == (3, 0, 15), "three ranges, the last of which is not full"
     source.create_slot()
     make: Any = source.operator
     reader: PostgresReader = make()

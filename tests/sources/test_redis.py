@@ -208,11 +208,11 @@ async def test_the_backlog_of_a_source_is_known_before_and_while_it_is_read(
     coordinator = source.coordinator
     async with running_operator(coordinator, parallelism=1, mode="streaming", checkpoint=None) as world:
         await world.settle()
-        assert coordinator.backlog == (3, 0, 60)
+        assert coordinator.backlog[:3] == (3, 0, 60)
         task = await world.launch_operator(0, source.operator)
         await world.advance(2.6)
         read = sum(batch.num_rows for batch in task.outputs)
-        pending, in_hand, left = coordinator.backlog
+        pending, in_hand, left = coordinator.backlog[:3]
         assert (pending, in_hand) == (0, 3)
         assert left is not None
         assert 0 < 60 - read <= left < 60

@@ -9,7 +9,6 @@ split never ends. A position is the id of the last entry that was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge.subtask.source import SplitReader
@@ -170,13 +169,13 @@ def _estimate(info: Mapping[str, Any], position: str | None, until: str | None) 
     behind = first if position is None else max(first, _id(position))
     if last == first or (position is None and end == last):
         return length if position is None or _id(position) < end else 0
-    return max(0, ceil(length * (end - behind) / (last - first)))
+    return max(0, -(-length * (end - behind) // (last - first)))
 
 
-def _id(text: str | bytes) -> float:
-    """An id as a number of milliseconds, with the number within the millisecond behind the point."""
-    milliseconds, _, number = (text.decode() if isinstance(text, bytes) else text).partition("-")
-    return int(milliseconds) + int(number or 0) / 1e6
+def _id(text: str | bytes) -> int:
+    """An id as a number: the milliseconds, and the place within the millisecond in the lower 64 bits."""
+    milliseconds, _, place = (text.decode() if isinstance(text, bytes) else text).partition("-")
+    return (int(milliseconds) << 64) + int(place or 0)
 
 
 def connect(url: str) -> redis.Redis:
