@@ -242,6 +242,13 @@ class HybridSplitEnumerator(SplitEnumerator):
         """The index of the source that is being read."""
         return len(self._begun) - 1
 
+    @property
+    def pending_backlog(self) -> int | None:
+        """How much there is to read in the splits of the sources that have begun; None if none of them says it."""
+        amounts = [getattr(one, "pending_backlog", None) for one in tuple(self._begun)]
+        known = [amount for amount in amounts if amount is not None]
+        return sum(known) if known else None
+
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
         if self._is_restored:

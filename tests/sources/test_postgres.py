@@ -27,6 +27,7 @@ from tests.sources.incarnations import incarnation_of
 
 pytestmark = pytest.mark.anyio
 
+DEATHS = 10
 STREAMING: dict[str, Any] = {"mode": "streaming", "checkpoint": CheckpointConfig(tolerated_failures=9)}
 
 
@@ -212,13 +213,16 @@ def as_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
 async def test_the_table_and_its_changes_meet_exactly(
     postgres: Postgres, database: psycopg.Connection, seed: int
 ) -> None:
-    """H130, H134, H140: whatever is killed. For each key, the log has its row and then each version after it, once."""
+    """H130, H134, H140: whatever is killed, over ten deaths of the driver.
+
+    For each key, the log has its row and then each version after it, once.
+    """
     busy = Busy(database, seed)
     chance = busy.chance
     sink = PostgresSink(postgres.conninfo, "src.log", ["id", "version", "op", "lsn"], name=f"log{seed}")
     restored: CompletedCheckpoint | None = None
-    for incarnation in range(5):
-        last = incarnation == 4
+    for incarnation in range(DEATHS + 1):
+        last = incarnation == DEATHS
         source = PostgresSource(
             postgres.conninfo,
             "src.t",
