@@ -350,16 +350,15 @@ class Stage(SubtaskOperator):
         self.closed = True
 
     def _pass(self, key: int, number: int) -> None:
-        """A record has gone through; the stage may tell its coordinator, or ask it."""
+        """A record has gone through; the stage may tell its coordinator, or ask it, before its fields say so."""
+        if sends(self.name, number):
+            told = wire_form(self.of.process.task.partition, key, f"u{number}")
+            if number % 2 and self.of.asks:
+                self.context.request(f"{self.name}/{REQUEST}{told}")
+            else:
+                self.context.send_event(f"{self.name}/{told}")
+            self.logs[key].sent.append(f"u{number}")
         self.passed[key] += 1
-        if not sends(self.name, number):
-            return
-        self.logs[key].sent.append(f"u{number}")
-        told = wire_form(self.of.process.task.partition, key, f"u{number}")
-        if number % 2 and self.of.asks:
-            self.context.request(f"{self.name}/{REQUEST}{told}")
-        else:
-            self.context.send_event(f"{self.name}/{told}")
 
 
 class Reading(Stage):
@@ -451,6 +450,8 @@ class TaskStages:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, event: Any, *, asks: bool) -> None:
+        """Send an event or a request of a stage, which handles what has come while it waits for capacity."""
+        self.serve_mail()
         self.outbox.append((event, asks))
         self.flush()
 
@@ -495,8 +496,8 @@ class TaskStages:
         """Whether the task may take this out of its mailbox now: a snapshot needs a moment between records."""
         return not isinstance(item, s.MailboxBarrier) or self.chain.snapshot_anywhere
 
-    def between_outputs(self) -> None:
-        """A stage has yielded to the next one: handle what has come, perhaps."""
+    def serve_mail(self) -> None:
+        """Between two outputs, or in the middle of one: handle what has come, perhaps."""
         process = self.process
         while process.may_handle_mail() and not self.blocked and process.world.random.random() < 0.7:
             process.handle_mail()
@@ -531,7 +532,7 @@ class TaskContext:
 
     def __init__(self, of: TaskStages) -> None:
         self._of = of
-        self.between_outputs = of.between_outputs
+        self.between_outputs = of.serve_mail
 
     def send_event(self, event: Any) -> None:
         self._of.send(event, asks=False)
