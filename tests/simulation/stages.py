@@ -349,8 +349,8 @@ class Stage(SubtaskOperator):
         demand(all(stage.closed for stage in after), f"H80: stage {self.name} is closed before the stages after it")
         self.closed = True
 
-    def _pass(self, key: int, number: int) -> None:
-        """A record has gone through; the stage may tell its coordinator, or ask it, before its fields say so."""
+    def _tell(self, key: int, number: int) -> None:
+        """Tell the coordinator of a record, or ask it, before the fields say so; if it is one of this stage."""
         if sends(self.name, number):
             told = wire_form(self.of.process.task.partition, key, f"u{number}")
             if number % 2 and self.of.asks:
@@ -358,6 +358,10 @@ class Stage(SubtaskOperator):
             else:
                 self.context.send_event(f"{self.name}/{told}")
             self.logs[key].sent.append(f"u{number}")
+
+    def _pass(self, key: int, number: int) -> None:
+        """A record has gone through the stage."""
+        self._tell(key, number)
         self.passed[key] += 1
 
 
@@ -376,12 +380,13 @@ class Reading(Stage):
 
 
 class Doubling(Stage):
-    """The transform: two outputs for each record, so it cannot be cut between them."""
+    """The transform: two outputs for each record, so it cannot be cut between them, nor where it sends."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         for key, number in records:
+            self._tell(key, number)
             yield [key, number, 0]
-            self._pass(key, number)
+            self.passed[key] += 1
             yield [key, number, 1]
 
 
