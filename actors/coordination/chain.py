@@ -26,13 +26,14 @@ from typing import Any, cast
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.live_gateways import LiveGateways
+from actors.coordination.parts_cut import PartsCut
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
 from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 
-__all__ = ["CoordinatorChain", "NoMainCoordinator", "main_of", "users_coordinators"]
+__all__ = ["CoordinatorChain", "NoMainCoordinator", "cut_of", "main_of", "users_coordinators"]
 
 
 class CoordinatorChain(OperatorCoordinator):
@@ -46,6 +47,7 @@ class CoordinatorChain(OperatorCoordinator):
     ) -> None:
         self.main = main
         self.stages = tuple(stages)
+        self.cut = PartsCut()
         self._parts = dict(parts)
         self._unclosed = list(self._all())
 
@@ -159,6 +161,7 @@ class CoordinatorChain(OperatorCoordinator):
                         f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
                     )
                 states[name] = bytes(state)
+                self.cut.snapshot_taken(name)
         return join_states(states.pop(""), states, self.stages)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
@@ -191,6 +194,11 @@ class NoMainCoordinator(OperatorCoordinator):
 def main_of(coordinator: OperatorCoordinator) -> OperatorCoordinator:
     """The user's own coordinator: the main one of a chain."""
     return coordinator.main if isinstance(coordinator, CoordinatorChain) else coordinator
+
+
+def cut_of(coordinator: OperatorCoordinator) -> PartsCut:
+    """What holds the events of the parts of a chain. That of any other coordinator stays empty."""
+    return coordinator.cut if isinstance(coordinator, CoordinatorChain) else PartsCut()
 
 
 def users_coordinators(coordinator: OperatorCoordinator) -> dict[str, OperatorCoordinator]:

@@ -22,7 +22,7 @@ import anyio
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
 from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.call_watch import Call, CallWatch
-from actors.coordination.chain import main_of
+from actors.coordination.chain import cut_of, main_of
 from actors.coordination.checks import handles_events
 from actors.coordination.coordinator_context import ContextOfActor
 from actors.coordination.event_decoding import decode_in_turns
@@ -45,6 +45,7 @@ from actors.coordination.messages import (
     Timed,
     TrackerMessage,
 )
+from actors.coordination.parts_cut import part_of
 from actors.coordination.reply import (
     OpenReplies,
     Reply,
@@ -121,6 +122,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._coordinator = coordinator
         # Whatever is not for a named part reaches the main coordinator directly.
         self._main = main_of(coordinator)
+        self._cut = cut_of(coordinator)
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
         self._tracker_ref = tracker_ref
@@ -144,9 +146,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             lambda handler: context.self_ref.tell(CallHandler(handler, "when_all_ready")),
             lambda: self._watch.inside,
             self._limits,
+            self._cut,
         )
         self._replies = OpenReplies(
-            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
+            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits, self._cut
         )
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
@@ -385,7 +388,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             if isinstance(answer, Reply):
-                self._replies.take(answer, WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id))
+                waiting = WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id, part_of(request))
+                self._replies.take(answer, waiting)
                 deferred = answer
             else:
                 payload = encode_event(answer, self._limits)
@@ -451,6 +455,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
         finally:
             deadline.cancel()
+            self._cut.reached()
 
     def _collect(self, message: CollectRecorded) -> None:
         """Hand over what was recorded. What the subtasks had sent before their snapshots was taken before this."""

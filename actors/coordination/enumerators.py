@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -14,7 +15,7 @@ from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 
-__all__ = ["DiscoveringSplitEnumerator", "HybridSplitEnumerator"]
+__all__ = ["DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
 
 FAILURES_MAX = 5
 
@@ -35,7 +36,8 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         key: what a split is recognised by, a str. By default the split itself, which then has to be a str.
         batch_size: how many splits one request gets.
         backlog: ``backlog(split, position)`` returns how much there is to read in a split, in the units of the readers'
-            method of this name. It has to be quick. By default, splits that wait do not count in the source's backlog.
+            method of this name, when it is found or given back. It has to be quick. By default, splits that wait do not
+            count in the source's backlog.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         self._backlog = backlog
         restored = {"pending": [], "known": []} if state is None else decode_event(state)
         self._is_restored = state is not None
-        self._pending: deque[Any] = deque(map(split_from_value, restored["pending"]))
-        self._pending_backlog = sum(map(self._amount, self._pending))
+        self._pending: deque[_Pending] = deque()
+        self._pending_backlog = 0
+        self._put_back(map(split_from_value, restored["pending"]))
         self._known: dict[str, None] = dict.fromkeys(restored["known"])
         self._waiting: dict[int, None] = {}
         self._failures = 0
@@ -76,10 +79,24 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         """How much there is to read in these splits; None if ``backlog`` was not given."""
         return None if self._backlog is None else self._pending_backlog
 
-    def _amount(self, split: Any) -> int:
-        if self._backlog is None:
-            return 0
-        return self._backlog(split.split, split.position) if isinstance(split, SplitAt) else self._backlog(split, None)
+    def _counted(self, split: Any) -> _Pending:
+        """Count it in the backlog. What it counts is kept, so that the sum is right if the split grows meanwhile."""
+        amount = 0
+        if self._backlog is not None:
+            at = split if isinstance(split, SplitAt) else SplitAt(split, None)
+            amount = self._backlog(at.split, at.position)
+        self._pending_backlog += amount
+        return _Pending(split, amount)
+
+    def _put_back(self, splits: Iterable[Any]) -> None:
+        """Let these be the next splits."""
+        self._pending.extendleft(reversed([self._counted(split) for split in splits]))
+
+    def _take(self, chosen: Iterable[_Pending]) -> list[Any]:
+        """Return the splits of some pending ones, which are handed out."""
+        taken = list(chosen)
+        self._pending_backlog -= sum(one.amount for one in taken)
+        return [one.split for one in taken]
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
@@ -111,8 +128,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             key = self._key(split.split if isinstance(split, SplitAt) else split)
             if key not in self._known:
                 self._known[key] = None
-                self._pending.append(split)
-                self._pending_backlog += self._amount(split)
+                self._pending.append(self._counted(split))
 
     async def handle_split_request(self, subtask: int) -> None:
         self._waiting[subtask] = None
@@ -120,8 +136,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
-        self._pending.extendleft(reversed(splits))
-        self._pending_backlog += sum(map(self._amount, splits))
+        self._put_back(splits)
         await self._serve()
 
     async def _serve(self) -> None:
@@ -130,15 +145,60 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
                 del self._waiting[subtask]  # its next attempt asks itself
             elif self._pending:
                 del self._waiting[subtask]
-                splits = [self._pending.popleft() for _ in range(min(self._batch_size, len(self._pending)))]
-                self._pending_backlog -= sum(map(self._amount, splits))
-                await self._context.assign_splits(subtask, splits)
+                next_ones = [self._pending.popleft() for _ in range(min(self._batch_size, len(self._pending)))]
+                await self._context.assign_splits(subtask, self._take(next_ones))
             elif self._every_s is None:
                 del self._waiting[subtask]
                 await self._context.signal_no_more_splits(subtask)
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return encode_event({"pending": [split_to_value(split) for split in self._pending], "known": [*self._known]})
+        return encode_event({"pending": [split_to_value(one.split) for one in self._pending], "known": [*self._known]})
+
+
+class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
+    """Hands out splits that never end: each to the subtask that it belongs to, and no other.
+
+    Otherwise the subtask that asks first would get them all, and keep them. A subtask gets all of its splits together,
+    so its reader has to read any number of them in turns. Readers are never told that no more splits follow.
+
+    Args:
+        place: a number for each split. It belongs to the subtask ``place(split) % parallelism``.
+        others: as for ``DiscoveringSplitEnumerator``.
+    """
+
+    def __init__(
+        self,
+        discover: Callable[[], Iterable[Any]],
+        state: bytes | None = None,
+        *,
+        place: Callable[[Any], int],
+        **others: Any,
+    ) -> None:
+        super().__init__(discover, state, **others)
+        self._place = place
+
+    async def _serve(self) -> None:
+        for subtask in tuple(self._waiting):
+            if not self._context.attempts(subtask):
+                del self._waiting[subtask]  # its next attempt asks itself
+                continue
+            owned = [one for one in self._pending if self._owner(one) == subtask]
+            if owned:
+                del self._waiting[subtask]
+                self._pending = deque(one for one in self._pending if self._owner(one) != subtask)
+                await self._context.assign_splits(subtask, self._take(owned))
+
+    def _owner(self, pending: _Pending) -> int:
+        split = pending.split.split if isinstance(pending.split, SplitAt) else pending.split
+        return self._place(split) % self._context.parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A split that waits, and what it counts in the backlog."""
+
+    split: Any
+    amount: int
 
 
 class HybridSplitEnumerator(SplitEnumerator):
@@ -181,6 +241,13 @@ class HybridSplitEnumerator(SplitEnumerator):
     def current(self) -> int:
         """The index of the source that is being read."""
         return len(self._begun) - 1
+
+    @property
+    def pending_backlog(self) -> int | None:
+        """How much there is to read in the splits of the sources that have begun; None if none of them says it."""
+        amounts = [getattr(one, "pending_backlog", None) for one in tuple(self._begun)]
+        known = [amount for amount in amounts if amount is not None]
+        return sum(known) if known else None
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context

@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.messages import GatewayMessage, SendEvent
+from actors.coordination.parts_cut import PartsCut, part_of
 from actors.coordination.unawaited import AwaitCheck, check_thread
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.ids import ExecutionAttempt
@@ -96,7 +98,7 @@ class SendBudget:
 class GatewayHandle:
     """The ``SubtaskGateway`` that coordinators get. Its promises are documented there."""
 
-    __slots__ = ("_attempt", "_budget", "_clock", "_limits", "_ref", "_thread")
+    __slots__ = ("_attempt", "_budget", "_clock", "_limits", "_ref", "_thread", "cut")
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class GatewayHandle:
         self._clock = clock
         self._limits = limits
         self._thread = threading.get_ident()
+        self.cut: PartsCut | None = None
 
     def __repr__(self) -> str:
         return f"<SubtaskGateway {self._attempt}>"
@@ -139,7 +142,7 @@ class GatewayHandle:
         payload = encode_event(event, self._limits)
         if not self._budget.try_take(len(payload)):
             await self._budget.take(len(payload))
-        return self._hand_over(payload, loss_tolerant, urgent)
+        return self._hand_over(payload, loss_tolerant, urgent, part_of(event))
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         check_thread(self._thread, self._attempt)
@@ -149,32 +152,38 @@ class GatewayHandle:
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
                 "await send_event() to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
             )
-        return self._hand_over(payload, loss_tolerant, urgent)
+        return self._hand_over(payload, loss_tolerant, urgent, part_of(event))
 
     def has_capacity(self, size: int) -> bool:
         """Whether an event of this size would be sent without waiting."""
         return self._budget.lets_in(size)
 
-    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
+    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation:
         """``send_event``, for an event that is encoded already, on the event loop."""
         await self._budget.take(len(payload))
-        return self._hand_over(payload, loss_tolerant, urgent)
+        return self._hand_over(payload, loss_tolerant, urgent, part)
 
-    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
+    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation:
         """The same, if ``has_capacity``."""
         taken = self._budget.try_take(len(payload))
         assert taken
-        return self._hand_over(payload, loss_tolerant, urgent)
+        return self._hand_over(payload, loss_tolerant, urgent, part)
 
-    def _hand_over(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
+    def _hand_over(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation:
         confirmation = Confirmation(len(payload), self._clock())
-        if self._budget.over is not None:
-            self._budget.give_back(len(payload))
-            confirmation.settle(self._budget.over)
-            return confirmation
-        self._budget.handed_over.append(confirmation)
-        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation, urgent))
+        send = SendEvent(payload, loss_tolerant, confirmation, urgent)
+        if not part or self.cut is None or not self.cut.hold(part, partial(self._submit, send)):
+            self._submit(send)
         return confirmation
+
+    def _submit(self, send: SendEvent) -> None:
+        confirmation = send.confirmation
+        if self._budget.over is not None:
+            self._budget.give_back(confirmation.size)
+            confirmation.settle(self._budget.over)
+            return
+        self._budget.handed_over.append(confirmation)
+        self._ref.tell_direct(send)
 
 
 __all__ = ["GatewayHandle", "SendBudget"]

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import SubtaskGateway
+from actors.coordination.parts_cut import PartsCut, part_of
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import WireLimits, encode_event
@@ -26,20 +27,22 @@ Handler = Callable[[], Awaitable[None]]
 
 
 class SendingGateway(SubtaskGateway, Protocol):
-    """A gateway that takes an event that is encoded already."""
+    """A gateway that takes an event that is encoded already. ``part``: the part of a chain that sends it, if any."""
+
+    cut: PartsCut | None
 
     def has_capacity(self, size: int) -> bool: ...
 
-    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation: ...
+    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation: ...
 
-    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation: ...
+    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation: ...
 
 
 class GatewayTable:
     """The gateways of the attempts that the coordinator has been told to be ready and not to be over. Loop only.
 
     ``call_soon``: queues a handler for the coordinator. ``inside_method``: whether the caller is a method of the
-    coordinator, or called by one.
+    coordinator, or called by one. ``cut``: that of the coordinator's parts.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class GatewayTable:
         call_soon: Callable[[Handler], None],
         inside_method: Callable[[], bool],
         limits: WireLimits,
+        cut: PartsCut,
     ) -> None:
+        self.cut = cut
         self.parallelism = parallelism
         self.limits = limits
         self.call_soon = call_soon
@@ -64,6 +69,7 @@ class GatewayTable:
         return len(self.by_subtask) == self.parallelism
 
     def add(self, gateway: SendingGateway) -> None:
+        gateway.cut = self.cut
         attempt = gateway.attempt
         self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = gateway
 
@@ -188,7 +194,7 @@ class LiveGateways:
         gateways = self._of(subtask)
         if attempt is not None:
             gateways = [gateway for gateway in gateways if gateway.attempt.attempt == attempt]
-        return await self._send(self._encode(event), gateways, loss_tolerant, urgent)
+        return await self._send(event, gateways, loss_tolerant, urgent)
 
     async def broadcast(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
@@ -202,7 +208,7 @@ class LiveGateways:
             EventEncodeError: msgpack cannot carry the event, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
-        return await self._send(self._encode(event), self._all(), loss_tolerant, urgent)
+        return await self._send(event, self._all(), loss_tolerant, urgent)
 
     def broadcast_nowait(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
@@ -211,14 +217,15 @@ class LiveGateways:
 
         In that case nothing was sent to anybody.
         """
-        payload, gateways = self._encode(event), self._all()
+        payload, part = self._encode(event)
+        gateways = self._all()
         for gateway in gateways:
             if not gateway.has_capacity(len(payload)):
                 raise GatewayFull(
                     f"{gateway.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
                     "to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
                 )
-        return tuple([gateway.send_encoded_nowait(payload, loss_tolerant, urgent) for gateway in gateways])
+        return tuple([gateway.send_encoded_nowait(payload, loss_tolerant, urgent, part) for gateway in gateways])
 
     def when_all_ready(self, handler: Handler) -> None:
         """Call ``handler`` once, between other methods, as soon as every subtask has an attempt.
@@ -277,9 +284,11 @@ class LiveGateways:
                 "loop: call context.call_soon_threadsafe(handler), and use them in the handler"
             )
 
-    def _encode(self, event: Any) -> bytes:
+    def _encode(self, event: Any) -> tuple[bytes, str]:
+        """Return the payload and the name of the part that sends it."""
         self._check_thread()
-        return encode_event(self._wrap(event), self._table.limits)
+        wrapped = self._wrap(event)
+        return encode_event(wrapped, self._table.limits), part_of(wrapped)
 
     def _all(self) -> list[SendingGateway]:
         if self._is_over():
@@ -293,17 +302,20 @@ class LiveGateways:
         return [] if self._is_over() else list(self._table.by_subtask.get(subtask, {}).values())
 
     async def _send(
-        self, payload: bytes, gateways: list[SendingGateway], loss_tolerant: bool, urgent: bool
+        self, event: Any, gateways: list[SendingGateway], loss_tolerant: bool, urgent: bool
     ) -> tuple[Confirmation, ...]:
+        payload, part = self._encode(event)
         sent = [
-            gateway.send_encoded_nowait(payload, loss_tolerant, urgent) if gateway.has_capacity(len(payload)) else None
+            gateway.send_encoded_nowait(payload, loss_tolerant, urgent, part)
+            if gateway.has_capacity(len(payload))
+            else None
             for gateway in gateways
         ]
 
         async def wait() -> tuple[Confirmation, ...]:
             return tuple(
                 [
-                    confirmation or await gateway.send_encoded(payload, loss_tolerant, urgent)
+                    confirmation or await gateway.send_encoded(payload, loss_tolerant, urgent, part)
                     for confirmation, gateway in zip(sent, gateways, strict=True)
                 ]
             )

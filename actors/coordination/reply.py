@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from actors import Reply as AskReply
 from actors.coordination.announcer import GatewayLine
 from actors.coordination.messages import GatewayMessage, RequestDeferred
+from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception, describe
@@ -143,9 +145,12 @@ class Reply:
 
 
 class WaitingTask:
-    """A task's attempt waits for the answer. A restored request has no ``request_id``: nobody waits (H73)."""
+    """A task's attempt waits for the answer. A restored request has no ``request_id``: nobody waits (H73).
 
-    __slots__ = ("_gateway_ref", "_open", "_request_id", "attempt", "over")
+    ``part``: the part of a chain that was asked, if any.
+    """
+
+    __slots__ = ("_gateway_ref", "_open", "_part", "_request_id", "attempt", "over")
 
     def __init__(
         self,
@@ -153,12 +158,14 @@ class WaitingTask:
         attempt: ExecutionAttempt,
         gateway_ref: GatewayLine[GatewayMessage],
         request_id: int | None,
+        part: str = "",
     ) -> None:
         self.attempt = attempt
         self.over = request_id is None
         self._open = open_replies
         self._gateway_ref = gateway_ref
         self._request_id = request_id
+        self._part = part
 
     def defer(self) -> None:
         """The answer comes later."""
@@ -182,7 +189,9 @@ class WaitingTask:
 
     def _submit(self, error: str, payload: bytes) -> None:
         assert self._request_id is not None
-        self._gateway_ref.tell_direct(AnswerSubmitted(self._request_id, error, payload))
+        submit = partial(self._gateway_ref.tell_direct, AnswerSubmitted(self._request_id, error, payload))
+        if not self._open.cut.hold(self._part, submit):
+            submit()
         self.end()
 
     def end(self) -> None:
@@ -232,7 +241,8 @@ class WaitingClient:
 class OpenReplies:
     """The replies of one coordinator that are not settled. Loop only, except ``hear_loss``.
 
-    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it.
+    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it. ``cut``:
+    that of the coordinator's parts.
     """
 
     def __init__(
@@ -242,8 +252,10 @@ class OpenReplies:
         statistics: OperatorStatistics,
         soon: Callable[[Callable[[], None]], None],
         limits: WireLimits,
+        cut: PartsCut,
     ) -> None:
         self.limits = limits
+        self.cut = cut
         self._operator_id = operator_id
         self._log = log
         self._statistics = statistics

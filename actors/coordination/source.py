@@ -23,10 +23,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.statistics import SourceBacklog
+from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
 from protocol.attempts import FailureKind, FailureReason
 from protocol.enumerations import CurrentEnumeration
 from protocol.facts import StageLook
@@ -46,6 +48,7 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 
 RECORDED_SPLITS_MAX = 256
+SPLIT_CHARS_MAX = 200
 """How many of the splits that a subtask has already are in one event to a later attempt of it."""
 
 _Assigned = tuple[int, bytes]
@@ -263,7 +266,14 @@ class SourceCoordinator(OperatorCoordinator):
         amounts = [left for splits in backlogs.values() for _, left in splits]
         if isinstance(pending_amount, int):
             amounts.append(pending_amount)
-        return SourceBacklog(pending if isinstance(pending, int) else None, in_hand, sum(amounts) if amounts else None)
+        each = ((subtask, split, left) for subtask, splits in backlogs.items() for split, left in splits)
+        largest = nlargest(SPLITS_SHOWN, each, key=itemgetter(2))
+        return SourceBacklog(
+            pending if isinstance(pending, int) else None,
+            in_hand,
+            sum(amounts) if amounts else None,
+            tuple([SplitBacklog(subtask, repr(split)[:SPLIT_CHARS_MAX], left) for subtask, split, left in largest]),
+        )
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
 

@@ -13,17 +13,30 @@ from typing import Any, NamedTuple
 SAMPLES_MAX = 100_000
 
 
+SPLITS_SHOWN = 10
+
+
+class SplitBacklog(NamedTuple):
+    """What is left in a split that a subtask has. ``split`` is its text, which may be cut."""
+
+    subtask: int
+    split: str
+    amount: int
+
+
 class SourceBacklog(NamedTuple):
     """What a source has not read yet.
 
     ``splits_pending`` are known and not handed out; None if the enumerator does not say. ``splits_in_hand`` were handed
     out, and are not read to their end. ``amount``: how much there is in all of these, as last reported, in the units of
-    the readers; None if neither the readers nor the enumerator report it.
+    the readers; None if neither the readers nor the enumerator report it. ``largest`` are those of the splits in hand
+    that have the most left, at most ``SPLITS_SHOWN``, the largest first.
     """
 
     splits_pending: int | None
     splits_in_hand: int
     amount: int | None
+    largest: tuple[SplitBacklog, ...] = ()
 
 
 class LatencyRecorder:

@@ -19,6 +19,7 @@ from actors.coordination import OperatorStatistics
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.gateway_sight import GatewayView
 from actors.coordination.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
+from actors.coordination.statistics import SourceBacklog
 from protocol.attempts import AttemptView, KnownAttempts, RunView
 from protocol.barrier_tracker import CheckpointView, Phase, Step
 from protocol.wire.messages import RestoreMode
@@ -35,6 +36,7 @@ from spark_bridge.observability.status import (
     RunStatus,
     SidecarStatus,
     SourceStatus,
+    SplitStatus,
 )
 
 __all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
@@ -205,7 +207,7 @@ class StatusCollector:
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
             counters=statistics.counter_totals(),
-            sources={name: SourceStatus(*backlog) for name, backlog in statistics.sources().items()},
+            sources={name: _source(backlog) for name, backlog in statistics.sources().items()},
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
@@ -300,3 +302,7 @@ def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> At
         None if gateway.requested_at is None else epoch + gateway.requested_at,
         None if gateway.deferred_at is None else epoch + gateway.deferred_at,
     )
+
+
+def _source(backlog: SourceBacklog) -> SourceStatus:
+    return SourceStatus(*backlog[:3], tuple([SplitStatus(*one) for one in backlog.largest]))

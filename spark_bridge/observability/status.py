@@ -29,6 +29,7 @@ __all__ = [
     "RunStatus",
     "SidecarStatus",
     "SourceStatus",
+    "SplitStatus",
     "TimelineRecord",
 ]
 
@@ -210,18 +211,28 @@ class TimelineRecord(NamedTuple):
     text: str
 
 
+class SplitStatus(NamedTuple):
+    """How much there is to read in a split that a task has. ``split`` is its text, which may be cut."""
+
+    subtask: int
+    split: str
+    backlog: int
+
+
 class SourceStatus(NamedTuple):
     """What a source has not read yet.
 
     ``splits_pending`` are known and not handed out; None if the enumerator does not say (``pending_count``).
     ``splits_in_hand`` were handed out, and are not read to their end. ``backlog``: how much there is to read in all of
     these, in the readers' own units; bytes for ``FileSource``. Readers report it about once a second. Pending splits
-    count if the enumerator has a ``pending_backlog``. None if neither reports it.
+    count if the enumerator has a ``pending_backlog``. None if neither reports it. ``largest_splits`` are the ten
+    splits in hand that have the most left, the largest first.
     """
 
     splits_pending: int | None
     splits_in_hand: int
     backlog: int | None
+    largest_splits: tuple[SplitStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from spark_bridge.observability.status import (
     RunStatus,
     SidecarStatus,
     SourceStatus,
+    SplitStatus,
     TimelineRecord,
 )
 
@@ -37,6 +38,9 @@ COUNTS = {
 
 CONFIRMED = (*[0] * 6, 1_200, 21_000, 19_000, 6_011, 900, 90, 10, *[0] * 15)
 """A histogram whose only peak lies just below a millisecond."""
+
+
+LARGEST = (SplitStatus(3, "['pages', 7]", 5_000), SplitStatus(0, "['pages', 1]", 40))
 
 
 def an_attempt(subtask: int, *, attempt: int | None = None, state: str = "ready", **more: Any) -> AttemptStatus:
@@ -160,7 +164,11 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
         an_operator(name, attempts, parallelism=4, at=at),
         counts=COUNTS
         | {"attempts": 5, "failures": 1, "subtask_resets": 1, "checkpoints_completed": 9, "checkpoints_aborted": 1},
-        sources={"pages": SourceStatus(1_200, 64, None)},
+        sources={
+            "pages": SourceStatus(
+                1_200, 64, 9_000, (SplitStatus(3, "['pages', 7]", 5_000), SplitStatus(0, "['pages', 1]", 40))
+            )
+        },
         counters={"pages fetched": 48_211, "bytes": 10_500_000.5},
         checkpoint_history=tuple(history),
         failures=(FailureRecord(at - 34, 1, 1, "failed", "ValueError: page 17 cannot be read"),),

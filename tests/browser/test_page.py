@@ -160,7 +160,7 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
         reached.add(active)
     assert reached == {
         "All operators", "Subtask", "Attempts of the selected subtask", "1 min", "10 min", "all", "Latencies",
-        "Counters", "Sources", "Checkpoints", "Recent failures", "1",
+        "Counters", "Sources", "Largest splits", "Checkpoints", "Recent failures", "1",
     }  # fmt: skip
     page.locator(".hg-map").focus()
     for key, subtask in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("Home", 0)):
@@ -170,6 +170,16 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
     assert page.evaluate("document.activeElement.className") == "hg-map"
     page.get_by_role("button", name="1 min").press("Enter")
     assert page.get_by_role("button", name="1 min").get_attribute("aria-pressed") == "true"
+
+
+def test_the_largest_splits_of_a_source_are_shown_with_what_is_left(serve: Serve, visit: NewVisit) -> None:
+    seen = visit(serve(eventful).url + "#/operator/crawl")
+    seen.until(LIVE)
+    rows = seen.page.get_by_label("Largest splits").locator("tr").all_inner_texts()
+    assert [row.split("\t") for row in rows[1:]] == [
+        ["pages", "3", "['pages', 7]", "5,000"],
+        ["pages", "0", "['pages', 1]", "40"],
+    ]
 
 
 def test_the_mouse_chooses_a_subtask_and_names_the_one_under_it(serve: Serve, visit: NewVisit) -> None:

@@ -2,7 +2,7 @@
 
 """Bugs in the ready-made parts, and the hunter for them: random histories of operators with parts.
 
-The simulation finds them too: a part of its worlds have an operator that is a chain.
+The simulation finds them too: a part of its worlds have an operator that is a chain, of ready-made parts or of stages.
 """
 
 from __future__ import annotations
@@ -181,6 +181,16 @@ state-of-a-stage-is-in-no-checkpoint [new; H80]
   @ actors.coordination.chain:CoordinatorChain.checkpoint_coordinator
   - return join_states(states.pop(""), states, self.stages)
   + return join_states(states.pop(""), {name: one for name, one in states.items() if name not in self.stages})
+sent-between-the-cuts-of-two-stages [new; H80]
+  What a stage sends between its own snapshot and the cut of the chain is before the cut.
+  @ actors.coordination.parts_cut:PartsCut.hold
+  - if part not in self._taken:
+  + if True:
+held-for-the-cut-and-lost [new; H80]
+  What a stage sends between its own snapshot and the cut of the chain is never sent.
+  @ actors.coordination.parts_cut:PartsCut.reached
+  - for send in held:
+  + for send in held[:0]:
 state-of-a-stage-is-in-no-snapshot [new; H80]
   The snapshot of a task has no states of its stages.
   @ spark_bridge.subtask.chain:OperatorChain._joined

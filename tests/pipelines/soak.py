@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 import tempfile
 
-from headgate import CheckpointConfig, chain
-from headgate.testing import running_operator
+from headgate import chain
 from protocol.barrier_tracker import CompletedCheckpoint
 from tests.pipelines.pairs import Outcome, Pair, Servers, drop_slot, insert, prepare
+from tests.sources.incarnations import incarnation_of
 
 __all__ = ["soak_once"]
 
@@ -36,15 +36,8 @@ async def _soak(servers: Servers, pair: Pair, chance: random.Random, seed: int) 
         if last:
             insert(servers, late)
             late.clear()
-        async with running_operator(
-            chain(source=pair.source(ends=last), transform=pair.transform, sink=pair.sink()),
-            parallelism=chance.choice([1, 2, 3]),
-            mode="streaming",
-            checkpoint=CheckpointConfig(interval_s=0.4, tolerated_failures=1000),
-            restored=restored,
-            attempts_max=1000,
-            seed=seed,
-        ) as world:
+        stages = chain(source=pair.source(ends=last), transform=pair.transform, sink=pair.sink())
+        async with incarnation_of(stages, chance, restored, seed) as world:
             tasks = {subtask: await world.launch_operator(subtask) for subtask in range(world.parallelism)}
             steps = 500 if last else chance.randrange(3, 12)
             for step in range(steps):

@@ -23,7 +23,9 @@ PARALLELISM_MAX = 4
 PART = "@"
 """Begins the text of an event of a part, and no other."""
 COUNTS, ITEMS, TEAM = "counts", "items", "team"
-PARTS = (COUNTS, ITEMS, TEAM)
+STAGES = ("source", "transform", "sink")
+"""The names of the stages, in the order in which data flows."""
+PARTS = (COUNTS, ITEMS, TEAM, *STAGES)
 """The names of the parts."""
 EVENTS_MAX = 8
 """The maximum number of unsettled events of one gateway (H27)."""
@@ -78,6 +80,7 @@ class Settings:
     in one run (H69). ``urgent``: the events of every other key are urgent, and so are some loss-tolerant ones.
     ``heartbeats``: tasks have to give signs of life. ``in_hand``: the operator is a chain with a work queue of which
     each task holds so many items; 0 means that it is not. ``team``: a group is a part of it, "fixed" or "elastic".
+    ``stages``: the operator is a chain of stages.
     """
 
     mode: RestoreMode
@@ -97,6 +100,7 @@ class Settings:
     heartbeats: bool = False
     in_hand: int = 0
     team: str = ""
+    stages: bool = False
 
 
 @dataclass

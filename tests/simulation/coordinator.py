@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +19,16 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.attempts import FailureKind, FailureReason, SubtaskFailed, SubtaskFinished
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
-from tests.simulation.application import CONFIRM_S, EVENTS_MAX, Application
+from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, Application, part_text
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.output import PreparedRows
 
 if TYPE_CHECKING:
+    from tests.simulation.stages import Turns
     from tests.simulation.world import World
 
 RAISES = 0.004
@@ -35,6 +37,21 @@ HANGS = 0.02
 """How likely a snapshot never ends."""
 DEFERS = 0.5
 """How likely a request is answered later (H84)."""
+FOR_ALL = {
+    "subtask_ready",
+    "subtask_suspected",
+    "subtask_responsive",
+    "subtask_failed",
+    "subtask_finished",
+    "subtask_reset",
+    "checkpoint_coordinator",
+    "notify_checkpoint_complete",
+    "notify_checkpoint_aborted",
+    "notify_checkpoint_discarded",
+    "reset_to_checkpoint",
+    "run_ended",
+}
+"""The methods that are called for all parts of a chain (H80)."""
 
 
 @dataclass
@@ -60,6 +77,8 @@ class Deferred:
     request_id: int
     answer: str
     due: float  # on the world's clock
+    books: Books  # those of the coordinator that was asked
+    part: str  # which it is; empty for the main one
 
 
 @dataclass
@@ -162,23 +181,49 @@ class Coordinator(OperatorCoordinator):
             (settings.copies and settings.mode is RestoreMode.BATCH) or settings.barrier_stage,
             settings.checkpoints.concurrent_max,
         )
+        self.orders = [self.order]  # those of the stages too
+        self.turns: Turns | None = None  # if there are stages
         self._world = world
         self._application = application
         self._monitor = monitor
         self._inside = ""  # the method that runs
         self._waits_for_capacity: Handle | None = None
         self._deferred: list[Deferred] = []
+        self._ahead: set[str] = set()  # parts whose states are taken, before the cut of the chain
+        self._behind_the_cut: list[Callable[[], None]] = []  # notes of what those parts have sent meanwhile
 
     # --- behavior of user code ------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _call(self, method: str, told: str = "") -> AsyncIterator[None]:
-        """Check that each method ends before the next (H5) and none follows close (H6). It may be slow or raise."""
+        """A method of this coordinator, which is the last one of a chain."""
+        async with self.call(method, told, len(STAGES) if method in FOR_ALL else None):
+            yield
+
+    @asynccontextmanager
+    async def call(self, method: str, told: str, turn: int | None) -> AsyncIterator[None]:
+        """Check that each method ends before the next (H5) and none follows close (H6). It may be slow or raise.
+
+        ``turn``: the place in a chain, if the method is called for all of its parts. Only the last one raises then: the
+        parts behind one that raises do not get the call, and the order of their calls is judged.
+        """
+        try:
+            async with self._one_call(method, told, turn):
+                yield
+        except BaseException:
+            if self.turns is not None:
+                self.turns.stopped()
+            raise
+
+    @asynccontextmanager
+    async def _one_call(self, method: str, told: str, turn: int | None) -> AsyncIterator[None]:
         world = self._world
         world.tell(f"coordinator: {method}({told})")
         with judged(world):
             demand(not self._inside, f"H5: {method} is called inside {self._inside}")
             demand(not self.closed, f"H6: {method} is called after close")
+            if self.turns is not None and turn is not None:
+                self.turns.take(turn, method)
         self._inside = method
         began = world.now
         try:
@@ -190,7 +235,8 @@ class Coordinator(OperatorCoordinator):
                 self._monitor.check_reported(method, world.now - began)
         finally:
             self._inside = ""
-        if self.started and world.engine.faults.spend(world.random, RAISES):
+        may_raise = self.started and turn in (None, len(STAGES))
+        if may_raise and world.engine.faults.spend(world.random, RAISES):
             world.befall("the coordinator raises", f"coordinator: {method} raises")
             if method != "handle_request":  # fails only the requesting task (H33)
                 self._monitor.raised = method
@@ -308,11 +354,39 @@ class Coordinator(OperatorCoordinator):
         finally:
             self._waits_for_capacity = None
 
-    def sent_by_part(self, attempt: ExecutionAttempt, event: str, urgent: bool, confirmation: Confirmation) -> None:
-        record = self._world.record(attempt.task_attempt_id)
-        place = self._note_sent(record, event, confirmation)
-        if urgent:
-            record.urgent.append(place)
+    def waits_for_capacity_at(self, attempt: ExecutionAttempt) -> bool:
+        """Whether this coordinator or a part waits for capacity there."""
+        return self._waits_for_capacity is not None and self._waits_for_capacity.attempt == attempt
+
+    def sent_by_part(
+        self, attempt: ExecutionAttempt, event: PartEvent, urgent: bool, confirmation: Confirmation
+    ) -> None:
+        def note() -> None:
+            record = self._world.record(attempt.task_attempt_id)
+            place = self._note_sent(record, part_text(event), confirmation)
+            if urgent:
+                record.urgent.append(place)
+
+        self._at_the_cut(event.name, note)
+
+    def _at_the_cut(self, part: str, note: Callable[[], None]) -> None:
+        """Note what a part has sent: now, or behind the cut if that part's snapshot is taken before it (H80)."""
+        if part in self._ahead:
+            self._world.figures.happen("a stage sends between its snapshot and the cut")
+            self._behind_the_cut.append(note)
+        else:
+            note()
+
+    def snapshot_of_part(self, part: str) -> None:
+        """The state of a part is taken, and the cut of the chain comes later."""
+        self._ahead.add(part)
+
+    def cut_reached(self) -> None:
+        """Everything that was held leaves now, in its order."""
+        self._ahead.clear()
+        for note in self._behind_the_cut:
+            note()
+        self._behind_the_cut.clear()
 
     def take_of_part(self, subtask: int, number: int, payload: str) -> None:
         """Check an event for a part, as those for this coordinator."""
@@ -355,13 +429,17 @@ class Coordinator(OperatorCoordinator):
             return answer
         if self._chance(DEFERS):
             figures.happen("an answer is deferred")
-            key = split_wire_form(request)[1]
-            due = self._world.now + self._world.random.choice([0.0, 0.1, 2.0])
-            self._deferred.append(Deferred(Reply(), message.attempt, key, message.request_id, answer, due))
-            return self._deferred[-1].reply
+            return self.defer(split_wire_form(request)[1], answer, self.books, "")
         log.answers.append(answer)
         self._world.record(message.attempt.task_attempt_id).answered[message.request_id] = answer
         return answer
+
+    def defer(self, key: int, answer: str, books: Books, part: str) -> Reply:
+        """Answer the request that is being handled later."""
+        message = self._monitor.handling
+        due = self._world.now + self._world.random.choice([0.0, 0.1, 2.0])
+        self._deferred.append(Deferred(Reply(), message.attempt, key, message.request_id, answer, due, books, part))
+        return self._deferred[-1].reply
 
     def may_settle(self) -> bool:
         """Whether the time of a reply has come. One that is over may be settled too, without effect."""
@@ -382,13 +460,14 @@ class Coordinator(OperatorCoordinator):
             reply.answer(deferred.answer)
             return
         with judged(self._world):
-            known = attempt.attempt in self.books.handles.get(attempt.subtask, {})
+            known = attempt.attempt in deferred.books.handles.get(attempt.subtask, {})
             demand(known, f"H85: the reply to {attempt} is open, and the attempt over")
         if random.random() < 0.1:
             reply.fail("no luck")
             return
-        self.books.logs_of(attempt)[deferred.key].answers.append(deferred.answer)
-        self._world.record(attempt.task_attempt_id).answered[deferred.request_id] = deferred.answer
+        deferred.books.logs_of(attempt)[deferred.key].answers.append(deferred.answer)
+        answered = self._world.record(attempt.task_attempt_id).answered
+        self._at_the_cut(deferred.part, partial(answered.__setitem__, deferred.request_id, deferred.answer))
         reply.answer(deferred.answer)
 
     def _take(self, subtask: int, number: int, payload: str) -> Log:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import ActorSystem
 from actors.cell import ActorCell
-from actors.coordination import OperatorConfig
+from actors.coordination import OperatorConfig, OperatorCoordinator
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.operator_config import UNBOUNDED
 from actors.errors import ActorError
@@ -53,6 +53,7 @@ from tests.simulation.network import Connection
 from tests.simulation.parts import SimulatedChain
 from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
+from tests.simulation.stages import SimulatedStages
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -99,8 +100,12 @@ class Driver:
         self.gate = Gate(self.monitor, world.random.random, world.random.choice(DIRECT))
         self.gate.held = held
         self.coordinator = Coordinator(world, application, self.monitor)
-        chained = application.settings.in_hand > 0
-        self.registered = SimulatedChain(world, self.coordinator) if chained else self.coordinator
+        self.stages: SimulatedStages | None = None
+        self.registered: OperatorCoordinator = self.coordinator
+        if application.settings.in_hand:
+            self.registered = SimulatedChain(world, self.coordinator)
+        elif application.settings.stages:
+            self.registered = self.stages = SimulatedStages(world, self.coordinator, application, self.monitor)
         self.running = RunningJobs()
         self.relay = SimulatedRelay(world, self.monitor, self.loop)
         self.session: SimulatedSession
@@ -187,6 +192,8 @@ class Driver:
             actions.append(partial(self.fail_job, "once more, before the reset is known"))
         if coordinator.can_send():
             actions.append(partial(self._run, coordinator.send_something))
+        if self.stages is not None and self.stages.can_send():
+            actions.append(partial(self._run, self.stages.send_something))
         if coordinator.may_settle():
             actions.append(partial(self._run, coordinator.settle_something))
         return actions
@@ -303,7 +310,8 @@ class Driver:
         for checkpoint_id, savepoint in self._answers:
             self.monitor.request_answered(checkpoint_id, savepoint=savepoint)
             if savepoint:
-                self.coordinator.order.savepoint_over(checkpoint_id)
+                for order in self.coordinator.orders:
+                    order.savepoint_over(checkpoint_id)
         self._answers.clear()
 
     def settle(self, timeout_s: float) -> None:
@@ -366,7 +374,8 @@ class Driver:
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
         self.monitor.check_rest()
-        self.coordinator.order.check_discarded()
+        for order in self.coordinator.orders:
+            order.check_discarded()
         self.settled = True
         self.check_settled()
 

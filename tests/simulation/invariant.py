@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.chain import split_states
+from protocol.wire.codec import decode_event
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import HeldEvent
-from tests.simulation.application import PART, Application, own_state, unpack
+from tests.simulation.application import PART, PARTS, STAGES, Application, own_state, unpack
 from tests.simulation.checkers import demand
 
 TAIL = 200
@@ -79,9 +82,31 @@ def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) 
         for key in keys:
             check_channel(f"{name}, key {key}", logs.get(key, Log()), theirs.get(key, Log()), held.get(key, []))
         check_positions(name, snapshot, states, application)
+        if application.settings.stages:
+            check_stages(name, checkpoint.coordinator_state, snapshot, keys)
         for state in states:
             sent = loose.get(state["tid"], state["loose"])
             demand(state["loose"] <= sent, f"invariant, down, {name}: {state['loose']} loss-tolerant ones, sent {sent}")
+
+
+def check_stages(name: str, coordinator_state: bytes, snapshot: SubtaskSnapshot, keys: list[int]) -> None:
+    """Check the channel of each stage of a chain, whose states are separate (H80)."""
+    of_coordinators = split_states(coordinator_state, PARTS)[1]
+    of_subtasks = [split_states(state.state, PARTS)[1] for state in snapshot.states]
+    held: dict[str, list[str]] = {}
+    for event in snapshot.held:
+        part = decode_event(event.payload)
+        if isinstance(part, PartEvent):
+            demand(part.event.startswith(f"{part.name}/"), f"H80: {name} holds {part.event} of stage {part.name}")
+            held.setdefault(part.name, []).append(part.event.partition("/")[2])
+    for stage in STAGES:
+        demand(stage in of_coordinators, f"H80: {name} has no state of the coordinator of stage {stage}")
+        demand(all(stage in states for states in of_subtasks), f"H80: {name} has no state of stage {stage}")
+        logs, _ = read_coordinator(of_coordinators[stage])
+        theirs = merge(f"{name}, stage {stage}", [json.loads(states[stage]) for states in of_subtasks])
+        for key in keys:
+            waiting = [what for _, of, what in map(split_wire_form, held.get(stage, [])) if of == key]
+            check_channel(f"{name}, stage {stage}, key {key}", logs.get(key, Log()), theirs.get(key, Log()), waiting)
 
 
 def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from actors.coordination import Confirmation, CoordinatorChain, CoordinatorContext, SubtaskGateway, chain
 from protocol.errors import GatewayFull
+from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
@@ -117,7 +118,12 @@ class WatchedGateway:
     async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         with self._judge.waiting_for_capacity(self._gateway.attempt):
             confirmation = await self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
-        self._judge.sent_by_part(self._gateway.attempt, part_text(event), urgent, confirmation)
+        self._judge.sent_by_part(self._gateway.attempt, event, urgent, confirmation)
+        return confirmation
+
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
+        confirmation = self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
+        self._judge.sent_by_part(self._gateway.attempt, event, urgent, confirmation)
         return confirmation
 
 
@@ -190,9 +196,22 @@ class TaskParts:
         else:
             self._by_name[event.name].handle_event(event.event)
 
-    def hear_answer(self, error: str, payload: bytes) -> None:
+    def hear_answer(self, request_id: int, error: str, payload: bytes) -> None:
         assert self.group is not None
         self.group.hear_answer(error, payload)
+
+    def hear_end(self, checkpoint_id: int, *, completed: bool) -> None:
+        """These parts do not use it."""
+
+    def may_handle(self, item: MailboxItem) -> bool:
+        """Whether the task may take this out of its mailbox now."""
+        return True
+
+    def close(self) -> None:
+        """These parts have nothing to close."""
+
+    def check_whole(self) -> None:
+        """The outputs of all tasks together are checked."""
 
     def send(self, name: str, event: Any) -> None:
         """Send an event, after those that wait for capacity."""

@@ -17,7 +17,7 @@ from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
-from tests.simulation.application import OPERATOR, PART, Application, pack, part_text, unpack
+from tests.simulation.application import OPERATOR, PART, Application, pack, unpack
 from tests.simulation.checkers import demand
 from tests.simulation.group import STEPS_MAX, model_of
 from tests.simulation.invariant import REQUEST, Log, wire_form
@@ -25,6 +25,7 @@ from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
 from tests.simulation.parts import TaskParts
 from tests.simulation.pending_actions import PAUSE_S
+from tests.simulation.stages import TaskStages
 from tests.simulation.troubles import Trap, Troubles
 from tests.simulation.work import Work
 
@@ -65,7 +66,11 @@ class Process:
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int | None] = {}  # the keys that they are about; None for a part's
         in_hand = application.settings.in_hand
-        self.parts = TaskParts(self, in_hand, application.settings.team) if in_hand else None
+        self.parts: TaskParts | TaskStages | None = None
+        if in_hand:
+            self.parts = TaskParts(self, in_hand, application.settings.team)
+        elif application.settings.stages:
+            self.parts = TaskStages(self)
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
         self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
@@ -105,7 +110,7 @@ class Process:
                 return actions if self.waits_for_capacity else [*actions, self.parts.flush]
             if self.finishes is not None:
                 return [*actions, self.end_well]
-            if self.mailbox:
+            if self.may_handle_mail():
                 actions.append(self.handle_mail)
             if self.awaits_start:
                 return actions
@@ -118,6 +123,11 @@ class Process:
         elif self.life is Life.LEAVING and self.machine is not None and self.machine.all_confirmed:
             actions.append(self.leave)
         return actions
+
+    def may_handle_mail(self) -> bool:
+        if not self.mailbox or self.troubles.stalled:
+            return False
+        return self.parts is None or self.parts.may_handle(self.mailbox[0])
 
     def io_actions(self) -> list[Callable[[], None]]:
         """Return the possible actions of its I/O thread, independent of the operator."""
@@ -325,24 +335,26 @@ class Process:
             demand(not in_snapshot, f"H31: a part of task {self.tid} may not send inside its snapshot")
             raise
         self.work.submitted += 1
-        self.record.up_sent.append(part_text(event))
+        self.record.up_sent.append(unpack(encode_event(event)))
 
-    def ask_of_part(self, request: PartEvent) -> None:
-        """Send a request of a part. ``GatewayFull``: there is no capacity."""
+    def ask_of_part(self, request: PartEvent) -> int:
+        """Send a request of a part, and return its id. ``GatewayFull``: there is no capacity."""
         request_id = len(self.record.requests)
         self.step(s.RequestSubmitted(request_id, encode_event(request)))
-        self.record.requests[request_id] = part_text(request)
+        text = unpack(encode_event(request))
+        self.record.requests[request_id] = text
         self.open_requests[request_id] = None
         self.record.part_asks = True
         self.work.submitted += 1
-        self.record.up_sent.append(part_text(request))
+        self.record.up_sent.append(text)
+        return request_id
 
     def hear_answer_to(self, effect: s.ResolveRequest) -> None:
         key = self.open_requests.pop(effect.request_id)
         if key is None:
             assert self.parts is not None
             self.record.resolve_once(effect.request_id)
-            self.parts.hear_answer(effect.error, effect.payload)
+            self.parts.hear_answer(effect.request_id, effect.error, effect.payload)
             return
         answer = "" if effect.error else unpack(effect.payload)
         self.record.resolve(effect.request_id, effect.error, answer)
@@ -368,7 +380,10 @@ class Process:
             case s.MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
             case s.MailboxCompleted(checkpoint_id) | s.MailboxAborted(checkpoint_id):
-                self.world.check_told(checkpoint_id, completed=isinstance(item, s.MailboxCompleted))
+                completed = isinstance(item, s.MailboxCompleted)
+                self.world.check_told(checkpoint_id, completed=completed)
+                if self.parts is not None:
+                    self.parts.hear_end(checkpoint_id, completed=completed)
 
     def take_event(self, payload: bytes) -> None:
         self.handled += 1
@@ -422,7 +437,7 @@ class Process:
 
     def check_model(self) -> None:
         """Check what the task of a successful job has trained."""
-        assert self.parts is not None
+        assert isinstance(self.parts, TaskParts)
         group = self.parts.group
         assert group is not None
         wanted = model_of(min(self.work.target, STEPS_MAX))
@@ -456,9 +471,13 @@ class Process:
 
     def leave(self) -> None:
         self.work.check_whole()
+        if self.parts is not None:
+            self.parts.check_whole()
         self.exit("", flush=True)
 
     def exit(self, failure: str, *, flush: bool = False) -> None:
+        if self.parts is not None:
+            self.parts.close()
         self.die(flush=flush)
         self.world.exited(self.tid, failure)
 

@@ -45,9 +45,11 @@ PATIENCE_S = 30.0
 TEMPORARY = re.compile(r"-[0-9a-f]{16}(?=\.tmp$)")
 """The part of a file's name that differs each time."""
 CHAINS = 0.25
-"""How likely the operator of a world is a chain."""
+"""How likely the operator of a world is a chain with ready-made parts."""
 TEAMS = 0.5
 """How likely a group is a part of it."""
+STAGED = 0.2
+"""How likely the operator of another world is a chain of stages."""
 HELD_BACK = 0.7
 """How likely the relay holds back the facts of stages that nobody watches, as with a JVM; Py4J holds none."""
 
@@ -86,7 +88,14 @@ def draw_settings(random: Random, hold_events: bool) -> Settings:
 class World:
     """See the module. ``run`` ends in a quiet world, or raises ``Violation``."""
 
-    def __init__(self, seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS) -> None:
+    def __init__(
+        self,
+        seed: int,
+        eager: float | None = None,
+        chains: float = CHAINS,
+        teams: float = TEAMS,
+        staged: float = STAGED,
+    ) -> None:
         self.seed = seed
         self.random = random = Random(seed)
         self.now = 0.0
@@ -109,6 +118,8 @@ class World:
             self.settings = settings = replace(settings, in_hand=parts.choice([1, 1, 2, 5]))
             if parts.random() < teams:
                 self.settings = settings = replace(settings, team=parts.choice(["fixed", "elastic"]))
+        elif parts.random() < staged:
+            self.settings = settings = replace(settings, stages=True)
         self.to_send = random.choice([1, 3, 8, 20])
         self.growth = random.choice([0, 3, 8])  # from one good job to the next
         self.targets: dict[int, int] = {}  # by run
@@ -186,7 +197,8 @@ class World:
         self.figures.happen(what)
         if what in ("fetch failure", "outdated look"):
             # If the end of a task is lost, the task looks like a zombie or a copy that runs on.
-            self.driver.coordinator.order.copies = True
+            for order in self.driver.coordinator.orders:
+                order.copies = True
 
     def befall(self, what: str, line: str) -> None:
         """Count what befell the world, and tell it."""
@@ -536,14 +548,15 @@ class World:
 
 
 def run_world(
-    seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS
+    seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS, staged: float = STAGED
 ) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
-    the operator is a chain. ``teams``: how likely a group is a part of it.
+    the operator is a chain with ready-made parts. ``teams``: how likely a group is one of them. ``staged``: how likely
+    another operator is a chain of stages.
     """
-    world = World(seed, eager, chains, teams)
+    world = World(seed, eager, chains, teams, staged)
     try:
         world.run()
     except Exception as error:

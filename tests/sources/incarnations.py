@@ -6,11 +6,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from headgate import CheckpointConfig
-from headgate.testing import running_operator
+from headgate.testing import World, running_operator
 from headgate.types import Chain
 from protocol.barrier_tracker import CompletedCheckpoint
+
+
+def incarnation_of(
+    stages: Chain, chance: random.Random, restored: CompletedCheckpoint | None, seed: int
+) -> AbstractAsyncContextManager[World]:
+    """Return an application that continues from ``restored``, with any parallelism, and tolerates every death."""
+    return running_operator(
+        stages,
+        parallelism=chance.choice([1, 2, 3]),
+        mode="streaming",
+        checkpoint=CheckpointConfig(interval_s=0.4, tolerated_failures=1000),
+        restored=restored,
+        attempts_max=1000,
+        seed=seed,
+    )
 
 
 async def run_until_the_end(
@@ -20,15 +36,7 @@ async def run_until_the_end(
     restored: CompletedCheckpoint | None = None
     for incarnation in range(incarnations):
         last = incarnation == incarnations - 1
-        async with running_operator(
-            stages(),
-            parallelism=chance.choice([1, 2, 3]),
-            mode="streaming",
-            checkpoint=CheckpointConfig(interval_s=0.4, tolerated_failures=100),
-            restored=restored,
-            attempts_max=100,
-            seed=seed,
-        ) as world:
+        async with incarnation_of(stages(), chance, restored, seed) as world:
             tasks = [await world.launch_operator(subtask) for subtask in range(world.parallelism)]
             for _ in range(100 if last else chance.randrange(1, 5)):
                 await world.advance(0.7)

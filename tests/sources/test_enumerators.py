@@ -258,3 +258,46 @@ async def test_a_reader_without_positions_is_refused_in_a_hybrid_source() -> Non
 
     with pytest.raises(TypeError, match="has no positions"):
         HybridSource(Old()).operator()
+
+
+async def test_a_split_that_grows_before_it_is_handed_out_leaves_nothing_in_the_backlog() -> None:
+    sizes = {"a": 3, "b": 5}
+    made: list[DiscoveringSplitEnumerator] = []
+
+    def build(state: bytes | None) -> DiscoveringSplitEnumerator:
+        made.append(DiscoveringSplitEnumerator(lambda: ["a", "b"], state, backlog=lambda split, position: sizes[split]))
+        return made[-1]
+
+    async with running_operator(SourceCoordinator(build), parallelism=1, **STREAMING) as world:
+        await world.settle()
+        assert made[0].pending_backlog == 8
+        sizes["a"] = 100
+        task = await world.launch_operator(0, Names)
+        await until_over(world, task)
+        assert made[0].pending_backlog == 0
+
+
+async def test_the_backlog_of_a_hybrid_source_is_that_of_the_sources_that_have_begun() -> None:
+    def build(splits: list[str]) -> Any:
+        return lambda state, previous: DiscoveringSplitEnumerator(
+            lambda: splits, state, backlog=lambda split, position: int(split)
+        )
+
+    made: list[HybridSplitEnumerator] = []
+
+    def hybrid(state: bytes | None) -> HybridSplitEnumerator:
+        made.append(HybridSplitEnumerator([build(["1", "2"]), build(["40", "50"])], state))
+        return made[-1]
+
+    class Tagged(Names):
+        def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+            yield from super().read_from(split[1], position)
+
+    async with running_operator(SourceCoordinator(hybrid), parallelism=1, **STREAMING) as world:
+        await world.settle()
+        assert made[0].pending_backlog == 3, "the second source has not begun"
+        task = await world.launch_operator(0, Tagged)
+        await until_over(world, task)
+        assert task.outputs == ["1", "2", "40", "50"]
+        assert made[0].pending_backlog == 0
+    assert HybridSplitEnumerator([build([])], None).pending_backlog is None

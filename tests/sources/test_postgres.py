@@ -23,8 +23,12 @@ from spark_bridge.sources.errors import SourceBlocked
 from spark_bridge.sources.postgres import driver
 from spark_bridge.sources.postgres.task import PostgresReader, _Snapshot, range_read_event
 from tests.postgres import Postgres
+from tests.sources.incarnations import incarnation_of
 
 pytestmark = pytest.mark.anyio
+
+DEATHS = 10
+STREAMING: dict[str, Any] = {"mode": "streaming", "checkpoint": CheckpointConfig(tolerated_failures=9)}
 
 
 @pytest.fixture
@@ -209,13 +213,16 @@ def as_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
 async def test_the_table_and_its_changes_meet_exactly(
     postgres: Postgres, database: psycopg.Connection, seed: int
 ) -> None:
-    """H130, H134, H140: whatever is killed. For each key, the log has its row and then each version after it, once."""
+    """H130, H134, H140: whatever is killed, over ten deaths of the driver.
+
+    For each key, the log has its row and then each version after it, once.
+    """
     busy = Busy(database, seed)
     chance = busy.chance
     sink = PostgresSink(postgres.conninfo, "src.log", ["id", "version", "op", "lsn"], name=f"log{seed}")
     restored: CompletedCheckpoint | None = None
-    for incarnation in range(5):
-        last = incarnation == 4
+    for incarnation in range(DEATHS + 1):
+        last = incarnation == DEATHS
         source = PostgresSource(
             postgres.conninfo,
             "src.t",
@@ -226,15 +233,8 @@ async def test_the_table_and_its_changes_meet_exactly(
             rate_limit_per_s=40.0,
             bounded=last,
         )
-        async with running_operator(
-            chain(source=source, transform=as_rows, sink=sink),
-            parallelism=chance.choice([1, 2, 3]),
-            mode="streaming",
-            checkpoint=CheckpointConfig(interval_s=0.4, tolerated_failures=100),
-            restored=restored,
-            attempts_max=100,
-            seed=seed,
-        ) as world:
+        stages = chain(source=source, transform=as_rows, sink=sink)
+        async with incarnation_of(stages, chance, restored, seed) as world:
             tasks = [await world.launch_operator(subtask) for subtask in range(world.parallelism)]
             for _ in range(chance.randrange(2, 6)):
                 for _ in range(4):
@@ -310,3 +310,34 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     await again.start(asked_again)
     await again.handle_split_request(1)
     assert asked_again.assigned == [(1, changes)], "another driver knows the snapshots"
+
+
+async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t SELECT generate_series(1, 12)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="backlog", range_rows=5, batch_rows=1)
+    coordinator = source.coordinator
+    async with running_operator(coordinator, parallelism=1, **STREAMING) as world:
+        await world.settle()
+        assert coordinator.backlog[:3] == (3, 0, 15), "three ranges, the last of which is not full"
+    source.create_slot()
+    make: Any = source.operator
+    reader: PostgresReader = make()
+    assert [reader.backlog(["range", None, "5"], position) for position in (None, "10:10:")] == [5, 0]
+    split = ["changes", []]
+    assert reader.backlog(split, None) is None, "not known before the log is looked at"
+    changes = reader.read_from(split, None)
+    for start in (100, 200):
+        database.execute("INSERT INTO src.t SELECT generate_series(%s::int, %s::int)", (start, start + 99))
+    left: list[int] = []
+    position: int | None = None
+    for _ in range(2):
+        position, _ = next(changes) or (None, None)
+        left.append(reader.backlog(split, position) or 0)
+    assert next(changes) is None
+    left.append(reader.backlog(split, position) or 0)
+    reader.close()
+    assert left[0] > left[1] >= left[2] == 0
+    per_transaction = left[0] - left[1]
+    assert 100 * 50 < per_transaction < 100 * 500, "a hundred rows of some dozens of bytes each"

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow
 import pytest
 
-from headgate import chain
+from headgate import CheckpointConfig, chain
 from headgate.sinks import RedisStreamsSink
 from headgate.sources import RedisStreamsSource, SplitAt
+from headgate.testing import running_operator
 from headgate.types import Chain
 from spark_bridge.sources.redis.task import RedisReader
 from tests.redis_server import RedisServer
@@ -122,3 +123,96 @@ async def test_every_entry_reaches_the_other_stream_once(redis_server: RedisServ
     found = [(int(fields["id"]), int(fields["twice"])) for _, fields in client.xrange("out")]
     assert sorted(found) == [(number, 2 * number) for number in range(300)]
     assert client.keys("headgate:*:staged:*") == []
+
+
+async def test_a_task_reads_all_streams_of_a_pattern_in_turns(redis_server: RedisServer, client: Any) -> None:
+    """H130, H131: 40 streams and one task, restored in the middle; no stream waits for the end of another one."""
+    source = RedisStreamsSource(
+        redis_server.url, "many:*", SCHEMA, batch_rows=5, discover_every_s=1.0, rate_limit_per_s=100
+    )
+    streams = [f"many:{one:02}" for one in range(40)]
+    for number, stream in enumerate(streams):
+        add(client, stream, range(100 * number, 100 * number + 12))
+
+    async def read_for(seconds: float, restored: Any) -> tuple[list[list[int]], Any]:
+        settings = CheckpointConfig(tolerated_failures=100)
+        async with running_operator(
+            source.coordinator, parallelism=1, mode="streaming", checkpoint=settings, restored=restored
+        ) as world:
+            task = await world.launch_operator(0, source.operator)
+            await world.advance(seconds)
+            await world.checkpoint()
+            return [batch["id"].to_pylist() for batch in task.outputs], world.checkpoints[-1]
+
+    first, checkpoint = await read_for(1.0, None)
+    assert 40 < len(first) < 100
+    assert {batch[0] // 100 for batch in first[:42]} == set(range(40)), "each stream has its turn"
+    for number in range(0, 40, 7):
+        add(client, streams[number], range(100 * number + 12, 100 * number + 15))
+    add(client, "many:new", range(5000, 5003))
+    second, _ = await read_for(10.0, checkpoint)
+    numbers = [number for batch in [*first, *second] for number in batch]
+    expected = [100 * one + entry for one in range(40) for entry in range(12 if one % 7 else 15)]
+    assert sorted(numbers) == [*expected, *range(5000, 5003)]
+
+
+async def test_streams_of_a_list_are_dealt_out_evenly(redis_server: RedisServer, client: Any) -> None:  # H131
+    streams = [f"listed:{one}" for one in range(4)]
+    for stream in streams:
+        add(client, stream, range(3))
+    source = RedisStreamsSource(redis_server.url, streams, SCHEMA)
+    async with running_operator(source.coordinator, parallelism=2, mode="streaming", checkpoint=None) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await world.advance(1.0)
+        assert [sum(batch.num_rows for batch in task.outputs) for task in tasks] == [6, 6]
+
+
+def test_the_backlog_of_a_stream_is_the_entries_behind_the_position(redis_server: RedisServer, client: Any) -> None:
+    ids = add(client, "orders", range(10))
+    source = RedisStreamsSource(redis_server.url, ["orders", "none"], SCHEMA, batch_rows=4)
+    make: Any = source.operator
+    reader, restored = make(), make()
+    split = ["orders", None]
+    assert reader.backlog(split, None) == 10, "it waits in the task"
+    assert reader.backlog(["none", None], None) == 0
+    reading = reader.read_from(split, None)
+    position, _ = next(reading)
+    assert (position, reader.backlog(split, position)) == (ids[3], 6)
+    position, _ = next(reading)
+    add(client, "orders", range(10, 15))
+    assert reader.backlog(split, position) == 7
+    client.xtrim("orders", maxlen=3, approximate=False)
+    assert reader.backlog(split, position) == 3, "not more than there are"
+    # After a restore, exact when it has been at the end.
+    (last,) = (entry for entry, _ in client.xrevrange("orders", count=1))
+    assert 0 < restored.backlog(split, ids[0]) <= 3
+    following = restored.read_from(split, last)
+    assert next(following) is None
+    assert restored.backlog(split, last) == 0
+    add(client, "orders", range(15, 20))
+    assert restored.backlog(split, last) == 5
+    position, _ = next(following)
+    assert restored.backlog(split, position) == 1
+    reader.close()
+    restored.close()
+
+
+async def test_the_backlog_of_a_source_is_known_before_and_while_it_is_read(
+    redis_server: RedisServer, client: Any
+) -> None:
+    for stream in range(3):
+        add(client, f"left:{stream}", range(20))
+    source = RedisStreamsSource(
+        redis_server.url, [f"left:{one}" for one in range(3)], SCHEMA, batch_rows=4, rate_limit_per_s=8
+    )
+    coordinator = source.coordinator
+    async with running_operator(coordinator, parallelism=1, mode="streaming", checkpoint=None) as world:
+        await world.settle()
+        assert coordinator.backlog[:3] == (3, 0, 60)
+        task = await world.launch_operator(0, source.operator)
+        await world.advance(2.6)
+        read = sum(batch.num_rows for batch in task.outputs)
+        pending, in_hand, left = coordinator.backlog[:3]
+        assert (pending, in_hand) == (0, 3)
+        assert left is not None
+        assert 0 < 60 - read <= left < 60

@@ -21,7 +21,7 @@ from headgate.sources import FileSource
 from spark_bridge.storage import CheckpointStorage
 from tests.spark.cluster import ROOT
 from tests.spark.test_sources import DyingSource
-from tests.spark_bridge.s3 import new_bucket
+from tests.spark_bridge.object_stores import STORES
 
 pytestmark = pytest.mark.spark
 
@@ -142,13 +142,18 @@ with Sidecar(spark, stream.config) as sidecar:
 
 
 @pytest.mark.long
-def test_a_driver_that_dies_within_a_micro_batch_loses_and_doubles_nothing(tmp_path: Path, s3: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", STORES)
+def test_a_driver_that_dies_within_a_micro_batch_loses_and_doubles_nothing(tmp_path: Path, kind: str) -> None:
     """Its plans are checkpoints on an object store, so the storage of a real job is there too."""
-    bucket = new_bucket(s3)
+    with STORES[kind]() as store:
+        run_and_kill(tmp_path, f"{store.protocol}://{store.new_bucket()}/plans", store.options)
+
+
+def run_and_kill(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
     add_files(tmp_path / "in", range(4))
     program = tmp_path / "driver.py"
     program.write_text(DRIVER)
-    command = [sys.executable, str(program), str(tmp_path), f"s3://{bucket}/plans", json.dumps(s3)]
+    command = [sys.executable, str(program), str(tmp_path), url, json.dumps(options)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run() -> subprocess.CompletedProcess[str]:
@@ -161,6 +166,6 @@ def test_a_driver_that_dies_within_a_micro_batch_loses_and_doubles_nothing(tmp_p
     assert ended[-1].returncode == 0, story
     assert len(list(tmp_path.glob("died-at-*"))) == 2, f"the driver was killed twice\n{story}"
     assert f"ROWS {8 * ROWS} {8 * ROWS}" in ended[-1].stdout, story
-    stored = CheckpointStorage(f"s3://{bucket}/plans", options=s3)
+    stored = CheckpointStorage(url, options=options)
     assert stored.list()
     assert stored.verify() == []

@@ -427,6 +427,7 @@
     const sources = table("Sources", [
       ["Stage"], ["Splits not handed out", "hg-number"], ["Splits in tasks", "hg-number"], ["Backlog", "hg-number"],
     ]);
+    const splits = table("Largest splits", [["Stage"], ["Subtask", "hg-number"], ["Split", "hg-wide"], ["Backlog", "hg-number"]]);
     const checkpoints = table("Checkpoints", [
       ["Checkpoint", "hg-number"], ["Triggered", "hg-number"], ["Outcome"], ["Took", "hg-number"], ["Phases", "hg-wide"], ["Why"],
     ]);
@@ -442,7 +443,7 @@
       timeline: section("Timeline", "", lives.node),
       latencies: section("Latencies", "since the operator was coordinated; the lines are p50, p99 and p99.9", latencies.node),
       counters: section("Counters", "what the tasks count with context.count, and how many values they observe", counters.frame),
-      sources: section("Sources", "what is not read yet; the backlog is in the units of the readers, bytes for files", sources.frame),
+      sources: section("Sources", "what is not read yet; the backlog is in the units of the readers, bytes for files", sources.frame, splits.frame),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
       failures: section("Recent failures", "", failures.frame),
     };
@@ -481,10 +482,16 @@
         show(parts.counters.node, operator.counters.length > 0);
         setRows(counters.body, operator.counters.map(([name, value]) => [{text: name, head: true}, {text: number(value), kind: "hg-number"}]), "Nothing is counted.");
         show(parts.sources.node, operator.sources.length > 0);
-        setRows(sources.body, operator.sources.map(([name, ...amounts]) => [
+        setRows(sources.body, operator.sources.map(([name, pending, inHand, backlog]) => [
           {text: name || operator.name, head: true},
-          ...amounts.map((amount) => ({text: amount === null ? "not known" : number(amount), kind: "hg-number"})),
+          ...[pending, inHand, backlog].map((amount) => ({text: amount === null ? "not known" : number(amount), kind: "hg-number"})),
         ]), "No source.");
+        const largest = operator.sources.flatMap(([name, , , , ofSource]) => ofSource.map((split) => [name, ...split]));
+        show(splits.frame, largest.length > 0);
+        setRows(splits.body, largest.map(([name, subtask, split, backlog]) => [
+          {text: name || operator.name, head: true}, {text: number(subtask), kind: "hg-number"}, {text: split},
+          {text: number(backlog), kind: "hg-number"},
+        ]), "No split.");
         setRows(checkpoints.body, checkpointRows(operator), "No checkpoint yet.");
         say(parts.checkpoints.note, number(operator.counts.checkpoints_completed) + " completed, " + number(operator.counts.checkpoints_aborted) + " aborted");
         setRows(failures.body, failureRows(operator), "No failure.");

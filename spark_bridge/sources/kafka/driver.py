@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.source_events import SplitAt
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.sources.kafka.task import OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
@@ -169,7 +168,7 @@ class KafkaSource(Source):
 
         if self._bounded:
             return DiscoveringSplitEnumerator(look, state, key=_name)
-        return KafkaEnumerator(look, state, every_s=self._discover_every_s, key=_name)
+        return OwnedSplitEnumerator(look, state, every_s=self._discover_every_s, key=_name, place=_place)
 
     def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
         topic, partition, until = split
@@ -188,26 +187,8 @@ def _name(split: Any) -> str:
     return f"{split[0]}:{split[1]}"
 
 
-class KafkaEnumerator(DiscoveringSplitEnumerator):
-    """Hands out partitions that never end: each to the subtask that it belongs to.
-
-    Otherwise the subtask that asks first would get them all, and keep them.
-    """
-
-    async def _serve(self) -> None:
-        for subtask in tuple(self._waiting):
-            if not self._context.attempts(subtask):
-                del self._waiting[subtask]  # its next attempt asks itself
-                continue
-            owned = [one for one in self._pending if self._owner(one) == subtask]
-            if owned:
-                del self._waiting[subtask]
-                self._pending = deque(one for one in self._pending if self._owner(one) != subtask)
-                await self._context.assign_splits(subtask, owned)
-
-    def _owner(self, split: Any) -> int:
-        topic, partition, _ = split.split if isinstance(split, SplitAt) else split
-        return (crc32(topic.encode()) + int(partition)) % self._context.parallelism
+def _place(split: Any) -> int:
+    return crc32(split[0].encode()) + int(split[1])
 
 
 class _Asked:

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
-from protocol.source_events import split_from_value, split_to_value
+from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sources.errors import SourceBlocked
 from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
@@ -102,7 +102,7 @@ class PostgresSource(Source):
         self._bounded = bounded
         self._op_column = op_column if changes is not None else None
         self._lsn_column = lsn_column if changes is not None else None
-        self._range_rows = range_rows
+        self.range_rows = range_rows
         self._batch_rows = batch_rows
         self._rate_limit_per_s = rate_limit_per_s
 
@@ -161,6 +161,7 @@ class PostgresSource(Source):
             f"headgate_{self._slot}",
             self._batch_rows,
             self._bounded,
+            self.range_rows,
         )
 
     def create_slot(self) -> None:
@@ -216,7 +217,7 @@ class PostgresSource(Source):
                     else sql.SQL("{} > CAST({} AS {})").format(key, sql.Literal(low), type_)
                 )
                 one = connection.execute(
-                    query.format(key=key, table=table, above=above, skip=sql.Literal(self._range_rows - 1))
+                    query.format(key=key, table=table, above=above, skip=sql.Literal(self.range_rows - 1))
                 ).fetchone()
                 found.append(["range", low, one[0] if one else None])
                 if one is None:
@@ -242,6 +243,10 @@ class PostgresSource(Source):
     @property
     def operator(self) -> Callable[[], SplitReader]:
         return partial(PostgresReader, self.settings, self._rate_limit_per_s)
+
+
+def _split_of(assigned: Any) -> Any:
+    return assigned.split if isinstance(assigned, SplitAt) else assigned
 
 
 def _open_transactions(connection: psycopg.Connection) -> str:
@@ -280,6 +285,12 @@ class PostgresEnumerator(SplitEnumerator):
     def pending_count(self) -> int:
         """How many splits are known and not assigned."""
         return len(self._pending)
+
+    @property
+    def pending_backlog(self) -> int:
+        """How many rows these have, as if each range were full. The changes count when a task has them."""
+        ranges = [one for one in self._pending if _split_of(one)[0] == "range"]
+        return self._source.range_rows * len(ranges)
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context

@@ -57,6 +57,7 @@ class PostgresSettings:
     publication: str
     batch_rows: int
     bounded: bool
+    range_rows: int
 
     @property
     def name(self) -> sql.Identifier:
@@ -83,6 +84,8 @@ class PostgresReader(SplitReader):
         self._position = 0  # of the changes
         self._at_checkpoints: dict[int, int] = {}
         self._changes_max = CHANGES_MAX
+        self._log_end = 0  # when it was last looked at
+        self._looked_to = 0  # there is no change before that is not handed on
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if split[0] == "range":
@@ -91,6 +94,12 @@ class PostgresReader(SplitReader):
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
+
+    def backlog(self, split: Any, position: Any) -> int | None:
+        """Rows of the table, as if each range were full; then the bytes of the server's log behind the position."""
+        if split[0] == "range":
+            return self._settings.range_rows if position is None else 0
+        return max(0, self._log_end - max(self._position, self._looked_to)) if self._log_end else None
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -145,8 +154,11 @@ class PostgresReader(SplitReader):
                 yield None
                 continue
             failing_since = None
+            self._log_end = log_end
             if until is None and self._settings.bounded:
                 until = log_end
+            if not found:
+                self._looked_to = log_end
             due = [one for one in found if until is None or one.end <= until]
             for batch in self._batches(due, covered):
                 yield self._position, batch

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, connect
 from spark_bridge.sources.source import Source
@@ -24,9 +25,9 @@ __all__ = ["RedisStreamsSource"]
 class RedisStreamsSource(Source):
     """Reads Redis Streams as Arrow batches, one row for each entry. Needs ``pip install 'headgate[redis,dataframe]'``.
 
-    Each stream is read by one task, in the order of its entries. A position is an entry's id, so consumer groups are
-    not used, and nothing is acknowledged: the checkpoints have the positions. An entry that is trimmed before it was
-    read is not read.
+    Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns. A
+    position is an entry's id, so consumer groups are not used, and nothing is acknowledged: the checkpoints have the
+    positions. An entry that is trimmed before it was read is not read.
 
     Args:
         url: how to connect, from the driver and from every task: ``redis://host:6379/0``. It travels to the tasks in
@@ -75,6 +76,7 @@ class RedisStreamsSource(Source):
         self._discover_every_s = discover_every_s
         self._batch_rows = batch_rows
         self._rate_limit_per_s = rate_limit_per_s
+        self._lengths: dict[str, int] = {}  # when they were last looked at
 
     def __repr__(self) -> str:
         return f"RedisStreamsSource({self._streams!r})"
@@ -87,6 +89,7 @@ class RedisStreamsSource(Source):
             else:
                 keys = list(self._streams)
             ends = {key: _last_id(client, key) for key in keys}
+            self._lengths = {key: client.xlen(key) for key in keys}
         found: list[Any] = []
         for key, end in ends.items():
             split = [key, (end or "0-0") if self._bounded else None]
@@ -94,10 +97,21 @@ class RedisStreamsSource(Source):
         return found
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
-        grows = isinstance(self._streams, str) and not self._bounded
-        return DiscoveringSplitEnumerator(
-            self.splits, state, every_s=self._discover_every_s if grows else None, key=lambda split: str(split[0])
+        if self._bounded:
+            return DiscoveringSplitEnumerator(self.splits, state, key=_key, backlog=self._not_begun)
+        every_s = self._discover_every_s if isinstance(self._streams, str) else None
+        return OwnedSplitEnumerator(
+            self.splits, state, every_s=every_s, key=_key, backlog=self._not_begun, place=self._place
         )
+
+    def _not_begun(self, split: Any, position: Any) -> int:
+        """The entries of a stream that no task has begun. One that was begun counts when a task has it again."""
+        return self._lengths.get(_key(split), 0) if position is None else 0
+
+    def _place(self, split: Any) -> int:
+        """Streams of a list are dealt out evenly; those of a pattern by their names, as their number may change."""
+        key = _key(split)
+        return crc32(key.encode()) if isinstance(self._streams, str) else self._streams.index(key)
 
     def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:
         stream, until = split
@@ -109,16 +123,18 @@ class RedisStreamsSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        streams = None if isinstance(self._streams, str) else len(self._streams)
         return partial(
             RedisReader,
             self._url,
             self.schema.serialize().to_pybytes(),
             self._id_column,
             self._batch_rows,
-            streams,
             self._rate_limit_per_s,
         )
+
+
+def _key(split: Any) -> str:
+    return str(split[0])
 
 
 def _last_id(client: Any, stream: str) -> str | None:

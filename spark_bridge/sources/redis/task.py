@@ -8,7 +8,7 @@ split never ends. A position is the id of the last entry that was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge.subtask.source import SplitReader
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import pyarrow
     import redis
 
-    from spark_bridge.subtask.context import SubtaskContext
-
 __all__ = ["RedisReader", "connect"]
+
+OPEN_MAX = 100_000
+BATCHES_MAX = 16
+"""A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
 
 
 class RedisReader(SplitReader):
@@ -31,45 +33,149 @@ class RedisReader(SplitReader):
         schema: bytes,
         id_column: str | None,
         batch_rows: int,
-        streams: int | None,
         rate_limit_per_s: float | None,
     ) -> None:
-        """``schema`` is in Arrow's own format. ``streams``: how many there are; None if that may change."""
+        """``schema`` is in Arrow's own format."""
         self._url = url
         self._schema_bytes = schema
         self._id_column = id_column
         self._batch_rows = batch_rows
-        self._streams = streams
         self.rate_limit_per_s = rate_limit_per_s
         self._client: redis.Redis | None = None
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        super().open(context, state)
-        self.splits_open_max = 16 if self._streams is None else -(-self._streams // context.parallelism)
+        self._tails: _Tails | None = None
+        self._counts: dict[str, _Count] = {}
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         stream, until = split
+        self.splits_open_max = OPEN_MAX if until is None else 1
+        if until is None:
+            return self._follow(self._connected(), stream, position)
+        return self._read_until(self._connected(), stream, position, until)
+
+    def _connected(self) -> redis.Redis:
         if self._client is None:
             self._client = connect(self._url)
+        return self._client
+
+    def _read_until(
+        self, client: redis.Redis, stream: str, position: str | None, until: str
+    ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         to_batch = _batch_maker(self._schema_bytes, self._id_column)
-        last = "+" if until is None else until
         while True:
             first = "-" if position is None else f"({position}"
-            entries: Any = self._client.xrange(stream, first, last, self._batch_rows)
-            if entries:
-                position = entries[-1][0].decode()
-                yield position, to_batch(entries)
-            elif until is None:
-                yield None
-            else:
+            entries: Any = client.xrange(stream, first, until, self._batch_rows)
+            if not entries:
                 return
+            position = entries[-1][0].decode()
+            yield position, to_batch(entries)
+
+    def _follow(
+        self, client: redis.Redis, stream: str, position: str | None
+    ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
+        if self._tails is None:
+            self._tails = _Tails(client, self._batch_rows)
+        to_batch = _batch_maker(self._schema_bytes, self._id_column)
+        self._tails.open(stream, position)
+        count = self._counts[stream] = _Count(from_start=position is None)
+        while True:
+            entries = self._tails.take(stream)
+            count.read += len(entries)
+            yield (entries[-1][0].decode(), to_batch(entries)) if entries else None
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
 
+    def backlog(self, split: Any, position: Any) -> int:
+        """How many entries are left. Exact for a stream that is read from its beginning or was once read to its end."""
+        import redis
+
+        stream, until = split
+        try:
+            info: Any = self._connected().xinfo_stream(stream)
+        except redis.ResponseError:
+            return 0  # there is no such stream now
+        if until is None:
+            count = self._counts.get(stream) or _Count(from_start=position is None)
+            return count.left(info, position)
+        return _estimate(info, position, until)
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
+
+
+class _Tails:
+    """Reads all streams that never end with one command for each round, in which every stream takes once."""
+
+    def __init__(self, client: redis.Redis, batch_rows: int) -> None:
+        self._client = client
+        self._batch_rows = batch_rows
+        self._positions: dict[Any, Any] = {}  # behind what was read here
+        self._found: dict[str, list[Any]] = {}  # what was read and not taken
+        self._asked: set[str] = set()  # the streams that have had nothing in this round
+
+    def open(self, stream: str, position: str | None) -> None:
+        self._positions[stream] = position or "0-0"
+
+    def take(self, stream: str) -> list[Any]:
+        """The next entries of a stream, at most a batch; none if it has none now."""
+        if stream not in self._found and (stream in self._asked or not self._asked):
+            self._read()
+        self._asked.add(stream)
+        return self._found.pop(stream, [])
+
+    def _read(self) -> None:
+        count = max(1, self._batch_rows * min(len(self._positions), BATCHES_MAX) // len(self._positions))
+        self._asked.clear()
+        answer: Any = self._client.xread(self._positions, count)
+        for key, entries in answer:
+            stream = key.decode()
+            self._positions[stream] = entries[-1][0].decode()
+            self._found.setdefault(stream, []).extend(entries)
+
+
+class _Count:
+    """How many entries of a stream this reader has read, and how many were added to the stream before these.
+
+    After a restore the second is not known, because a position does not say it, until the stream is read to its end.
+    """
+
+    def __init__(self, *, from_start: bool) -> None:
+        self.read = 0
+        self._before: int | None = None
+        self._from_start = from_start
+
+    def left(self, info: Mapping[str, Any], position: str | None) -> int:
+        added: int | None = info.get("entries-added")
+        length: int = info["length"]
+        if added is None:  # a server before Redis 7
+            return _estimate(info, position, None)
+        if position is not None and _id(position) >= _id(info["last-generated-id"]):
+            self._before = added - self.read
+        elif self._before is None and self._from_start:
+            self._before = added - length
+        if self._before is None:
+            return _estimate(info, position, None)
+        return max(0, min(length, added - self._before - self.read))
+
+
+def _estimate(info: Mapping[str, Any], position: str | None, until: str | None) -> int:
+    """How many entries there are behind a position, from the times in their ids, as if they had come evenly."""
+    length: int = info["length"]
+    if not length:
+        return 0
+    first, last = (_id(info[name][0]) for name in ("first-entry", "last-entry"))
+    end = last if until is None else min(last, _id(until))
+    behind = first if position is None else max(first, _id(position))
+    if last == first or (position is None and end == last):
+        return length if position is None or _id(position) < end else 0
+    return max(0, -(-length * (end - behind) // (last - first)))
+
+
+def _id(text: str | bytes) -> int:
+    """An id as a number: the milliseconds, and the place within the millisecond in the lower 64 bits."""
+    milliseconds, _, place = (text.decode() if isinstance(text, bytes) else text).partition("-")
+    return (int(milliseconds) << 64) + int(place or 0)
 
 
 def connect(url: str) -> redis.Redis:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, ResetNotSupported, SubtaskGateway
+from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, ResetNotSupported, SubtaskGateway
 from headgate import CheckpointConfig, FailureReason, SubtaskContext, SubtaskOperator, chain
 from headgate.errors import CheckpointDeclinedByOperator, CheckpointFailed
 from headgate.testing import running_operator
+from protocol.chain import split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.subtask.chain import COUNTERS
 
 pytestmark = pytest.mark.anyio
 
@@ -535,3 +537,81 @@ async def test_a_stage_knows_whether_its_input_begins_again_after_a_restore() ->
     async with running_operator(stages, parallelism=1) as world:
         await world.launch_operator(0)
     assert seen == {"a": True, "c": False, "d": False}
+
+
+class Early(OperatorCoordinator):
+    """Its code outside of its methods sends and answers as soon as its own state is taken, before the others'."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.reply = Reply()
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Reply:
+        return self.reply
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return b"%d" % self.sent
+
+    async def send(self) -> None:
+        (gateway,) = self.context.gateways.gateways(0)
+        gateway.send_event_nowait("nowait")
+        await gateway.send_event("sent")
+        await self.context.gateways.broadcast("broadcast")
+        self.reply.answer("answer")
+        self.sent = 4
+
+
+class Slow(OperatorCoordinator):
+    """Its snapshot waits until the part before it has sent."""
+
+    def __init__(self, early: Early) -> None:
+        self.early = early
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        if not self.early.sent:
+            await self.early.send()
+        return b""
+
+
+class Hearing(SubtaskOperator):
+    """Its state is what it has heard."""
+
+    snapshot_anywhere = True
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.heard: list[Any] = decode_event(state) if state else []
+
+    def handle_event(self, event: Any) -> None:
+        self.heard.append(event)
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        self.heard.append(self.context.request("?"))
+        while len(self.heard) < 4:
+            self.context.wait_for_event()
+        yield from records
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return encode_event(self.heard)
+
+
+async def test_what_a_stage_sends_behind_its_own_snapshot_is_behind_the_cut_of_the_chain() -> None:  # H80, H41
+    early = Early()
+    stages = chain(first=(early, Hearing), second=(Slow(early), partial(Stage, "b")))
+    async with running_operator(stages, parallelism=1, mode="streaming", checkpoint=TOLERANT) as world:
+        task = await world.launch_operator(0, records=[])
+        await world.settle()
+        await world.checkpoint()
+        await world.settle()
+        first = world.checkpoints[0]
+        _, of_coordinators = split_states(first.coordinator_state, {"first", "second", COUNTERS})
+        ((_, state),) = first.subtask_states[0].states
+        _, of_task = split_states(state, {"first", "second", COUNTERS})
+        assert (of_coordinators["first"], decode_event(of_task["first"])) == (b"0", [])
+        (hearing, _) = task.stages.values()
+        assert isinstance(hearing, Hearing)
+        assert task.outcome == "success"
+        assert sorted(hearing.heard) == ["answer", "broadcast", "nowait", "sent"]
