@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
 from actors.coordination.announcer import Announcer
@@ -166,14 +165,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._writes = CheckpointWrites(context)
 
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
+        if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
+            return
         now = self._now()
-        if type(message) in ONE_OF_MANY:
-            effects = self._machine.handle(cast(TrackerInput, message), now)
-            if not effects:
-                return  # others are awaited as before, and no deadline has moved
-            self._act(context, effects, now, None)
-        else:
-            self._handle_other(context, message, now)
+        self._handle_other(context, message, now)
         self._deadline.arm(context, self._machine.next_deadline(), now)
         self._answer_if_settled()
 

@@ -74,7 +74,7 @@ through one ordered mailbox, which also takes the events of its subtasks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from protocol.attempts.types import (
     AttemptAccepted,
@@ -202,7 +202,7 @@ class BarrierTracker:
         Raises ``LocalProtocolError``, and changes nothing, for an input that our own side must not give now.
         """
         kind = type(input)
-        if kind in ONE_OF_MANY and self._under_way.take_one_of_many(cast(Any, input)):
+        if kind in ONE_OF_MANY and self.take_one_of_many(input):
             return []
         act = _HANDLERS.get(kind)
         if act is None:
@@ -221,6 +221,12 @@ class BarrierTracker:
         if self._schedule.is_due(now) and self._could_start() and self._schedule.ask(now):
             out.append(TriggerCheckpoint())
         return out
+
+    def take_one_of_many(self, word: Any) -> bool:
+        """Take a report of ``ONE_OF_MANY`` that changes nothing but its own part of a checkpoint: others are awaited as
+        before, and no deadline has moved. False for every other one, which ``handle`` then takes."""
+        pending = self._under_way.pending.get(word.checkpoint_id)
+        return pending is not None and pending.take_one_of_many(word)
 
     # --- staleness and turn, checked in one place ---
 

@@ -160,11 +160,6 @@ class CheckpointsUnderWay:
             raise LocalProtocolError(pending.describe(word))
         return pending.describe(word) if verdict is Verdict.STALE else None
 
-    def take_one_of_many(self, word: SubtaskClosed | SubtaskAcknowledged) -> bool:
-        """Take a report after which everything waits as before; see ``PendingCheckpoint``."""
-        pending = self.pending.get(word.checkpoint_id)
-        return pending is not None and pending.take_one_of_many(word)
-
     def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
         """Take a step of one checkpoint, which is not stale."""
         pending = self.pending[word.checkpoint_id]

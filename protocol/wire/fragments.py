@@ -28,7 +28,7 @@ from struct import Struct
 from typing import Any, NoReturn, cast
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import decode_message, encode_message
+from protocol.wire.codec import decode_message, encode_message, encode_word
 from protocol.wire.framing import FrameDecoder, WireLimits
 from protocol.wire.messages import (
     AnswerMessage,
@@ -166,6 +166,8 @@ class Outbox:
 
         Raises ``LocalProtocolError``, as ``encode_message`` does, and changes nothing.
         """
+        if not self.busy and (word := encode_word(message)):
+            return word  # as most messages about a checkpoint
         encoded = encode_frames(message, self._limits)
         if isinstance(encoded, bytes):
             if not self.busy or type(message) in PASSING:

@@ -499,7 +499,8 @@ class Connection(asyncio.Protocol):
 
     def _hand_over(self, bodies: Sequence[Any]) -> None:
         decode = self._dialect.decode
-        self._handler.messages_received(self, [decode(body) for body in bodies])
+        messages = [decode(bodies[0])] if len(bodies) == 1 else [decode(body) for body in bodies]
+        self._handler.messages_received(self, messages)
 
     def _read_again(self) -> None:
         if self.is_read and not self._transport.is_closing():

@@ -160,13 +160,13 @@ one-of-many-may-be-torn [feared; H32]
   - if self._closed or (unbounded
   + if (unbounded
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if not part.agrees(sent):
+  - if part.events_taken != sent and not part.agrees(sent):
   + if False:
 last-of-many-moves-nothing-on [feared; H40]
   The last report of a step is taken like the others, and the checkpoint waits for nothing.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE or in_step[step] == 1:
-  + if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE:
+  - if self.phase is not _CLOSING or step is not _AWAITING_CLOSE or in_step[step] == 1:
+  + if self.phase is not _CLOSING or step is not _AWAITING_CLOSE:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers
