@@ -492,7 +492,8 @@ class GatewayOutbound:
         if self._start_held and not held:
             self._start_held = False
             self.start_processing(effects)
-        self._send_barriers(effects)
+        if closed:
+            self._send_barriers(effects)
 
     # --- figures ------------------------------------------------------------------------------------------
 

@@ -262,9 +262,21 @@ class FragmentDecoder:
                 return self._take(bodies)
         return bodies
 
+    def whole(self, data: bytes) -> bytes:
+        """The body, if ``data`` is one frame that is a message, and nothing was incomplete: the usual case.
+
+        Otherwise return nothing, and change nothing: ``feed`` has to take the data. It would return the same.
+        """
+        if self._parts is not None or self._failure is not None:
+            return b""
+        body = self._frames.whole(data)
+        return b"" if body and body[0] in _MARKS else body
+
     def messages(self, data: bytes) -> list[Message]:
         """Like ``feed``, with every message decoded."""
         limits = self._limits
+        if body := self.whole(data):
+            return [decode_message(body, limits)]
         return [decode_message(one, limits) if isinstance(one, bytes) else one for one in self.feed(data)]
 
     def _feed_large(self, data: bytes) -> list[bytes | Message]:
