@@ -219,6 +219,7 @@ class PendingCheckpoint:
     hold_events: bool = True
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
+    stored: CompletedCheckpoint | None = None  # what is being written
     _in_step: list[int] = field(default_factory=lambda: [0] * len(Step))
 
     def __post_init__(self) -> None:
@@ -331,10 +332,10 @@ class PendingCheckpoint:
     def store(self, parallelism: int, out: list[TrackerEffect]) -> None:
         """Everything is there: have it written."""
         self.phase = Phase.STORING
-        out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
+        self.stored = self._whole(parallelism)
+        out.append(StoreCheckpoint(self.stored, self.savepoint))
 
-    def whole(self, parallelism: int) -> CompletedCheckpoint:
-        """The complete checkpoint, once every part is settled."""
+    def _whole(self, parallelism: int) -> CompletedCheckpoint:
         assert self.coordinator_state is not None
         states = dict(self.at_rest)
         for subtask, part in self.parts.items():
@@ -392,3 +393,4 @@ class PendingCheckpoint:
         if self.phase is Phase.STORING:
             assert all(p.snapshot and p.snapshot.events_sent == p.events_taken for p in self.parts.values())
         assert self.phase is not Phase.COLLECTING or not self.hold_events
+        assert (self.stored is not None) == (self.phase is Phase.STORING)

@@ -302,10 +302,11 @@ class BarrierTracker:
         pending = self._under_way.start_queued(parts, at_rest, now)
         if not pending.savepoint:
             self._schedule.started(pending.checkpoint_id)
-        for part in parts.values():
-            known = self._attempts.get(part.attempt)
-            if part.step is Step.AWAITING_CLOSE and known is not None and not known.finished:
-                out.append(CloseSubtask(part.attempt, pending.checkpoint_id))
+        if self._closes:
+            checkpoint_id, awaiting_close, by_task = pending.checkpoint_id, Step.AWAITING_CLOSE, self._attempts.by_task
+            for part in parts.values():
+                if part.step is awaiting_close and not by_task[part.attempt.task_attempt_id].finished:
+                    out.append(CloseSubtask(part.attempt, checkpoint_id))
         self._under_way.move_on(out)
 
     # --- what the ledger decided ---

@@ -277,7 +277,7 @@ class CheckpointsUnderWay:
             self.in_doubt.difference_update(superseded)
             out.extend(map(NotifyCheckpointDiscarded, superseded))
         self.move_on(out)
-        return None if pending.savepoint else pending.whole(self.parallelism)
+        return None if pending.savepoint else pending.stored
 
     def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
         """Give up one checkpoint, pending or waiting, by its id (H44). It does not count as a failure."""
