@@ -119,11 +119,7 @@ def _encoding(message: Message) -> Step:
 def _decoding(message: Message) -> Step:
     data, decoder = encode_message(message), FrameDecoder()
 
-    def step(number: int) -> None:
-        for body in decoder.feed(data):
-            decode_message(body)
-
-    return step
+    return lambda number: decode_message(decoder.whole(data))
 
 
 # --- the machines of one attempt --------------------------------------------------------------------------

@@ -105,9 +105,16 @@ class OutgoingStream(Generic[ItemT]):
         """
         if seq > self.last_seq:
             raise RemoteProtocolError(f"item {seq} is confirmed, but the last one sent is {self.last_seq}")
-        count = max(0, seq - self.confirmed_seq)
-        confirmed = self._entries[:count]
-        del self._entries[:count]
+        entries = self._entries
+        kept = self.last_seq - seq
+        count = len(entries) - kept
+        if count <= 0:
+            return []
+        if not kept:
+            confirmed, self._entries = entries, []
+        else:
+            confirmed = entries[:count]
+            del entries[:count]
         for _, size, _ in confirmed:
             if size is not None:
                 self.events_unconfirmed -= 1

@@ -33,11 +33,6 @@ class GatewayLine(Generic[M]):
         self.ref: ActorRef[M]  # set as soon as its actor is spawned
         self._put_off: list[M] = []
 
-    @property
-    def is_after(self) -> bool:
-        """Whether the gateway has not been told everything yet."""
-        return bool(self._put_off)
-
     def tell_direct(self, message: M) -> None:
         """``ActorRef.tell_direct``, after everything that was put off."""
         if self._put_off:
@@ -48,10 +43,14 @@ class GatewayLine(Generic[M]):
         """Tell this later, but before anything that is told after it."""
         self._put_off.append(message)
 
-    def catch_up(self) -> None:
-        """Tell what was put off."""
-        while self._put_off:
-            self.ref.tell_direct(self._put_off.pop(0))
+    def catch_up(self) -> bool:
+        """Tell what was put off. Returns whether there was anything."""
+        put_off = self._put_off
+        if not put_off:
+            return False
+        while put_off:
+            self.ref.tell_direct(put_off.pop(0))
+        return True
 
     def end(self) -> None:
         """The gateway is closed: what was put off no longer matters."""
@@ -87,13 +86,11 @@ class Announcer(Generic[M]):
 
     def go_on(self) -> None:
         """Tell the next ones."""
-        told = 0
-        while self._after and told < self._per_turn:
-            line = self._after.popleft()
-            if line.is_after:
-                line.catch_up()
-                told += 1
-        if self._after:
+        after, left = self._after, self._per_turn
+        while after and left:
+            if after.popleft().catch_up():
+                left -= 1
+        if after:
             self._next_turn()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
 from actors.coordination.announcer import Announcer
@@ -166,14 +165,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._writes = CheckpointWrites(context)
 
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
+        if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
+            return
         now = self._now()
-        if type(message) in ONE_OF_MANY:
-            effects = self._machine.handle(cast(TrackerInput, message), now)
-            if not effects:
-                return  # others are awaited as before, and no deadline has moved
-            self._act(context, effects, now, None)
-        else:
-            self._handle_other(context, message, now)
+        self._handle_other(context, message, now)
         self._deadline.arm(context, self._machine.next_deadline(), now)
         self._answer_if_settled()
 
@@ -226,7 +221,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             self._observe(effects, now)
         self._carry_out(context, effects, now, callback_us)
         self._labels.see(self._machine.pending_ids)
-        if effects and TriggerCheckpoint() in effects:
+        if effects and type(effects[-1]) is TriggerCheckpoint:
             self._trigger(context, now)
 
     def _observe(self, effects: Sequence[TrackerEffect], now: float) -> None:
@@ -287,33 +282,46 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         now: float,
         callback_us: int | None,
     ) -> None:
-        closing = [effect for effect in effects if type(effect) is CloseSubtask]
+        closing: list[CloseSubtask] = []
         for effect in effects:
-            if closing and type(effect) is CloseSubtask:
-                if effect is closing[0]:  # an input starts at most one checkpoint
-                    checkpoint_id = closing[0].checkpoint_id
-                    self._gateways.tell([other.attempt for other in closing], CloseRequested(checkpoint_id))
+            if type(effect) is CloseSubtask:
+                closing.append(effect)
                 continue
-            match effect:
-                case ReopenSubtask(attempt, checkpoint_id):
-                    self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-                case StoreCheckpoint(checkpoint, savepoint):
-                    self._store(checkpoint, savepoint)
-                case DiscardCheckpoint(checkpoint_id):
-                    self._writes.take_back(checkpoint_id)
-                case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
-                    self._end_checkpoint(context, effect, now)
-                case ReportStale(what):
-                    context.log.debug("stale input ignored", what=what)
-                case RaiseGlobalFailure(cause):
-                    context.log.error("too many checkpoints failed", cause=cause)
-                    self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
-                case RestoreAttempt(attempt=attempt):
-                    self._gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
-                case TriggerCheckpoint():
-                    pass  # carried out after the other effects, because it leads to new ones
-                case _:
-                    self._tell_coordinator(effect, callback_us)
+            if closing:
+                self._close(closing)
+                closing = []
+            self._carry_out_one(context, effect, now, callback_us)
+        if closing:
+            self._close(closing)
+
+    def _carry_out_one(
+        self, context: ActorContext[TrackerMessage], effect: TrackerEffect, now: float, callback_us: int | None
+    ) -> None:
+        match effect:
+            case ReopenSubtask(attempt, checkpoint_id):
+                self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
+            case StoreCheckpoint(checkpoint, savepoint):
+                self._store(checkpoint, savepoint)
+            case DiscardCheckpoint(checkpoint_id):
+                self._writes.take_back(checkpoint_id)
+            case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
+                self._end_checkpoint(context, effect, now)
+            case ReportStale(what):
+                context.log.debug("stale input ignored", what=what)
+            case RaiseGlobalFailure(cause):
+                context.log.error("too many checkpoints failed", cause=cause)
+                self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
+            case RestoreAttempt(attempt=attempt):
+                self._gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
+            case TriggerCheckpoint():
+                pass  # carried out after the other effects, because it leads to new ones
+            case _:
+                self._tell_coordinator(effect, callback_us)
+
+    def _close(self, closing: Sequence[CloseSubtask]) -> None:
+        """Tell the gateways of a checkpoint that begins; an input starts at most one."""
+        message = CloseRequested(closing[0].checkpoint_id)
+        self._gateways.tell([effect.attempt for effect in closing], message)
 
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
         """Pass an effect on as the message that the coordinator handles."""

@@ -8,7 +8,7 @@ The coordinator's handle bounds the events that are accepted and not yet settled
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.announcer import GatewayLine
@@ -51,6 +51,7 @@ from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
     CheckpointOver,
+    CloseRequested,
     ConfirmEvent,
     CutReached,
     DeliverEvent,
@@ -61,7 +62,6 @@ from protocol.gateway.types import (
     FailAttempt,
     FailEvent,
     GatewayEffect,
-    GatewayInput,
     InjectBarrier,
     PeerHeard,
     ReadyAnnounced,
@@ -138,7 +138,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if act is not None:
             act(self, message, now)
         else:
-            self._carry_out(self._machine.handle(cast(GatewayInput, message), now), now)
+            machine_input: Any = message
+            self._carry_out(self._machine.handle(machine_input, now), now)
         deadline = self._machine.next_deadline()
         if deadline is not None:
             self._deadline.arm(context, deadline, now)
@@ -225,12 +226,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if requested_at is not None:
             self._deferred_at[message.request_id] = requested_at
 
-    def _step_checkpoint(self, message: CutReached | CheckpointOver, now: float) -> None:
-        """Write immediately, so that this subtask works while the others are being told.
-
-        A close is not written immediately: no coordinator's snapshot begins before all have closed, so a subtask that
-        closes sooner would only wait longer.
-        """
+    def _step_checkpoint(self, message: CloseRequested | CutReached | CheckpointOver, now: float) -> None:
+        """Write immediately, so that this subtask works while the others are being told."""
         self._carry_out(self._machine.handle(message, now), now, immediately=True)
 
     def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
@@ -398,6 +395,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
     ReadyAnnounced: GatewayActor._announce_ready,
+    CloseRequested: GatewayActor._step_checkpoint,
     CutReached: GatewayActor._step_checkpoint,
     CheckpointOver: GatewayActor._step_checkpoint,
 }

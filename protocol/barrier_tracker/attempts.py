@@ -121,14 +121,14 @@ class KnownAttempts:
         ``point`` is the checkpoint that the next attempt of a subtask at rest would restore. ``closes``: whether
         subtasks are asked to close.
         """
-        first = Step.AWAITING_CLOSE if closes else Step.AWAITING_ACKNOWLEDGE
+        first, settled = Step.AWAITING_CLOSE if closes else Step.AWAITING_ACKNOWLEDGE, Step.SETTLED
         parts: dict[int, Part] = {}
         at_rest: dict[int, SubtaskSnapshot] = {}
         for subtask in range(self.parallelism):
             known = self._speaks_for(subtask)
             if known is not None:
-                step = first if known.final is None else Step.SETTLED
-                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final, hold_events=hold_events)
+                step = first if known.final is None else settled
+                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final, None, hold_events)
             elif point is not None and subtask in point.subtask_states:
                 at_rest[subtask] = point.subtask_states[subtask]
         return parts, at_rest

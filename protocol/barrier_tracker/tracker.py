@@ -74,7 +74,7 @@ through one ordered mailbox, which also takes the events of its subtasks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from protocol.attempts.types import (
     AttemptAccepted,
@@ -202,7 +202,7 @@ class BarrierTracker:
         Raises ``LocalProtocolError``, and changes nothing, for an input that our own side must not give now.
         """
         kind = type(input)
-        if kind in ONE_OF_MANY and self._under_way.take_one_of_many(cast(Any, input)):
+        if kind in ONE_OF_MANY and self.take_one_of_many(input):
             return []
         act = _HANDLERS.get(kind)
         if act is None:
@@ -221,6 +221,12 @@ class BarrierTracker:
         if self._schedule.is_due(now) and self._could_start() and self._schedule.ask(now):
             out.append(TriggerCheckpoint())
         return out
+
+    def take_one_of_many(self, word: Any) -> bool:
+        """Take a report of ``ONE_OF_MANY`` that changes nothing but its own part of a checkpoint: others are awaited as
+        before, and no deadline has moved. False for every other one, which ``handle`` then takes."""
+        pending = self._under_way.pending.get(word.checkpoint_id)
+        return pending is not None and pending.take_one_of_many(word)
 
     # --- staleness and turn, checked in one place ---
 
@@ -296,10 +302,11 @@ class BarrierTracker:
         pending = self._under_way.start_queued(parts, at_rest, now)
         if not pending.savepoint:
             self._schedule.started(pending.checkpoint_id)
-        for part in parts.values():
-            known = self._attempts.get(part.attempt)
-            if part.step is Step.AWAITING_CLOSE and known is not None and not known.finished:
-                out.append(CloseSubtask(part.attempt, pending.checkpoint_id))
+        if self._closes:
+            checkpoint_id, awaiting_close, by_task = pending.checkpoint_id, Step.AWAITING_CLOSE, self._attempts.by_task
+            for part in parts.values():
+                if part.step is awaiting_close and not by_task[part.attempt.task_attempt_id].finished:
+                    out.append(CloseSubtask(part.attempt, checkpoint_id))
         self._under_way.move_on(out)
 
     # --- what the ledger decided ---

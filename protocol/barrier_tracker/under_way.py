@@ -160,11 +160,6 @@ class CheckpointsUnderWay:
             raise LocalProtocolError(pending.describe(word))
         return pending.describe(word) if verdict is Verdict.STALE else None
 
-    def take_one_of_many(self, word: SubtaskClosed | SubtaskAcknowledged) -> bool:
-        """Take a report after which everything waits as before; see ``PendingCheckpoint``."""
-        pending = self.pending.get(word.checkpoint_id)
-        return pending is not None and pending.take_one_of_many(word)
-
     def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
         """Take a step of one checkpoint, which is not stale."""
         pending = self.pending[word.checkpoint_id]
@@ -282,7 +277,7 @@ class CheckpointsUnderWay:
             self.in_doubt.difference_update(superseded)
             out.extend(map(NotifyCheckpointDiscarded, superseded))
         self.move_on(out)
-        return None if pending.savepoint else pending.whole(self.parallelism)
+        return None if pending.savepoint else pending.stored
 
     def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
         """Give up one checkpoint, pending or waiting, by its id (H44). It does not count as a failure."""

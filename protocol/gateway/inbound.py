@@ -33,7 +33,7 @@ With two concurrent checkpoints, it may be delivered when neither is at the boun
 from __future__ import annotations
 
 from enum import Enum
-from typing import cast, get_args
+from typing import Any, get_args
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.outbound import Effects, GatewayOutbound
@@ -63,9 +63,9 @@ from protocol.wire.messages import (
 )
 
 _Payload = EventMessage | RequestMessage | RestoredEventMessage | RestoredRequestMessage
-PAYLOAD = get_args(_Payload)
+PAYLOAD = frozenset(get_args(_Payload))
 OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
-OF_CHECKPOINT = get_args(OfCheckpointUp)
+OF_CHECKPOINT = frozenset(get_args(OfCheckpointUp))
 
 _NO_WORDS: frozenset[tuple[type, int]] = frozenset()
 """Shared by all gateways, of which there may be thousands: each empty set takes 216 bytes."""
@@ -77,6 +77,9 @@ class _Peer(Enum):
     RESTORING = 0
     OPEN = 1
     FINISHED = 2
+
+
+_RESTORING, _OPEN, _FINISHED = _Peer.RESTORING, _Peer.OPEN, _Peer.FINISHED
 
 
 class GatewayInbound:
@@ -105,7 +108,7 @@ class GatewayInbound:
         self._limits = limits
         self._outbound = outbound
         self.stream = incoming
-        self._peer = _Peer.RESTORING
+        self._peer = _RESTORING
         self._ready = False
         self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
         self._kept: list[UpItem] = []  # arrived before readiness was announced
@@ -118,22 +121,26 @@ class GatewayInbound:
     @property
     def finished(self) -> bool:
         """Whether the peer has sent ``Finished``."""
-        return self._peer is _Peer.FINISHED
+        return self._peer is _FINISHED
 
     @property
     def ready(self) -> bool:
         """Whether the coordinator knows the subtask."""
         return self._ready
 
-    def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
-        """Take one item. True if it was a duplicate, which must be confirmed again."""
+    def receive(self, item: Any, now: float, effects: Effects) -> bool:
+        """Take one ``UpItem``. True if it was a duplicate, which must be confirmed again."""
         if not self.stream.is_new(item.seq):
             return True
-        if isinstance(item, PAYLOAD):
+        kind = type(item)
+        if kind in PAYLOAD:
             self._check_window(item)
             self.stream.advance(len(item.payload))
         else:
             self.stream.advance()
+            if kind in OF_CHECKPOINT and self._ready and self._peer is _OPEN:
+                self._deliver_word(item, now, effects)  # as most items of quiet subtasks
+                return False
         self._take_item(item, now, effects)
         return False
 
@@ -152,26 +159,26 @@ class GatewayInbound:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
 
     def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
-        if self._peer is not _Peer.OPEN and not self._check_turn(item, effects):
+        if self._peer is not _OPEN and not self._check_turn(item, effects):
             return
         if isinstance(item, Opened):
-            if self._peer is _Peer.OPEN:
+            if self._peer is _OPEN:
                 effects.append(RefuseMessage(f"{self._attempt} has opened twice"))
             else:
-                self._peer = _Peer.OPEN
+                self._peer = _OPEN
                 self.awaits_start = item.awaits_start
                 effects.append(ReportOpened())
                 if self._ready and item.awaits_start:
                     self._outbound.start_processing(effects)
             return
         if isinstance(item, Finished):
-            self._peer = _Peer.FINISHED
+            self._peer = _FINISHED
             if item.failure:  # readiness may never come
                 effects.append(ReportFinished(item.failure, item.state, item.events_sent))
                 return
         elif isinstance(item, RequestMessage):
             self._unanswered[item.request_id] = None
-        if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
+        if not self._ready and (self._kept or type(item) in PAYLOAD):
             self._keep(item, effects)
         else:
             self._deliver(item, now, effects)
@@ -182,7 +189,7 @@ class GatewayInbound:
         A checkpoint item is kept only if its checkpoint is not over, and only once. So items that count against no
         window are bounded too (H27).
         """
-        if isinstance(item, OF_CHECKPOINT):
+        if isinstance(item, OfCheckpointUp):
             word = (type(item), item.checkpoint_id)
             if word in self._kept_words or not self._outbound.knows(item.checkpoint_id):
                 self._refuse_stale(item, effects)
@@ -196,7 +203,7 @@ class GatewayInbound:
             return
         waiting, self._kept = self._kept, []
         for item in waiting:
-            if isinstance(item, OF_CHECKPOINT) and not self._outbound.knows(item.checkpoint_id):
+            if isinstance(item, OfCheckpointUp) and not self._outbound.knows(item.checkpoint_id):
                 self._kept_words -= {(type(item), item.checkpoint_id)}
                 self._refuse_stale(item, effects)
             else:
@@ -209,7 +216,7 @@ class GatewayInbound:
 
     def _check_turn(self, item: UpItem, effects: Effects) -> bool:
         """False for what a peer sends after ``Finished``, unless it is that it closes (H47)."""
-        if self._peer is _Peer.RESTORING or isinstance(item, ClosedForCheckpoint):
+        if self._peer is _RESTORING or isinstance(item, ClosedForCheckpoint):
             return True
         self.stream.take(item.seq)
         effects.append(RefuseMessage(f"{type(item).__name__} of {self._attempt}, which has finished"))
@@ -219,7 +226,7 @@ class GatewayInbound:
         if isinstance(item, EventMessage) and not self._delivered:  # the usual case
             effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot))
         elif type(item) in OF_CHECKPOINT:
-            self._deliver_word(cast(OfCheckpointUp, item), now, effects)
+            self._deliver_word(item, now, effects)
         elif isinstance(item, (EventMessage, RequestMessage, RestoredEventMessage, RestoredRequestMessage)):
             if self._delivered and (self._aside or self._is_at_bound()):
                 self._aside.append(item)
@@ -232,12 +239,14 @@ class GatewayInbound:
         else:
             raise AssertionError("readiness never waits for itself")
 
-    def _deliver_word(self, item: OfCheckpointUp, now: float, effects: Effects) -> None:
+    def _deliver_word(self, item: Any, now: float, effects: Effects) -> None:
+        """Deliver an ``OfCheckpointUp``."""
+        kind = type(item)
         if not self._outbound.knows(item.checkpoint_id):
             self._refuse_stale(item, effects)
-        elif isinstance(item, ClosedForCheckpoint):
+        elif kind is ClosedForCheckpoint:
             effects.append(ReportClosed(item.checkpoint_id))
-        elif isinstance(item, CheckpointDeclined):
+        elif kind is CheckpointDeclined:
             effects.append(ReportDeclined(item.checkpoint_id, item.reason))
         elif self._outbound.acknowledge(item, self._aside_as_held(), now, effects):
             self._snapshot = item.checkpoint_id
@@ -265,7 +274,7 @@ class GatewayInbound:
 
     def stop_recording(self, checkpoint_id: int, effects: Effects) -> None:
         """The peer's snapshot has come, or the checkpoint is over: deliver what may be delivered now."""
-        if self._delivered.pop(checkpoint_id, None) is not None:
+        if self._delivered and self._delivered.pop(checkpoint_id, None) is not None:
             self._deliver_aside(effects)
 
     def _is_at_bound(self) -> bool:
@@ -280,6 +289,8 @@ class GatewayInbound:
             self._deliver_payload(self._aside.pop(0), effects)
 
     def _aside_as_held(self) -> tuple[HeldEvent, ...]:
+        if not self._aside:
+            return ()
         own, asks = self._attempt.subtask, (RequestMessage, RestoredRequestMessage)
         return tuple(
             [HeldEvent(getattr(item, "sender", own), item.payload, isinstance(item, asks)) for item in self._aside]
@@ -332,7 +343,7 @@ class GatewayInbound:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)
-        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OF_CHECKPOINT)]
+        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OfCheckpointUp)]
         assert len(words) == len(self._kept_words) == len(self._kept_words.intersection(words))
         assert all(self._outbound.awaits_snapshot(checkpoint_id) for checkpoint_id in self._delivered)
         assert not self._aside or self._is_at_bound(), "put aside, and nothing will ever deliver it"

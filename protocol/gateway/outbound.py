@@ -98,7 +98,9 @@ class GatewayPhase(Enum):
     ACKNOWLEDGED = "acknowledged"
 
 
-CUT = (GatewayPhase.CUT, GatewayPhase.BARRIER)
+# In Python 3.11, looking up an attribute of an Enum class takes ten times as long as looking up a global name.
+_REQUESTED, _CUT, _BARRIER, _ACKNOWLEDGED = GatewayPhase
+CUT = (_CUT, _BARRIER)
 """The phases of a checkpoint that is cut, and waits for the attempt's snapshot."""
 
 
@@ -108,7 +110,7 @@ class _Checkpoint:
     __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
 
     def __init__(self) -> None:
-        self.phase = GatewayPhase.REQUESTED
+        self.phase = _REQUESTED
         self.submitted_at_cut = 0
         self.order_at_cut = 0
 
@@ -120,7 +122,6 @@ class GatewayOutbound:
         "_aborted",
         "_apart",
         "_attempt",
-        "_awaited",
         "_checkpoints",
         "_held",
         "_held_bytes",
@@ -136,13 +137,14 @@ class GatewayOutbound:
         "_settled",
         "_start_held",
         "_submitted",
-        "_tolerated",
         "answers_pending",
         "attached",
+        "awaited",
         "closed",
         "closes",
         "stopped_at",
         "stream",
+        "tolerated",
     )
 
     def __init__(
@@ -166,8 +168,8 @@ class GatewayOutbound:
         self._held_bytes = 0
         # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, because
         # there may be thousands, and objects would be work for the garbage collector.
-        self._awaited: list[tuple[int, float]] = []
-        self._tolerated: list[tuple[int, float]] = []  # the same of the loss-tolerant ones that may expire (H72)
+        self.awaited: list[tuple[int, float]] = []
+        self.tolerated: list[tuple[int, float]] = []  # the same of the loss-tolerant ones that may expire (H72)
         self._order = 0  # events and answers submitted, of all kinds;
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
@@ -206,18 +208,13 @@ class GatewayOutbound:
         self.stopped_at = now
 
     @property
-    def awaits_any(self) -> bool:
-        """Whether any event has a clock, so that its wait may end."""
-        return bool(self._awaited or self._tolerated)
-
-    @property
     def unconfirmed_since(self) -> float | None:
         """Since when the oldest unconfirmed event has been out, on the clock of ``now``; None if none is awaited."""
-        return self._awaited[0][1] + self._paused_s if self._awaited else None
+        return self.awaited[0][1] + self._paused_s if self.awaited else None
 
     def confirm_deadline(self) -> float | None:
         """When the oldest unconfirmed event is late, if the connection lasts. None if nothing is awaited."""
-        return self._deadline_of(self._awaited)
+        return self._deadline_of(self.awaited)
 
     def progress(self, now: float) -> None:
         """A part of a large message has left: what waits for it or after it gets the whole time again."""
@@ -230,12 +227,12 @@ class GatewayOutbound:
 
     def tolerant_deadline(self) -> float | None:
         """When the wait for the oldest unconfirmed loss-tolerant event ends. None if there is none."""
-        return self._deadline_of(self._tolerated)
+        return self._deadline_of(self.tolerated)
 
     def expire_tolerant(self, now: float, effects: Effects) -> None:
         """End the wait for each late loss-tolerant event. The events themselves stay in the stream (H72)."""
         while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
-            seq, started = self._tolerated.pop(0)
+            seq, started = self.tolerated.pop(0)
             event_id = self.stream.entry(seq)[2]
             assert event_id is not None
             waited_s = now - self._paused_s - started
@@ -248,7 +245,7 @@ class GatewayOutbound:
 
         ``heard_at``: when something last came from the peer, which tells the likely cause (H69).
         """
-        seq, started = self._awaited[0]
+        seq, started = self.awaited[0]
         waited_s = now - self._paused_s - started
         item, _, event_id = self.stream.entry(seq)
         name = f"the answer to request {item.request_id}" if isinstance(item, AnswerMessage) else f"event {event_id}"
@@ -307,7 +304,7 @@ class GatewayOutbound:
             stream.append(item, len(payload))
             awaited = True
         reading = now if self.stopped_at is None else self.stopped_at
-        (self._awaited if awaited else self._tolerated).append((seq, reading - self._paused_s))
+        (self.awaited if awaited else self.tolerated).append((seq, reading - self._paused_s))
         self._last_event_seq = seq
         if self.attached:
             effects.append(SendToAttempt(item))
@@ -332,15 +329,15 @@ class GatewayOutbound:
                 effects.append(ConfirmEvent(event_id))
             elif type(item) is AnswerMessage:
                 self.answers_pending -= 1
-        awaited = self._awaited
-        while awaited and awaited[0][0] <= seq:
-            awaited.pop(0)
-            self._settled += 1
-        tolerated = self._tolerated
+        awaited, tolerated = self.awaited, self.tolerated
         while tolerated and tolerated[0][0] <= seq:
             tolerated.pop(0)
-        if self.closed:
-            self._send_barriers(effects)
+        if awaited and awaited[0][0] <= seq:
+            while awaited and awaited[0][0] <= seq:
+                awaited.pop(0)
+                self._settled += 1
+            if self.closed:
+                self._send_barriers(effects)
 
     def fail_all(self, reason: str, late: int | None, effects: Effects) -> None:
         """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event that
@@ -354,8 +351,8 @@ class GatewayOutbound:
         self.stream.clear()
         self._held.clear()
         self._held_bytes = 0
-        self._awaited.clear()
-        self._tolerated.clear()
+        self.awaited.clear()
+        self.tolerated.clear()
         self._settled = self._submitted
         self.answers_pending = 0
         self._start_held = False
@@ -391,12 +388,12 @@ class GatewayOutbound:
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
-        if checkpoint.phase is not GatewayPhase.REQUESTED:
+        if checkpoint.phase is not _REQUESTED:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} of {self._attempt} was cut twice")
         if self._latest_cut is not None and checkpoint_id < self._latest_cut:
             raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
         self._latest_cut = checkpoint_id
-        checkpoint.phase = GatewayPhase.CUT
+        checkpoint.phase = _CUT
         checkpoint.submitted_at_cut = self._submitted
         checkpoint.order_at_cut = self._order
         self.closed.append(checkpoint_id)
@@ -412,7 +409,7 @@ class GatewayOutbound:
         if given_up:
             return
         checkpoint = self._checkpoints[checkpoint_id] = _Checkpoint()
-        checkpoint.phase = GatewayPhase.BARRIER
+        checkpoint.phase = _BARRIER
         self._send_barrier(checkpoint_id, effects)
 
     def _forget_aborted(self, checkpoint_id: int) -> None:
@@ -432,11 +429,11 @@ class GatewayOutbound:
         for checkpoint_id in self.closed:
             checkpoint = self._checkpoints[checkpoint_id]
             if (
-                checkpoint.phase is GatewayPhase.CUT
+                checkpoint.phase is _CUT
                 and self._settled >= checkpoint.submitted_at_cut
                 and first_held > checkpoint.order_at_cut
             ):
-                checkpoint.phase = GatewayPhase.BARRIER
+                checkpoint.phase = _BARRIER
                 self._send_barrier(checkpoint_id, effects)
 
     def _send_barrier(self, checkpoint_id: int, effects: Effects) -> None:
@@ -459,11 +456,11 @@ class GatewayOutbound:
         """
         checkpoint_id = item.checkpoint_id
         checkpoint = self._checkpoints[checkpoint_id]
-        if checkpoint.phase is not GatewayPhase.BARRIER:
+        if checkpoint.phase is not _BARRIER:
             phase = checkpoint.phase.value
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
             return False
-        checkpoint.phase = GatewayPhase.ACKNOWLEDGED
+        checkpoint.phase = _ACKNOWLEDGED
         events_sent = item.events_sent - len(aside)
         effects.append(ReportAcknowledged(checkpoint_id, item.state, (*aside, *item.held), events_sent))
         if checkpoint_id in self.closed:
@@ -495,7 +492,8 @@ class GatewayOutbound:
         if self._start_held and not held:
             self._start_held = False
             self.start_processing(effects)
-        self._send_barriers(effects)
+        if closed:
+            self._send_barriers(effects)
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -518,8 +516,8 @@ class GatewayOutbound:
         orders = [order for _, order, _ in self._held]
         assert orders == sorted(orders), "held events have lost their order"
         tolerant = sum(1 for _, _, e in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
-        assert self._submitted - self._settled == len(self._held) - tolerant + len(self._awaited)
+        assert self._submitted - self._settled == len(self._held) - tolerant + len(self.awaited)
         assert not self.attached or self.stopped_at is None
-        clocks = [seq for seq, _ in (*self._awaited, *self._tolerated)]
+        clocks = [seq for seq, _ in (*self.awaited, *self.tolerated)]
         assert len(clocks) == len(set(clocks)), "an item has two clocks"
         assert all(self.stream.confirmed_seq < seq <= self.stream.last_seq for seq in clocks)

@@ -64,6 +64,7 @@ __all__ = [
     "decode_message",
     "encode_event",
     "encode_message",
+    "encode_word",
     "fit_text",
     "run_steps",
 ]
@@ -93,19 +94,18 @@ _WORD_BODY = Struct(">BBBQBQBQBQ")
 _Word = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
 _WORD_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Word)}
 _WORDS: dict[int, type[_Word]] = {BY_KIND[kind][0]: kind for kind in get_args(_Word)}
+_WORD_BYTES = _WORD_BODY.size
 # Frame length; msgpack array of 6; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 events before;
 # u64 confirmed.
 _BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
 _BARRIER_BODY = Struct(">BBBQBQBQBQBQ")
 _BARRIER_TAG = BY_KIND[BarrierMessage][0]
-_BARRIER_PREFIX = bytes((0x96, _BARRIER_TAG, 0xCF))
 # Frame length; msgpack array of 8; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
 # follows, then a list without held events, u64 events sent, and u64 confirmed.
 _ACKNOWLEDGED_HEAD = Struct(">IBBBQBQBQBI")
 _ACKNOWLEDGED_BODY = Struct(">BBBQBQBQBI")
 _ACKNOWLEDGED_END = Struct(">BBQBQ")
 _ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
-_ACKNOWLEDGED_PREFIX = bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF))
 _ACKNOWLEDGED_LEAST = _ACKNOWLEDGED_BODY.size + _ACKNOWLEDGED_END.size
 
 
@@ -130,6 +130,18 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     except (TypeError, StructError):
         pass  # a field has a wrong type; the checks below name it
     return _encode_checked(message, limits)
+
+
+def encode_word(message: Message) -> bytes:
+    """Encode a message of a checkpoint whose frame has always the same length. Nothing for any other message, and for
+    one that ``encode_message`` refuses."""
+    encode = _OF_FIXED_LENGTH.get(type(message))
+    if encode is None:
+        return b""
+    try:
+        return encode(message, DEFAULT_LIMITS)
+    except (TypeError, StructError):
+        return b""
 
 
 # Of integers that are all in range, the union of their bits is in range too, and of others it is not.
@@ -170,9 +182,12 @@ def _encode_acknowledged(snapshot: Any, limits: WireLimits) -> bytes:
     return b""
 
 
-_OF_CHECKPOINT: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
+_OF_FIXED_LENGTH: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
     **dict.fromkeys(get_args(_Word), _encode_word),
     BarrierMessage: _encode_barrier,
+}
+_OF_CHECKPOINT: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
+    **_OF_FIXED_LENGTH,
     CheckpointAcknowledged: _encode_acknowledged,
 }
 
@@ -223,27 +238,35 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
-    elif len(body) == 38 and body[0] == 0x95 and (kind := _WORDS.get(body[1])) is not None:
-        _, _, mark_task, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _WORD_BODY.unpack(body)
-        if mark_task == mark_seq == mark_id == mark_last == 0xCF and (
-            seq and task | seq | checkpoint_id | confirmed <= INT_MAX
-        ):
-            return kind(task, seq, checkpoint_id, confirmed)
-    elif len(body) == 47 and body[:3] == _BARRIER_PREFIX:
+    elif (decode := _CHECKPOINT_BODIES.get(body[:3])) is not None and (of_checkpoint := decode(body)) is not None:
+        return of_checkpoint
+    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED else None
+    return _decode_checked(body, limits) if message is None else message
+
+
+# These decode a message in the fixed layout. None if it has another layout, or a number out of range.
+
+
+def _decode_word(body: bytes) -> _Word | None:
+    if len(body) == _WORD_BYTES:
+        _, tag, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _WORD_BODY.unpack(body)
+        if mark_seq == mark_id == mark_last == 0xCF and seq and task | seq | checkpoint_id | confirmed <= INT_MAX:
+            return _WORDS[tag](task, seq, checkpoint_id, confirmed)
+    return None
+
+
+def _decode_barrier(body: bytes) -> BarrierMessage | None:
+    if len(body) == _BARRIER_BODY.size:
         values = _BARRIER_BODY.unpack(body)
         _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_before, before, mark_last, confirmed = values
         if mark_seq == mark_id == mark_before == mark_last == 0xCF and (
             seq and task | seq | checkpoint_id | before | confirmed <= INT_MAX
         ):
             return BarrierMessage(task, seq, checkpoint_id, before, confirmed)
-    elif body[:3] == _ACKNOWLEDGED_PREFIX and (acknowledged := _decode_acknowledged(body)) is not None:
-        return acknowledged
-    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED else None
-    return _decode_checked(body, limits) if message is None else message
+    return None
 
 
 def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
-    """Decode one in the fixed layout. None if it has another layout, or a number out of range."""
     end = len(body) - _ACKNOWLEDGED_END.size
     size = end - _ACKNOWLEDGED_BODY.size
     if size < 0:
@@ -257,6 +280,14 @@ def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
     ):
         return CheckpointAcknowledged(task, seq, checkpoint_id, body[end - size : end], (), sent, confirmed)
     return None
+
+
+_CHECKPOINT_BODIES: dict[bytes, Callable[[bytes], Message | None]] = {
+    **{bytes((0x95, tag, 0xCF)): _decode_word for tag in _WORDS},
+    bytes((0x96, _BARRIER_TAG, 0xCF)): _decode_barrier,
+    bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF)): _decode_acknowledged,
+}
+"""By the first bytes of the fixed layout."""
 
 
 def _decode_small(body: bytes, limits: WireLimits) -> Message | None:

@@ -28,7 +28,7 @@ from struct import Struct
 from typing import Any, NoReturn, cast
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import decode_message, encode_message
+from protocol.wire.codec import decode_message, encode_message, encode_word
 from protocol.wire.framing import FrameDecoder, WireLimits
 from protocol.wire.messages import (
     AnswerMessage,
@@ -166,6 +166,8 @@ class Outbox:
 
         Raises ``LocalProtocolError``, as ``encode_message`` does, and changes nothing.
         """
+        if not self.busy and (word := encode_word(message)):
+            return word  # as most messages about a checkpoint
         encoded = encode_frames(message, self._limits)
         if isinstance(encoded, bytes):
             if not self.busy or type(message) in PASSING:
@@ -260,9 +262,21 @@ class FragmentDecoder:
                 return self._take(bodies)
         return bodies
 
+    def whole(self, data: bytes) -> bytes:
+        """The body, if ``data`` is one frame that is a message, and nothing was incomplete: the usual case.
+
+        Otherwise return nothing, and change nothing: ``feed`` has to take the data. It would return the same.
+        """
+        if self._parts is not None or self._failure is not None:
+            return b""
+        body = self._frames.whole(data)
+        return b"" if body and body[0] in _MARKS else body
+
     def messages(self, data: bytes) -> list[Message]:
         """Like ``feed``, with every message decoded."""
         limits = self._limits
+        if body := self.whole(data):
+            return [decode_message(body, limits)]
         return [decode_message(one, limits) if isinstance(one, bytes) else one for one in self.feed(data)]
 
     def _feed_large(self, data: bytes) -> list[bytes | Message]:

@@ -135,10 +135,6 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
-        if not self._buffer and len(data) > 4:
-            (length,) = _LENGTH.unpack_from(data)
-            if len(data) == 4 + length and 0 < length <= self._frame_bytes_max:
-                return [data[4:]]  # one whole frame, which is the usual case
         source: bytes | memoryview = data
         buffered: memoryview | None = None
         if self._buffer:
@@ -165,6 +161,16 @@ class FrameDecoder:
             del self._buffer[:position]
         self._needed = needed
         return bodies
+
+    def whole(self, data: bytes) -> bytes:
+        """The body, if ``data`` is one frame and nothing was incomplete, which is the usual case.
+
+        Otherwise return nothing, and change nothing: ``feed`` has to take the data. It would return the same.
+        """
+        if self._buffer or self._failure is not None or len(data) < 5:
+            return b""
+        (length,) = _LENGTH.unpack_from(data)
+        return data[4:] if len(data) == 4 + length and length <= self._frame_bytes_max else b""
 
     def take_incomplete(self, bytes_min: int) -> bytes:
         """Return the bytes of the incomplete frame and forget them, if there are so many; the caller gets the rest."""

@@ -266,29 +266,27 @@ class Connection(asyncio.Protocol):
         """
         if not self._talks:
             return
-        outbox = self._outbox
-        frames = self._dialect.encode(message) if outbox is None else outbox.put(message)
-        if frames or outbox is None:
-            self.send_frames(frames, immediately=immediately)
-        elif not self.is_write_paused:
+        outbox, outgoing = self._outbox, self._outgoing
+        frame = self._dialect.encode(message) if outbox is None else outbox.put(message)
+        if not frame:
+            assert outbox is not None
+            self._send_later(outbox)
+        elif immediately and not (outgoing or self._has_unread or self._transport.is_closing()):
+            self._write(frame)
+        else:
+            outgoing.append(frame)
+            if immediately or len(outgoing) >= FRAMES_TOGETHER:
+                self._flush()
+            elif not self._flush_due:
+                self._flush_due = True
+                self._turns.flush_at_end(self)
+
+    def _send_later(self, outbox: Outbox) -> None:
+        """The outbox has kept the message: it is large, or waits for a large one."""
+        if not self.is_write_paused:
             self._pump_soon()
         elif outbox.kept_bytes:
             self._check_unsent()
-
-    def send_frames(self, frames: bytes, *, immediately: bool = False) -> None:
-        """Like ``send``, for one or more encoded frames."""
-        if not self._talks:
-            return
-        outgoing = self._outgoing
-        if immediately and not (outgoing or self._has_unread or self._transport.is_closing()):
-            self._write(frames)
-            return
-        outgoing.append(frames)
-        if immediately or len(outgoing) >= FRAMES_TOGETHER:
-            self._flush()
-        elif not self._flush_due:
-            self._flush_due = True
-            self._turns.flush_at_end(self)
 
     def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
         """Close when everything has been sent, at the latest after ``close_timeout_s``; without ``flush``, immediately.
@@ -477,6 +475,9 @@ class Connection(asyncio.Protocol):
             self._take_frames(handshake.trailing_data)
 
     def _take_frames(self, data: bytes) -> None:
+        if not self._incomplete_bytes and not self._backlog and (body := self._decoder.whole(data)):
+            self._handler.messages_received(self, [self._dialect.decode(body)])  # as most reads of a quiet task
+            return
         bodies = self._decoder.feed(data)
         before, self._incomplete_bytes = self._incomplete_bytes, self._decoder.buffered_bytes
         if before or self._incomplete_bytes:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import get_args
+from typing import cast, get_args
 
 from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
@@ -19,11 +19,11 @@ _UPWARD = frozenset(get_args(UpMessage))
 
 def task_dialect(limits: WireLimits = DEFAULT_LIMITS) -> Dialect:
     """Messages of a task (``UpMessage``) in, messages to it (``Downward``) out, within these limits."""
-    return Dialect(partial(_decode, limits=limits), partial(encode_message, limits=limits), fragments=limits)
 
+    def decode(body: bytes | Message) -> Message:
+        message = decode_message(body, limits) if type(body) is bytes else cast(Message, body)
+        if type(message) not in _UPWARD:
+            raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
+        return message
 
-def _decode(body: bytes | Message, limits: WireLimits) -> object:
-    message = decode_message(body, limits) if isinstance(body, bytes) else body
-    if type(message) not in _UPWARD:
-        raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
-    return message
+    return Dialect(decode, partial(encode_message, limits=limits), fragments=limits)

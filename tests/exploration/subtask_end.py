@@ -351,7 +351,7 @@ def has_capacity(machine: SubtaskMachine) -> bool:
 
 def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
     """Whether only checkpoint messages are unconfirmed: the coordinator's next message, if any, confirms them."""
-    return all(isinstance(item, OF_CHECKPOINT) for item in machine._outbound.stream.unconfirmed())
+    return all(type(item) in OF_CHECKPOINT for item in machine._outbound.stream.unconfirmed())
 
 
 def event_up(subtask: int, place: int) -> bytes:

@@ -81,8 +81,8 @@ complete-before-durable [feared; H40 H50]
 savepoint-is-a-restore-point [G6; H49]
   A savepoint becomes the checkpoint that resets refer to.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
-  - None if pending.savepoint else pending.whole
-  + pending.whole
+  - None if pending.savepoint else pending.stored
+  + pending.stored
 savepoint-subsumes [G6; H49]
   A savepoint that is stored ends the lower checkpoints, and is told as complete.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
@@ -151,7 +151,7 @@ stored-before-the-cut [feared; H40 H78]
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
   - if self.phase is Phase.ACKNOWLEDGING and self.settled():
   + if self.phase in (Phase.SNAPSHOTTING, Phase.ACKNOWLEDGING) and self.parts and self.settled():
-  @ protocol.barrier_tracker.pending:PendingCheckpoint.whole
+  @ protocol.barrier_tracker.pending:PendingCheckpoint._whole
   - assert self.coordinator_state is not None
   + self.coordinator_state = self.coordinator_state or b""
 one-of-many-may-be-torn [feared; H32]
@@ -160,13 +160,18 @@ one-of-many-may-be-torn [feared; H32]
   - if self._closed or (unbounded
   + if (unbounded
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if not part.agrees(sent):
+  - if part.events_taken != sent and not part.agrees(sent):
   + if False:
 last-of-many-moves-nothing-on [feared; H40]
   The last report of a step is taken like the others, and the checkpoint waits for nothing.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE or in_step[step] == 1:
-  + if self.phase is not Phase.CLOSING or step is not Step.AWAITING_CLOSE:
+  - if self.phase is not _CLOSING or step is not _AWAITING_CLOSE or in_step[step] == 1:
+  + if self.phase is not _CLOSING or step is not _AWAITING_CLOSE:
+drained-gateway-sends-no-barrier [feared; H42 H78]
+  A barrier that waits for a confirmation does not leave when the confirmation comes.
+  @ protocol.gateway.outbound:GatewayOutbound._trim
+  - if self.closed:
+  + if False:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers

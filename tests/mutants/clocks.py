@@ -10,7 +10,7 @@ CLOCKS = catalogue(r"""
 confirm-timeout-never-fires [feared; H25 H48]
   An attempt that confirms nothing is never failed.
   @ protocol.gateway.outbound:GatewayOutbound.confirm_deadline
-  - return self._deadline_of(self._awaited)
+  - return self._deadline_of(self.awaited)
   + return None
 reconnect-timeout-never-fires [feared; H24 H48]
   The gateway waits forever for its task to come back.

@@ -190,7 +190,7 @@ waits-for-the-loss-tolerant [G10; H28]
 tolerates-forever [E15; H72]
   The wait for a loss-tolerant event that is not confirmed never ends.
   @ protocol.gateway.outbound:GatewayOutbound.tolerant_deadline
-  - return self._deadline_of(self._tolerated)
+  - return self._deadline_of(self.tolerated)
   + return None
 expires-twice [feared; H72]
   The wait for a loss-tolerant event that has ended ends again.
@@ -200,12 +200,12 @@ expires-twice [feared; H72]
 expires-too-soon [feared; H72]
   The clock of a loss-tolerant event does not stand still while no connection is up.
   @ protocol.gateway.outbound:GatewayOutbound.tolerant_deadline
-  - return self._deadline_of(self._tolerated)
-  + return self._tolerated[0][1] + self._limits.confirm_timeout_s if self._tolerated else None
+  - return self._deadline_of(self.tolerated)
+  + return self.tolerated[0][1] + self._limits.confirm_timeout_s if self.tolerated else None
 delivers-before-ready [feared; H10 H11]
   Events come to the coordinator before it knows that their subtask is ready.
   @ protocol.gateway.inbound:GatewayInbound._take_item
-  - if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
+  - if not self._ready and (self._kept or type(item) in PAYLOAD):
   + if False:
 confirms-before-taken [feared; H27 H30]
   An upward event is confirmed when it arrives, not when the coordinator has taken it.

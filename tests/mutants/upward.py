@@ -81,9 +81,9 @@ late-confirmation-never-leaves [feared; H30]
   Argued: it only costs memory: nobody waits for this confirmation, the next close or any other confirmation takes
   it along, and a resume covers it; until then the task keeps its acknowledgement, state and all.
   tests/protocol/test_late_confirmations.py sees it
-  @ protocol.gateway.machine:GatewayMachine._end_checkpoint
-  - self._send_confirm(effects, _LATER)
-  + pass
+  @ protocol.gateway.outbound:GatewayOutbound.end_checkpoint
+  - checkpoint_id, self._confirmation())
+  + checkpoint_id, 0)
 events-sent-not-restored [feared; H32]
   After a restore, positions are counted from nothing again.
   @ protocol.barrier_tracker.tracker:BarrierTracker._accepted

@@ -378,7 +378,7 @@ class GatewayWalk(EndWalk):
 
     def state(self) -> Hashable:
         outbound, inbound = self.machine._outbound, self.machine._inbound
-        waits = [outbound._held, outbound._awaited, outbound._tolerated, inbound._kept, inbound._unanswered]
+        waits = [outbound._held, outbound.awaited, outbound.tolerated, inbound._kept, inbound._unanswered]
         phases = frozenset(self.phases().values())
         return self.machine.state, inbound._peer, inbound._ready, phases, tuple(map(bool, waits))
 

@@ -204,6 +204,17 @@ def test_a_decoder_that_has_failed_stays_broken_and_keeps_nothing() -> None:  # 
         decoder.feed(encode_message(m.Confirm(7, 1)))
 
 
+def test_only_a_message_that_comes_alone_is_taken_as_a_whole() -> None:  # H112
+    decoder, small = FragmentDecoder(LIMITS), encode_message(m.Confirm(7, 1))
+    assert decoder.whole(small) == small[4:]
+    assert decoder.whole(start(150)) == b""
+    decoder.feed(start(150))
+    assert decoder.whole(small) == decoder.whole(part(bytes(PART))) == b""
+    with pytest.raises(RemoteProtocolError):
+        decoder.feed(start(150))
+    assert decoder.whole(small) == b""
+
+
 def test_a_claim_takes_no_memory() -> None:  # H62, H113
     decoder = FragmentDecoder(DEFAULT_LIMITS)
     stream = start(DEFAULT_LIMITS.event_bytes_max, encode_message(EMPTY)[4:]) + part(

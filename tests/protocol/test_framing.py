@@ -26,6 +26,40 @@ def test_bodies_come_out_as_they_went_in_whatever_the_portions(bodies: list[byte
     assert decoder.buffered_bytes == 0
 
 
+@given(st.lists(st.binary(min_size=1, max_size=9), max_size=9), st.lists(st.integers(1, 30), max_size=60))
+def test_what_is_taken_as_a_whole_frame_is_what_feed_would_return(bodies: list[bytes], sizes: list[int]) -> None:
+    """``whole`` takes a portion only if it is one frame, and otherwise leaves everything to ``feed``."""
+    stream = b"".join(frame(body) for body in bodies)
+    decoder, received, cuts, edges = FrameDecoder(1000), list[bytes](), iter(sizes), [0]
+    for body in bodies:
+        edges.append(edges[-1] + 4 + len(body))
+    position = 0
+    while position < len(stream):
+        ends = [edge for edge in edges if edge > position]
+        end = min(position + next(cuts, ends[0] - position), len(stream))
+        body = decoder.whole(stream[position:end])
+        assert bool(body) == (position in edges and end == ends[0])
+        received += [body] if body else decoder.feed(stream[position:end])
+        position = end
+    assert received == bodies
+
+
+def test_a_whole_frame_over_the_bound_and_one_after_a_failure_are_left_to_feed() -> None:  # H62
+    decoder = FrameDecoder(5)
+    assert decoder.whole(frame(b"12345")) == b"12345"
+    assert decoder.whole(frame(b"123456")) == b""
+    with pytest.raises(RemoteProtocolError, match="6 bytes, over 5"):
+        decoder.feed(frame(b"123456"))
+    assert decoder.whole(frame(b"12345")) == b""
+
+
+def test_what_looks_like_a_frame_within_another_one_is_left_to_feed() -> None:
+    decoder, outer = FrameDecoder(20), frame(frame(b"inner"))
+    assert decoder.feed(outer[:4]) == []
+    assert decoder.whole(outer[4:]) == b""
+    assert decoder.feed(outer[4:]) == [frame(b"inner")]
+
+
 def test_a_stream_of_single_bytes_is_understood() -> None:
     stream = frame(b"one") + frame(b"two")
     decoder = FrameDecoder(10)

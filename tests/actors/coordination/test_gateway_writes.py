@@ -82,15 +82,15 @@ async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_al
         assert connections[0].events() == [(1, True), (2, False), (3, False), (4, False), (5, False)]
 
 
-async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() -> None:
-    """What they confirm is in them. Closing early would only prolong the hold."""
+async def test_messages_of_a_checkpoint_leave_before_the_next_subtask_is_told() -> None:
+    """What they confirm is in them."""
     async with running_operator() as world:
         connections = watch(world)
         await world.running(0)
         before = len(connections[0].sent)
         await world.checkpoint()
         assert [(type(message), immediately) for message, immediately in connections[0].sent[before:]] == [
-            (CloseForCheckpoint, False),
+            (CloseForCheckpoint, True),
             (BarrierMessage, True),
             (CheckpointCompleted, True),
         ]
