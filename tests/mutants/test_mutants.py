@@ -19,7 +19,8 @@ from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import DoesNotFit, Edit, Mutant
 
-SMALL = Budget(worlds=60, states=100)
+SMALL = Budget(worlds=60, states=100, tests=False)
+NOTHING = Budget(worlds=0, states=0, histories=0, tests=False)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -101,7 +102,7 @@ def test_a_bug_is_caught_by_the_simulation(name: str) -> None:
     ],
 )
 def test_a_bug_that_needs_a_rare_history_is_caught_by_its_hunter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check_caught(BY_NAME[name], Budget(worlds=1, states=1))
+    check_caught(BY_NAME[name], Budget(worlds=1, states=1, tests=False))
     assert len(capsys.readouterr().out.splitlines()) == 1  # the product's log stays out of the report
 
 
@@ -149,7 +150,7 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events-twice", "complete-before-durable", "--jobs", "2"]) == 0
     assert "2 of 2 caught" in capsys.readouterr().out
-    assert hunt_all([BY_NAME["held-not-failed"]], Budget(worlds=1, states=10, histories=1), jobs=1) == 1
+    assert hunt_all([BY_NAME["held-not-failed"]], Budget(worlds=1, states=10, histories=1, tests=False), jobs=1) == 1
     assert "survived: held-not-failed" in capsys.readouterr().out
 
 
@@ -161,9 +162,9 @@ def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[st
 
 
 def test_a_hunt_begins_where_its_mutant_was_caught_before() -> None:
-    assert hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0)).seen == ""
+    assert hunt(BY_NAME["events-twice"], NOTHING).seen == ""
     for place in (("simulation", "seed 3"), ("exploration", "scope tiny"), ("parts", "seed 1")):
-        finding = hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0), place=place)
+        finding = hunt(BY_NAME["events-twice"], NOTHING, place=place)
         assert (finding.hunter, finding.where) == place
         assert finding.seen
 
