@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from protocol.subtask.inbound import SubtaskInbound
 from protocol.subtask.outbound import SubtaskOutbound
 from tests.exploration import SCOPES, Scope, counts, explore
 from tests.exploration.__main__ import main
+from tests.exploration.driver_ends import LedgerEnd
 from tests.exploration.freezing import freeze
 from tests.exploration.search import Search
 from tests.exploration.world import BUDGETS, COORDINATOR, GATEWAY, LEDGER, LINK, SLOTS, TASK, TRACKER, WIDTH, State
@@ -52,7 +54,7 @@ def ledgers_of(name: str) -> set[Hashable]:
     search = Search(replace(SCOPES[name], events_up=0, events_down=0, checkpoints=0))
     assert search.run().violation is None
     ledgers = search.world.ledgers
-    return {freeze(ledgers.part(number).ledger) for number in range(len(ledgers.facts))}
+    return {freeze(cast(LedgerEnd, ledgers.part(number)).ledger) for number in range(len(ledgers.facts))}
 
 
 def test_forged_claims_meet_another_ledger_in_each_of_their_scopes() -> None:

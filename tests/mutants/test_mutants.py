@@ -13,7 +13,7 @@ import pytest
 import tests.mutants.hunt as hunting
 from protocol.gateway.machine import GatewayMachine
 from protocol.streams import IncomingStream
-from tests.mutants import results, runner
+from tests.mutants import cited_tests, results, runner
 from tests.mutants.__main__ import hunt_all, main
 from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, hunt
@@ -21,6 +21,7 @@ from tests.mutants.mutant import DoesNotFit, Edit, Mutant
 
 SMALL = Budget(worlds=60, states=100, tests=False)
 NOTHING = Budget(worlds=0, states=0, histories=0, tests=False)
+NO_BARRIER = "tests/protocol/test_gateway_checkpoints.py::test_no_barrier_leaves_when_the_attempt_is_over"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -167,6 +168,29 @@ def test_a_hunt_begins_where_its_mutant_was_caught_before() -> None:
         finding = hunt(BY_NAME["events-twice"], NOTHING, place=place)
         assert (finding.hunter, finding.where) == place
         assert finding.seen
+
+
+def test_tests_that_cite_a_rule_of_the_mutant_come_first_and_those_of_its_package_before_others() -> None:
+    tests = list(cited_tests.tests_of(BY_NAME["drains-on-failure"]))  # H42
+    assert NO_BARRIER in tests
+    assert all(test.startswith("tests/protocol/") for test in tests[: tests.index(NO_BARRIER)])
+    assert any(test.startswith("tests/conformance/") for test in tests)
+
+
+def test_a_test_that_fails_with_a_mutant_and_passes_without_it_has_caught_it() -> None:
+    found: dict[str, Finding] = {}
+    mutants = [BY_NAME["drains-on-failure"], BY_NAME["expires-too-soon"]]
+    places = {mutant.name: (cited_tests.HUNTER, NO_BARRIER) for mutant in mutants}
+    runner.run(mutants, NOTHING, 1, lambda mutant, finding: found.update({mutant.name: finding}), print, places)
+    caught, missed = (found[mutant.name] for mutant in mutants)
+    assert (caught.hunter, caught.where) == (cited_tests.HUNTER, NO_BARRIER)
+    assert caught.seen.startswith("AssertionError")
+    assert not missed.seen  # this test does not notice it
+
+
+def test_a_test_that_fails_without_the_mutant_too_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cited_tests, "_run", lambda tests, *options: (tests[0], "boom"))
+    assert cited_tests.run([NO_BARRIER], "drains-on-failure") == ("", "")
 
 
 def test_the_file_of_results_has_mutants_that_exist_in_the_order_of_the_catalogue() -> None:
