@@ -37,6 +37,9 @@ EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
+EXPLORED = ("protocol.", "actors.coordination.taken_events:")
+"""What the exploration runs of the product. It cannot see a mutant elsewhere, so it is not tried on one."""
+
 Report = Callable[[int], None]
 Place = tuple[str, str]
 """Where a mutant was caught: ``hunter`` and ``where`` of the finding."""
@@ -178,6 +181,8 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, p
     survivor's finding reports everything that was tried.
     """
     rounds = ROUNDS[:-1] if mutant.argued else ROUNDS
+    if not any(edit.where.startswith(EXPLORED) for edit in mutant.edits):
+        budget = replace(budget, states=0)
     began, before, worlds = time.monotonic(), Budget(worlds=0, states=0, histories=0), Finding("", "", 0, 0.0, "")
     if place is not None and place[0] == cited_tests.HUNTER and (finding := run_cited_tests(mutant, [place[1]])).seen:
         return finding
