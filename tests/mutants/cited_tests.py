@@ -93,14 +93,19 @@ def tests_of(mutant: Mutant) -> Iterator[str]:
 
 @cache
 def _citations(folder: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """Return the tests of a folder with the rules that each cites in its text or on its decorators."""
+    """Return the tests of a folder with the rules that each cites in its text, or its file at the top."""
     return tuple(
-        (f"{file.relative_to(ROOT)}::{test.name}", frozenset(re.findall(r"\bH\d+\b", _text_of(test, source))))
+        (f"{file.relative_to(ROOT)}::{test.name}", _rules_in(f"{_text_of(test, source)} {ast.get_docstring(module)}"))
         for file in sorted(Path(ROOT, "tests", folder).rglob("test_*.py"))
         for source in [file.read_text(encoding="utf-8")]
-        for test in ast.parse(source).body
+        for module in [ast.parse(source)]
+        for test in module.body
         if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_")
     )
+
+
+def _rules_in(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\bH\d+\b", text))
 
 
 def _text_of(test: ast.FunctionDef | ast.AsyncFunctionDef, source: str) -> str:
