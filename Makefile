@@ -21,7 +21,8 @@ SECONDS ?= 60
 MINUTES ?= 30
 RUNS ?= 100
 KIND ?= both
-WORKERS ?= 2
+# More processes than two cores: the tests on a real Spark wait for processes about half of the time.
+WORKERS ?= 3
 ARGS ?=
 
 # The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
@@ -44,9 +45,6 @@ compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --pyt
 
 # A process that ends at the timeout of a hanging test is not replaced: pytest-xdist may then hang itself.
 shared_out = --numprocesses $(WORKERS) --dist loadfile --max-worker-restart 0
-
-# The long tests wait for real processes more than they compute.
-test-long: WORKERS := 3
 
 with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 # Looked for once, because two processes of the tests must not install it at the same time.

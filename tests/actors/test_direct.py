@@ -92,7 +92,7 @@ async def test_direct_message_does_not_overtake_queued_ones() -> None:
         assert seen == [1, 2, 3]
 
 
-async def test_direct_message_during_a_handler_is_queued() -> None:
+async def test_direct_message_during_a_handler_is_queued() -> None:  # H5
     async with idle_recorder() as (ref, seen, _):
 
         def more(context: ActorContext[Any]) -> None:

@@ -283,17 +283,22 @@ class SubtaskEnd:
 
     def _handle(self, message: Any, out: list[v.Output]) -> None:
         assert self.machine is not None
-        self._carry_out(self.machine.handle(message, 0.0), out)
+        self._carry_out(self.machine.handle(message, 0.0), out, comes=isinstance(message, s.MessageReceived))
         if self.machine is not None:
             self.machine.check_invariants()
             self._handle_mail()
 
-    def _carry_out(self, effects: Sequence[s.SubtaskEffect], out: list[v.Output]) -> None:
+    def _carry_out(self, effects: Sequence[s.SubtaskEffect], out: list[v.Output], *, comes: bool = False) -> None:
+        """Do what the machine says. ``comes``: these are the effects of an item that comes now.
+
+        Such an item must be in its place before its confirmation leaves. One that came before and has waited in the
+        machine for a barrier was there, and may have been confirmed (H23, H79).
+        """
         confirmed = False
         for effect in effects:
             match effect:
                 case s.SendToCoordinator(message):
-                    confirmed = confirmed or m.confirmed_by(message) > 0
+                    confirmed = confirmed or (comes and m.confirmed_by(message) > 0)
                     out.append((v.To.UP, v.CameUp(message)))
                 case s.PutInMailbox(item):
                     v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")

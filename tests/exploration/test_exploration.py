@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +17,7 @@ from protocol.subtask.inbound import SubtaskInbound
 from protocol.subtask.outbound import SubtaskOutbound
 from tests.exploration import SCOPES, Scope, counts, explore
 from tests.exploration.__main__ import main
+from tests.exploration.driver_ends import LedgerEnd
 from tests.exploration.freezing import freeze
 from tests.exploration.search import Search
 from tests.exploration.world import BUDGETS, COORDINATOR, GATEWAY, LEDGER, LINK, SLOTS, TASK, TRACKER, WIDTH, State
@@ -44,6 +47,21 @@ def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
     assert result.violation is None, str(result.violation)
     assert result.complete
     assert counts.differences([result]) == [], "intended? python -m tests.exploration --scope NAME --write"
+
+
+def ledgers_of(name: str) -> set[Hashable]:
+    """Return every ledger that occurs in a scope, without the events and checkpoints that it knows nothing about."""
+    search = Search(replace(SCOPES[name], events_up=0, events_down=0, checkpoints=0))
+    assert search.run().violation is None
+    ledgers = search.world.ledgers
+    return {freeze(cast(LedgerEnd, ledgers.part(number)).ledger) for number in range(len(ledgers.facts))}
+
+
+def test_forged_claims_meet_another_ledger_in_each_of_their_scopes() -> None:
+    """forged-batch and forged-unheard have the same numbers, and yet they are not the same scope (H75)."""
+    batch, unheard = ledgers_of("forged-batch"), ledgers_of("forged-unheard")
+    assert len(batch) > 1
+    assert len(batch & unheard) == 1  # before its task has started
 
 
 def test_the_file_of_counts_has_scopes_that_exist_in_the_order_of_the_list() -> None:
@@ -96,6 +114,7 @@ SMALL = (
     Scope("", "nothing held, an abort", events_down=0, aborts=1, unheld=True),
     Scope("", "nothing held, a bound", events_up=2, events_down=0, window=1, unheld=True),
     Scope("", "nothing held, a deferred answer", events_down=0, asks=True, defers=True, unheld=True),
+    Scope("", "nothing held, an urgent event, two", 1, 1, 0, 1, concurrent=2, checkpoints=2, urgent=True, unheld=True),
     Scope("", "nothing held, a failure", attempts=2, failures=1, events_down=0, unheld=True),
 )
 

@@ -2,14 +2,15 @@
 
 """Hunts one mutant: a hunter runs on the changed product until a checker objects.
 
-The machines' own ``check_invariants`` are switched off, so the checkers work without their help.
+The tests that cite the mutant's rules come first, because they take seconds. For all other hunters, the machines' own
+``check_invariants`` are switched off, so the checkers work without their help.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,8 @@ from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, Scope, explore
+from tests.mutants import cited_tests
+from tests.mutants.catalogue import BY_NAME
 from tests.mutants.forged_claims import check_forged_claims
 from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
@@ -34,6 +37,9 @@ EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
+EXPLORED = ("protocol.", "actors.coordination.taken_events:")
+"""What the exploration runs of the product. It cannot see a mutant elsewhere, so it is not tried on one."""
+
 Report = Callable[[int], None]
 Place = tuple[str, str]
 """Where a mutant was caught: ``hunter`` and ``where`` of the finding."""
@@ -43,14 +49,16 @@ Place = tuple[str, str]
 class Budget:
     """The limits of a hunt.
 
-    ``worlds``: of the simulation, from seed ``first``. ``histories``: of each kind. ``states``: of each scope. A hunt
-    does not use a clock, so its result depends on these numbers and not on the machine.
+    ``worlds``: of the simulation, from seed ``first``. ``histories``: of each kind. ``states``: of each scope.
+    ``tests``: whether the tests that cite its rules run. A hunt does not use a clock, so its result depends on these
+    numbers and not on the machine.
     """
 
     first: int = 0
     worlds: int = 1500
     states: int = 25_000
     histories: int = 10
+    tests: bool = True
 
     def at_most(self, other: Budget) -> Budget:
         return Budget(
@@ -58,6 +66,7 @@ class Budget:
             min(self.worlds, other.worlds),
             min(self.states, other.states),
             min(self.histories, other.histories),
+            self.tests and other.tests,
         )
 
 
@@ -87,7 +96,7 @@ class Finding:
     def rule(self) -> str:
         """The rule that the checker named, or else the kind of the error."""
         rule = re.search(r"\bH\d+\b|invariant|exactly once", self.seen)
-        return rule.group() if rule else self.seen.partition(":")[0]
+        return rule.group() if rule else re.split(r"[:\n]", self.seen, maxsplit=1)[0]
 
 
 @contextmanager
@@ -131,6 +140,13 @@ def tell_histories(hunter: str, check: Callable[[int], None], seeds: range) -> F
     return Finding(hunter, f"{seeds.stop} seeds", seeds.stop, time.monotonic() - began, "")
 
 
+def run_cited_tests(mutant: Mutant, tests: Sequence[str] = ()) -> Finding:
+    """Run these tests, or all that cite a rule of the mutant, until one fails that passes without it."""
+    began = time.monotonic()
+    where, seen = cited_tests.run(tests, mutant.name) if tests else cited_tests.look(mutant)
+    return Finding(cited_tests.HUNTER, where, 1, time.monotonic() - began, seen)
+
+
 def explore_scopes(states: int, report: Report, scopes: Collection[Scope] = tuple(SCOPES.values())) -> Finding:
     """Explore so many states of each scope, until a path goes wrong. Call it within ``changed``."""
     began, looked = time.monotonic(), 0
@@ -158,13 +174,21 @@ HISTORIES: tuple[tuple[str, Callable[[int], None]], ...] = (
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, place: Place | None = None) -> Finding:
-    """Hunt in worlds, in histories of each kind and in the scopes, in rounds that grow, until one shows the mutant.
+    """Hunt with tests, in worlds, in histories of each kind and in the scopes, until one shows the mutant.
 
-    ``place``: where to look before all else. A mutant with an argument is not hunted in the last round. A survivor's
-    finding reports everything that was tried.
+    The worlds, histories and scopes come in rounds that grow. ``place``: where to look before all else. A mutant with
+    an argument is not hunted in the last round, nor with tests, which may know more than what is promised. A
+    survivor's finding reports everything that was tried.
     """
     rounds = ROUNDS[:-1] if mutant.argued else ROUNDS
+    if not any(edit.where.startswith(EXPLORED) for edit in mutant.edits):
+        budget = replace(budget, states=0)
     began, before, worlds = time.monotonic(), Budget(worlds=0, states=0, histories=0), Finding("", "", 0, 0.0, "")
+    if place is not None and place[0] == cited_tests.HUNTER and (finding := run_cited_tests(mutant, [place[1]])).seen:
+        return finding
+    has_tests = budget.tests and not mutant.argued and BY_NAME.get(mutant.name) == mutant
+    if has_tests and (finding := run_cited_tests(mutant)).seen:
+        return finding
     with changed(mutant):
         for look in _hunts_at(place, report):
             if (finding := look()).seen:

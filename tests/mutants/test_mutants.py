@@ -13,13 +13,15 @@ import pytest
 import tests.mutants.hunt as hunting
 from protocol.gateway.machine import GatewayMachine
 from protocol.streams import IncomingStream
-from tests.mutants import results, runner
+from tests.mutants import cited_tests, results, runner
 from tests.mutants.__main__ import hunt_all, main
 from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import DoesNotFit, Edit, Mutant
 
-SMALL = Budget(worlds=60, states=100)
+SMALL = Budget(worlds=60, states=100, tests=False)
+NOTHING = Budget(worlds=0, states=0, histories=0, tests=False)
+NO_BARRIER = "tests/protocol/test_gateway_checkpoints.py::test_no_barrier_leaves_when_the_attempt_is_over"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -101,7 +103,7 @@ def test_a_bug_is_caught_by_the_simulation(name: str) -> None:
     ],
 )
 def test_a_bug_that_needs_a_rare_history_is_caught_by_its_hunter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check_caught(BY_NAME[name], Budget(worlds=1, states=1))
+    check_caught(BY_NAME[name], Budget(worlds=1, states=1, tests=False))
     assert len(capsys.readouterr().out.splitlines()) == 1  # the product's log stays out of the report
 
 
@@ -149,7 +151,7 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events-twice", "complete-before-durable", "--jobs", "2"]) == 0
     assert "2 of 2 caught" in capsys.readouterr().out
-    assert hunt_all([BY_NAME["held-not-failed"]], Budget(worlds=1, states=10, histories=1), jobs=1) == 1
+    assert hunt_all([BY_NAME["held-not-failed"]], Budget(worlds=1, states=10, histories=1, tests=False), jobs=1) == 1
     assert "survived: held-not-failed" in capsys.readouterr().out
 
 
@@ -161,11 +163,34 @@ def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[st
 
 
 def test_a_hunt_begins_where_its_mutant_was_caught_before() -> None:
-    assert hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0)).seen == ""
+    assert hunt(BY_NAME["events-twice"], NOTHING).seen == ""
     for place in (("simulation", "seed 3"), ("exploration", "scope tiny"), ("parts", "seed 1")):
-        finding = hunt(BY_NAME["events-twice"], Budget(worlds=0, states=0, histories=0), place=place)
+        finding = hunt(BY_NAME["events-twice"], NOTHING, place=place)
         assert (finding.hunter, finding.where) == place
         assert finding.seen
+
+
+def test_tests_that_cite_a_rule_of_the_mutant_come_first_and_those_of_its_package_before_others() -> None:
+    tests = list(cited_tests.tests_of(BY_NAME["drains-on-failure"]))  # H42
+    assert NO_BARRIER in tests
+    assert all(test.startswith("tests/protocol/") for test in tests[: tests.index(NO_BARRIER)])
+    assert any(test.startswith("tests/conformance/") for test in tests)
+
+
+def test_a_test_that_fails_with_a_mutant_and_passes_without_it_has_caught_it() -> None:
+    found: dict[str, Finding] = {}
+    mutants = [BY_NAME["drains-on-failure"], BY_NAME["expires-too-soon"]]
+    places = {mutant.name: (cited_tests.HUNTER, NO_BARRIER) for mutant in mutants}
+    runner.run(mutants, NOTHING, 1, lambda mutant, finding: found.update({mutant.name: finding}), print, places)
+    caught, missed = (found[mutant.name] for mutant in mutants)
+    assert (caught.hunter, caught.where) == (cited_tests.HUNTER, NO_BARRIER)
+    assert caught.seen.startswith("AssertionError")
+    assert not missed.seen  # this test does not notice it
+
+
+def test_a_test_that_fails_without_the_mutant_too_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cited_tests, "_run", lambda tests, *options: (tests[0], "boom"))
+    assert cited_tests.run([NO_BARRIER], "drains-on-failure") == ("", "")
 
 
 def test_the_file_of_results_has_mutants_that_exist_in_the_order_of_the_catalogue() -> None:

@@ -121,6 +121,16 @@ async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
     assert value["key 3"] == "three"
 
 
+async def test_a_task_that_starts_after_a_small_change_gets_the_whole_value_without_asking() -> None:
+    rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
+    async with running_operator(parallelism=1, uses=[rules]) as world:
+        rules.update(lambda value: {**value, "key 3": "three"})
+        task = await world.launch_operator(0, reading(rules), [1])
+        await world.settle()
+        assert [output[1] for output in task.outputs] == [rules.get()]
+        assert world.statistics.events_received == 0  # H110
+
+
 async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> None:
     rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
     async with running_operator(parallelism=1, uses=[rules]) as world:
