@@ -9,8 +9,10 @@ tasks. A scan, or a micro-batch of ``spark.readStream``, is one run of the opera
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from spark_bridge.streams.task import StreamClient, batch_between, reader_of_batch
@@ -47,7 +49,30 @@ def source_format(
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
             return _StreamReader(name, task, stream, parallelism)
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            """Spark Connect starts the process that plans a stream without the artifacts of the session."""
+            import spark_bridge  # here, because this class travels with its code, and so would what it refers to
+
+            packages = str(Path(spark_bridge.__file__).parent.parent)
+            return _load, (packages, cloudpickle.dumps((type(self), self.options)))  # type: ignore[no-untyped-call]
+
     return Registered
+
+
+def _load(packages: str, pickled: bytes) -> DataSource:
+    """Return a data source that was pickled in another process of this machine, with its Headgate in ``packages``."""
+    import sys
+    from importlib.util import find_spec
+
+    from pyspark import cloudpickle
+
+    if find_spec("spark_bridge") is None:
+        sys.path.append(packages)
+    cls, options = cloudpickle.loads(pickled)
+    return cls(options)  # type: ignore[no-any-return]
+
+
+_load.__module__ = "__main__"  # so it is pickled with its code: a process that needs it cannot import this module
 
 
 class _Reader(DataSourceReader):

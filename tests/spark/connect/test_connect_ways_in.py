@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow
@@ -19,16 +21,27 @@ from pyspark.sql import SparkSession
 from headgate import Sidecar, SidecarConfig
 from headgate.sources import FileSource
 from spark_bridge.errors import ConnectRefused
-from tests.spark import test_two_phase_sinks
+from tests.spark import test_sources, test_two_phase_sinks
 from tests.spark.connect import frames, strict_server
 from tests.spark.connect.frames import FrameJobs
 from tests.spark.connect.jobs import SCHEMA, Numbers, ReadInPandas, ReadNumbers, ReadRows
 from tests.spark.connect.server import ConnectServer
+from tests.spark.test_streams import ROWS, Stream, add_files
 from tests.spark.test_two_phase_sinks import (  # noqa: F401
     test_every_row_is_there_once_after_a_killed_task_and_a_driver_that_died_before_its_commit,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+
+@contextmanager
+def travelling_by_value(*modules: ModuleType) -> Iterator[None]:
+    """Send these modules' functions and classes whole, because the server has no tests."""
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +116,30 @@ def test_a_source_is_a_format_of_the_session(sidecar: tuple[Any, Sidecar], tmp_p
     assert sorted(row.id for row in rows) == list(range(30))
 
 
+def test_a_source_is_a_stream_of_the_session(server: ConnectServer, tmp_path: Path) -> None:
+    """Spark plans the micro-batches in a Python process of the server, which asks the sidecar in this process."""
+    session = server.session()
+    stream = Stream(session, tmp_path)
+    add_files(stream.folder, range(4))
+    with Sidecar(session, stream.config) as sidecar, travelling_by_value(test_sources):
+        source = test_sources.DyingSource(tmp_path / "died", str(stream.folder), batch_rows=50, discover_every_s=0.01)
+        handle = sidecar.source("growing", source, parallelism=2)
+        growing = session.readStream.format("growing").load()
+        stream.run(growing)
+        assert stream.rows() == list(range(4 * ROWS))
+        assert (tmp_path / "died").exists()
+        assert handle.statistics()["resets"] == 1, "a task was killed"
+        add_files(stream.folder, range(4, 6))
+        stream.run(growing)
+        assert stream.rows() == list(range(6 * ROWS)), "the query was restarted"
+    add_files(stream.folder, range(6, 7))
+    with Sidecar(session, stream.config) as sidecar:
+        sidecar.source("growing", FileSource(str(stream.folder), discover_every_s=0.01), parallelism=2)
+        stream.run(session.readStream.format("growing").load())
+        assert stream.rows() == list(range(7 * ROWS)), "another sidecar continues from the stored plan"
+    session.stop()
+
+
 def test_a_work_queue_and_counters(sidecar: tuple[Any, Sidecar]) -> None:
     session, headgate = sidecar
     queue = headgate.work_queue("todo", [1, 2, 3])
@@ -142,12 +179,8 @@ def test_the_function_of_foreach_batch_is_refused_with_the_alternative(sidecar: 
 @pytest.fixture
 def here(session: Any) -> Iterator[FrameJobs]:
     """The place of the sinks' test, which is the one of a driver: a task is killed, and a driver does not commit."""
-    modules = test_two_phase_sinks, frames
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    yield FrameJobs(session)
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    with travelling_by_value(test_two_phase_sinks, frames):
+        yield FrameJobs(session)
 
 
 @pytest.mark.parametrize("method", ["applyInPandas", "applyInArrow"])
