@@ -49,7 +49,7 @@ found-items-leave-after-the-snapshot [new; H100]
 hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - elif self._context.coordinator.mode is RestoreMode.BATCH:
+  - elif self._is_batch:
   + else:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
@@ -269,7 +269,7 @@ items-of-a-checkpoint-cannot-be-given-back [new; H100]
 taken-back-beside-a-copy [new; H100]
   Another task gets an item that a copy may have begun.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_back
-  - if not report.last and len(self._context.attempts(subtask)) > 1:
+  - if len(self._context.attempts(subtask)) > 1:
   + if False:
 items-for-a-copy-that-is-gone [new; H100]
   Items are handed to a subtask that has finished, because a copy of the attempt that counts wanted some.

@@ -57,8 +57,8 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
 
     The outputs that belong to an item count once. If an attempt is lost, all its items go back to the queue, finished
     ones too, because Spark drops its outputs. If the function returns early, what is left of its items goes to other
-    tasks. What it had added stays, and adding it a second time has no effect. Each
-    action begins with the roots again. In streaming mode, the queue is part of the checkpoints.
+    tasks. What it had added stays, and adding it a second time has no effect. Each action begins with the roots again.
+    In streaming mode, the queue is part of the checkpoints.
 
     Args:
         name: the name of the part, at most 200 characters.
