@@ -326,6 +326,10 @@ class HybridSplitEnumerator(SplitEnumerator):
             for waiting in sorted(self._waiting):
                 await self._ask(waiting, 0)
 
+    async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+        for enumerator in self._begun:
+            await enumerator.attempt_ended(subtask, attempt, succeeded)
+
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         await self._begun[-1].handle_source_event(subtask, attempt, event)
 
@@ -381,6 +385,10 @@ class _PartOfHybrid(SplitEnumeratorContext):
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
         self._hybrid.assigned(subtask)
         await self._context.assign_splits(subtask, [_tagged(self._index, split) for split in splits])
+
+    def assigned_splits(self, subtask: int) -> list[Any]:
+        tagged = map(_untagged, self._context.assigned_splits(subtask))
+        return [split for part, split in tagged if part == self._index]
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         index = self._index

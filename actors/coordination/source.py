@@ -90,6 +90,10 @@ class SplitEnumeratorContext:
         # R117
         await self._source.assign_splits(subtask, list(splits))
 
+    def assigned_splits(self, subtask: int) -> list[Any]:
+        """What each new attempt of a subtask is given first: the splits assigned to it since its last checkpoint."""
+        return self._source.assigned_splits(subtask)
+
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         """Forget that ``subtask`` was assigned splits that its reader has agreed not to read, and return them.
 
@@ -133,6 +137,13 @@ class SplitEnumerator:
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         """Take back the splits of a lost attempt, in the order in which they were assigned. The list may be empty."""
         # R122
+
+    async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+        """A ready attempt is over. ``attempts`` no longer names it.
+
+        If it succeeded, its copies end without a word, and nothing that they have read counts. If it failed, its copies
+        go on, or ``add_splits_back`` follows.
+        """
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         """Handle an event of a reader that is not a split request."""
@@ -216,6 +227,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._context: CoordinatorContext
         self._splits: SplitAssignmentTracker[_Assigned] = SplitAssignmentTracker()
         self._gateways: dict[int, dict[int, SubtaskGateway]] = {}
+        self._finished: set[int] = set()  # in the current run
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
         self._recomputed: set[int] = set()  # Spark may keep a part of their success, so they keep their splits (H56)
@@ -283,6 +295,9 @@ class SourceCoordinator(OperatorCoordinator):
     def attempts(self, subtask: int) -> list[int]:
         return sorted(self._gateways.get(subtask, {}))
 
+    def assigned_splits(self, subtask: int) -> list[Any]:
+        return [_decoded(split) for _, split in self._splits.assigned(subtask)]
+
     async def send(self, subtask: int, event: Any) -> None:
         for _, gateway in sorted(self._gateways.get(subtask, {}).items()):
             await gateway.send_event(event)
@@ -340,7 +355,7 @@ class SourceCoordinator(OperatorCoordinator):
         if not self._met_run and self._context.mode is RestoreMode.BATCH:
             await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
-        recorded = [_decoded(split) for _, split in self._splits.assigned(subtask)]
+        recorded = self.assigned_splits(subtask)
         for start in range(0, len(recorded), RECORDED_SPLITS_MAX):
             await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
         if subtask in self._no_more:
@@ -351,14 +366,22 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         self._require_start("subtask_failed")
-        self._gateways.get(subtask, {}).pop(attempt, None)
+        was_ready = self._gateways.get(subtask, {}).pop(attempt, None) is not None
+        if reason.kind is FailureKind.REVOKED:
+            self._finished.discard(subtask)
         self._backlogs.pop(subtask, None)
         if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
             self._recomputed.add(subtask)
             await self.signal_no_more_splits(subtask)  # to a concurrent attempt, and to later ones
 
+        if was_ready:
+            await self._ask(self.enumerator.attempt_ended, subtask, attempt, False)
+
     async def subtask_finished(self, subtask: int, attempt: int) -> None:
         self._backlogs.pop(subtask, None)
+        if self._gateways.get(subtask, {}).pop(attempt, None) is not None:
+            self._finished.add(subtask)
+            await self._ask(self.enumerator.attempt_ended, subtask, attempt, True)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._require_start("subtask_reset")
@@ -396,6 +419,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         self._gateways.clear()
+        self._finished.clear()
         self._backlogs.clear()
         self._restored = state
         if not self._started:
@@ -407,9 +431,10 @@ class SourceCoordinator(OperatorCoordinator):
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         self._require_start("run_ended")
         if self._context.mode is RestoreMode.BATCH:
-            self._recomputed.update(self.registered_readers())  # they have finished: the others were reported as failed
+            self._recomputed.update(self._finished)
             self._run_over, self._met_run = True, False
         self._gateways.clear()
+        self._finished.clear()
         self._backlogs.clear()
 
     async def _meet_run(self) -> None:

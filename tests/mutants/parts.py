@@ -49,7 +49,7 @@ found-items-leave-after-the-snapshot [new; H100]
 hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - elif self._context.coordinator.mode is RestoreMode.BATCH:
+  - elif self._is_batch:
   + else:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
@@ -269,13 +269,18 @@ items-of-a-checkpoint-cannot-be-given-back [new; H100]
 taken-back-beside-a-copy [new; H100]
   Another task gets an item that a copy may have begun.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_back
-  - if not report.last and len(self._context.attempts(subtask)) > 1:
+  - if len(self._context.attempts(subtask)) > 1:
   + if False:
-items-for-a-task-of-an-earlier-run [new; H100]
-  Items are handed to a subtask that wanted some in a run that is over, and has no attempt.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - if not self._context.attempts(subtask):
+items-for-a-copy-that-is-gone [new; H100]
+  Items are handed to a subtask that has finished, because a copy of the attempt that counts wanted some.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  - if succeeded or not copies:
   + if False:
+what-a-copy-has-done-counts [new; H100]
+  Items that only a copy has done count as done by the attempt that returned early and succeeded.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  - if undone is None:
+  + if True:
 restored-reports-count [new; H101]
   A report of an earlier attempt, held in the checkpoint, counts beside that of the attempt that has restored it.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator

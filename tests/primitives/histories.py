@@ -175,6 +175,31 @@ async def given_back_history(seed: int) -> None:
     demand(results(tasks) == list(range(items)), "H100: the results are not those of every item once")
 
 
+async def returned_early_history(seed: int) -> None:
+    """Batch mode: functions return before the work ends, beside kills and copies that return elsewhere (H100)."""
+    chance = random.Random(seed)
+    items = chance.randrange(5, 16)
+    queue = WorkQueue("items", range(items), in_hand=chance.choice([1, 2, 5]))
+    limits = {(subtask, attempt): chance.randrange(1, 5) for subtask in range(2) for attempt in range(100)}
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        limit = limits.get((context.subtask, context.attempt), items)
+        takes_s = 0.1 * spread(f"{context.subtask} {context.attempt}", seed)
+        for number, item in enumerate(queue, 1):
+            if number % 2:
+                pause(context, takes_s)
+            else:
+                context.sleep(takes_s)
+            yield item
+            if number == limit:
+                return
+
+    async with running_operator(parallelism=3, uses=[queue], seed=seed, attempts_max=100) as world:
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(3)]
+        await disturb(world, tasks, chance, work, [])
+    demand(results(tasks) == list(range(items)), "H100: the results are not those of every item once")
+
+
 class Crawler(SubtaskOperator):
     """Its state is its results, as of an operator that commits them with checkpoints."""
 

@@ -23,6 +23,7 @@ from tests.primitives.histories import (
     queue_history,
     queue_restored_history,
     results,
+    returned_early_history,
     tree,
     until_done,
 )
@@ -142,6 +143,84 @@ async def test_a_copy_that_comes_before_the_answer_keeps_what_the_first_attempt_
         copy = await world.launch_operator(0, work, [])
         await until_done(world, [first, copy, second])
     assert results([first, copy, second]) == list(range(6))
+
+
+async def test_items_that_are_added_later_are_not_given_to_a_copy_that_is_gone() -> None:
+    """The copy asked for work after the first attempt had finished, and was ended without a reset."""
+    queue = WorkQueue("numbers", [0])
+
+    def adds(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            if item == 0:
+                pause(context, 10.0)
+                queue.add(range(1, 5))
+            yield item
+
+    def waits(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        if context.attempt == 0:
+            pause(context, 2.0)
+        else:
+            pause(context, 1.5)
+            yield from queue
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        second = await world.launch_operator(1, adds, [])
+        await world.advance(0.1)
+        first = await world.launch_operator(0, waits, [])
+        await world.advance(0.5)
+        await world.launch_operator(0, waits, [])
+        await until_done(world, [first, second])
+    assert results([first, second]) == list(range(5))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_results_count_once_when_functions_return_early(seed: int) -> None:
+    await returned_early_history(seed)
+
+
+async def test_what_only_a_copy_has_done_goes_to_others_when_the_first_attempt_has_returned_early() -> None:
+    queue = WorkQueue("numbers", range(40), in_hand=3)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        if context.subtask == 1:
+            pause(context, 5.0)
+        for item in queue:
+            context.sleep(8.0 if (context.subtask, context.attempt) == (0, 0) else 0.5)
+            yield item
+            if (context.subtask, context.attempt) == (0, 0):
+                return
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        tasks = [await world.launch_operator(0, work, [])]
+        await world.advance(0.1)
+        tasks.append(await world.launch_operator(0, work, []))
+        tasks.append(await world.launch_operator(1, work, []))
+        await until_done(world, tasks)
+    assert len(tasks[0].outputs) == 1
+    assert results(tasks) == list(range(40))
+
+
+async def test_what_only_a_copy_had_done_when_the_work_ended_fails_the_job() -> None:
+    """The others have been told that there is no more, so nobody would do it again."""
+    queue = WorkQueue("numbers", range(4), in_hand=2)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        is_first = (context.subtask, context.attempt) == (0, 0)
+        for item in queue:
+            context.sleep(8.0 if is_first else 0.1)
+            yield item
+            if is_first:
+                return
+        context.sleep(20.0)
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, work, [])
+        await world.advance(0.1)
+        await world.launch_operator(0, work, [])
+        await world.launch_operator(1, work, [])
+        await until_done(world, [first])
+        await world.settle()
+        assert "of its items, after a copy of it had done them and the work had ended" in str(world.failures)
 
 
 async def test_in_batch_mode_a_task_may_give_back_what_it_had_at_a_checkpoint() -> None:

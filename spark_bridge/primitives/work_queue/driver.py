@@ -56,8 +56,9 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     one or the function returns.
 
     The outputs that belong to an item count once. If an attempt is lost, all its items go back to the queue, finished
-    ones too, because Spark drops its outputs. What it had added stays, and adding it a second time has no effect. Each
-    action begins with the roots again. In streaming mode, the queue is part of the checkpoints.
+    ones too, because Spark drops its outputs. If the function returns early, what is left of its items goes to other
+    tasks. What it had added stays, and adding it a second time has no effect. Each action begins with the roots again.
+    In streaming mode, the queue is part of the checkpoints.
 
     Args:
         name: the name of the part, at most 200 characters.
@@ -120,6 +121,10 @@ class _Enumerator(SplitEnumerator):
         self._seen: set[int] = set()
         self._wanting: dict[int, int] = {}  # subtask to how many, in the order of asking
         self._returning: set[int] = set()  # subtasks that were asked to give back and have not answered
+        self._undone: dict[int, dict[int, set[int]]] = {}  # of a subtask with copies: what each attempt has not done
+        self._superseded: dict[int, set[int]] = {}  # copies of an attempt that counts
+        self._is_over = False  # nothing is left, and the tasks were told so
+        self._returned: dict[int, set[int]] = {}  # attempts whose function has returned, and that may still fail
         self._context: SplitEnumeratorContext
         if state is None:
             for root in roots:  # the same objects in each action
@@ -150,36 +155,100 @@ class _Enumerator(SplitEnumerator):
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         report = parse_report(event)
+        if self._is_batch:
+            self._note_copies(subtask)
+        undone = self._undone.get(subtask, {}).get(attempt, set())
         for id_ in report.finished:
             self._in_work.pop(id_, None)
+            undone.discard(id_)
         for id_, priority, value in report.found:
             if id_ not in self._seen:
                 self._seen.add(id_)
                 self._put((id_, encode_event(value)), priority)
+        if report.last:
+            self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
         if self._context.coordinator.handles_restored:
             pass  # the attempt of before wanted something; this one asks itself
-        elif report.wanted:
+        elif report.wanted and attempt not in self._superseded.get(subtask, ()):
             self._wanting[subtask] = report.wanted
-        else:
+        elif not report.last or subtask not in self._undone:
             self._wanting.pop(subtask, None)
         await self._hand_out()
+
+    @property
+    def _is_batch(self) -> bool:
+        """In streaming mode, a task keeps its items for its next run, and checkpoints know what it has."""
+        return self._context.coordinator.mode is RestoreMode.BATCH
+
+    def _note_copies(self, subtask: int) -> None:
+        """Begin to record what each of several attempts has done: only one of them will count."""
+        attempts = self._context.attempts(subtask)
+        if len(attempts) < 2 and subtask not in self._undone:
+            return
+        known = self._undone.setdefault(subtask, {})
+        first = not known
+        for attempt in attempts:
+            if attempt in known:
+                continue
+            if first:  # until now, nobody else has reported what this subtask has done
+                known[attempt] = {id_ for id_, worker in self._in_work.items() if worker == subtask}
+                first = False
+            else:  # it gets everything, from the beginning
+                known[attempt] = {split[0] for split in self._context.assigned_splits(subtask)}
 
     async def _take_back(self, subtask: int, report: Report) -> None:
         self._returning.discard(subtask)
         if not report.given_back:
             return
-        if not report.last and len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
-            await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
+        if len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
+            if not report.last:  # of an attempt that returns: nothing, until it is known which attempt counts
+                await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
             return
-        ids = set(report.given_back)
+        self._put_back(subtask, set(report.given_back))
+
+    def _put_back(self, subtask: int, ids: set[int]) -> None:
+        """Take items away from a subtask, so that they come next."""
         for id_, priority, value in self._context.take_back_splits(subtask, len(ids), lambda split: split[0] in ids):
             self._in_work.pop(id_, None)
             self._put((id_, encode_event(value)), priority, first=True)
+        for undone in self._undone.get(subtask, {}).values():
+            undone.difference_update(ids)
+
+    async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+        """If the function of an attempt that counts has returned early, what it has not done goes to others."""
+        copies = self._context.attempts(subtask)
+        if succeeded:
+            self._superseded[subtask] = set(copies)
+        else:
+            for known in (self._superseded, self._returned):
+                known.get(subtask, set()).discard(attempt)
+        if succeeded or not copies:
+            self._wanting.pop(subtask, None)
+        undone = self._undone.get(subtask, {}).pop(attempt, None)
+        if succeeded and self._is_batch:
+            self._undone.pop(subtask, None)
+            if undone is None:  # it had no copies
+                undone = {id_ for id_, worker in self._in_work.items() if worker == subtask}
+            self._put_back_undone(subtask, undone)
+        await self._hand_out()
+
+    def _put_back_undone(self, subtask: int, undone: set[int]) -> None:
+        if undone and self._is_over:
+            self._context.coordinator.fail_job(
+                f"a function that takes items from a work queue returned in subtask {subtask} before it had done "
+                f"{len(undone)} of its items, after a copy of it had done them and the work had ended: let it take "
+                "items until the queue has no more, or run it without spark.speculation"
+            )
+        elif undone:
+            self._put_back(subtask, undone)
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        self._is_over = False
         self._wanting.pop(subtask, None)
         self._returning.discard(subtask)
+        self._undone.pop(subtask, None)
+        self._returned.pop(subtask, None)
         for id_, priority, value in reversed(splits):
             self._in_work.pop(id_, None)
             self._put((id_, encode_event(value)), priority, first=True)
@@ -213,27 +282,43 @@ class _Enumerator(SplitEnumerator):
 
     async def _hand_out(self) -> None:
         """Give to those who want, in the order in which they asked, and never more than their share."""
+        kept: dict[int, int] = {}
         while self._waiting_count and self._wanting:
             subtask, wanted = next(iter(self._wanting.items()))
             del self._wanting[subtask]
-            if not self._context.attempts(subtask):  # it wanted something in a run that is over
+            if self._returned.get(subtask):  # a copy of this attempt has returned: if that counts, this one does not
+                kept[subtask] = wanted
                 continue
             share = max(1, self._waiting_count // max(1, 2 * len(self._context.registered_readers())))
             items = self._take(min(wanted, share, ASSIGN_MAX))
             for item in items:
                 self._in_work[item[0]] = subtask
+            for undone in self._undone.get(subtask, {}).values():
+                undone.update(item[0] for item in items)
             if wanted > len(items):
                 self._wanting[subtask] = wanted - len(items)
             await self._context.assign_splits(subtask, items)
-        if self._waiting_count:
+        self._wanting |= kept
+        if self._waiting_count or self._is_unsettled:
             return
         if not self._in_work:
+            self._is_over = True
             for subtask in self._context.registered_readers():
                 if not self._context.has_no_more_splits(subtask):
                     await self._context.signal_no_more_splits(subtask)
             self._wanting.clear()
-        elif self._context.coordinator.mode is RestoreMode.BATCH:
+        elif self._is_batch:
             await self._ask_for_return()
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether an attempt has returned that may count, although a copy of it has done more."""
+        return any(
+            self._undone[subtask].get(attempt)
+            for subtask, attempts in self._returned.items()
+            if subtask in self._undone
+            for attempt in attempts
+        )
 
     async def _ask_for_return(self) -> None:
         """Some task has nothing to do: let the one with most items give back half of those that it has not begun.
