@@ -21,6 +21,7 @@ import asyncio
 import gc
 import random
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -43,13 +44,18 @@ TICK_S = 0.25
 CROWD = 10_000
 
 
+def _no_times() -> array[float]:
+    return array("d")
+
+
 @dataclass(slots=True)
 class Turns:
     """The turns of an event loop, in milliseconds, and the processor time that each has taken."""
 
-    wall_ms: list[float] = field(default_factory=list)
-    processor_ms: list[float] = field(default_factory=list)
-    collector_ms: list[float] = field(default_factory=list)
+    # Arrays, because the garbage collector would visit every float of a list.
+    wall_ms: array[float] = field(default_factory=_no_times)
+    processor_ms: array[float] = field(default_factory=_no_times)
+    collector_ms: array[float] = field(default_factory=_no_times)
     """The processor time of each run of Python's garbage collector, which is a part of some turn."""
 
     def as_dict(self) -> dict[str, Any]:

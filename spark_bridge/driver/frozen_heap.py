@@ -8,11 +8,16 @@ is moved out of the collector's sight (``gc.freeze``), and back when no run is l
 
 Frozen objects are freed as usual when nothing refers to them. Only those that are garbage in a cycle have to wait for
 the end of the runs.
+
+Python begins a full run when a quarter of all objects are new. It does not count the frozen ones, so it would visit
+the states of the latest checkpoints again and again. Instead, a full run is made when the process holds a quarter more
+than after the last one.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable
 
 from actors.coordination import OperatorStatistics
@@ -26,7 +31,10 @@ log = get_logger("headgate.heap")
 SUBTASKS_MIN = 100
 """With fewer, a run of the collector takes no longer than other turns of the loop."""
 GROWTH = 4
-"""It is frozen again when a quarter as many attempts have become ready since: each time may freeze some garbage."""
+"""It is frozen again when a quarter as many attempts have become ready since: each time may freeze some garbage. A full
+run is made when the process holds a quarter more blocks of memory."""
+NEVER = 2**31 - 1
+"""As a threshold: after so many runs of the younger generations."""
 
 
 class FrozenHeap:
@@ -38,6 +46,8 @@ class FrozenHeap:
         self._ready = 0
         self._frozen_at_ready = 0
         self._frozen = False
+        self._own_threshold = 0  # the program's, for full runs
+        self._blocks_min = 0
 
     def look(self) -> None:
         """Freeze once no attempt has become ready since the last look, and undo it when no run is left."""
@@ -47,13 +57,33 @@ class FrozenHeap:
             self.close()
             self._frozen_at_ready = ready
         elif settled and ready - self._frozen_at_ready >= max(SUBTASKS_MIN, self._frozen_at_ready // GROWTH):
-            gc.freeze()
-            self._frozen, self._frozen_at_ready = True, ready
-            log.info("heap frozen", objects=gc.get_freeze_count(), attempts=ready)
+            self._freeze()
+            self._frozen_at_ready = ready
+            log.info("heap frozen", attempts=ready)
+        elif self._frozen:
+            self._collect_if_grown()
+
+    def _freeze(self) -> None:
+        gc.freeze()
+        self._blocks_min = sys.getallocatedblocks()
+        if not self._frozen:
+            self._frozen = True
+            young, middle, self._own_threshold = gc.get_threshold()
+            gc.set_threshold(young, middle, NEVER)
+
+    def _collect_if_grown(self) -> None:
+        blocks = sys.getallocatedblocks()
+        if blocks - self._blocks_min >= self._blocks_min // GROWTH and gc.isenabled():
+            gc.collect()
+            self._blocks_min = sys.getallocatedblocks()
+        else:
+            self._blocks_min = min(self._blocks_min, blocks)
 
     def close(self) -> None:
         """Let the collector see everything again. May be called more than once."""
         if self._frozen:
             self._frozen = False
             gc.unfreeze()
+            young, middle, _ = gc.get_threshold()
+            gc.set_threshold(young, middle, self._own_threshold)
             log.info("heap unfrozen")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -34,7 +35,9 @@ def is_freed(cycle: weakref.ref[Cycle]) -> bool:
 def _tests_own_heap() -> Iterator[None]:
     """The tests freeze what they have collected, and need it frozen again."""
     gc.unfreeze()
+    thresholds = gc.get_threshold()
     yield
+    gc.set_threshold(*thresholds)
     gc.collect()
     gc.freeze()
 
@@ -98,3 +101,53 @@ def test_a_few_attempts_after_it_do_not_freeze_it_again(running: RunningJobs) ->
     heap.look()
     assert not is_freed(cycle), "a quarter more have become ready"
     heap.close()
+
+
+def frozen_heap(running: RunningJobs) -> FrozenHeap:
+    statistics = OperatorStatistics("words")
+    statistics.ready = SUBTASKS_MIN
+    heap = FrozenHeap(running, lambda: [statistics])
+    heap.look()
+    heap.look()
+    assert gc.get_freeze_count() > 0
+    return heap
+
+
+def test_while_it_is_frozen_a_full_run_is_made_when_the_process_has_grown(running: RunningJobs) -> None:
+    gc.set_threshold(100_000, 10, 10)  # the younger generations leave the cycles here alone
+    heap = frozen_heap(running)
+    assert gc.get_threshold()[:2] == (100_000, 10)
+    gc.disable()  # no other run than the one that is asked for
+    try:
+        heap.look()
+        cycle = weakref.ref(Cycle())
+        kept = [object() for _ in range(sys.getallocatedblocks() // 2)]
+        heap.look()
+        assert cycle() is not None, "the program has switched the collector off"
+        gc.enable()
+        heap.look()
+        assert cycle() is None
+        cycle = weakref.ref(Cycle())
+        heap.look()
+        assert cycle() is not None, "it has not grown since"
+        kept.clear()
+        heap.look()  # what it holds from now on is more
+        kept += [object() for _ in range(sys.getallocatedblocks() // 3)]
+        heap.look()
+        assert cycle() is None, "it has grown again, though it was larger before"
+    finally:
+        gc.enable()
+        heap.close()
+    assert gc.get_threshold() == (100_000, 10, 10)
+
+
+def test_python_itself_makes_no_full_run_while_it_is_frozen(running: RunningJobs) -> None:
+    gc.set_threshold(1, 1, 1)
+    heap = frozen_heap(running)
+    gc.collect()
+    runs = gc.get_stats()[2]["collections"]
+    kept = [Cycle() for _ in range(10_000)]
+    assert gc.get_stats()[2]["collections"] == runs
+    heap.close()
+    kept += [Cycle() for _ in range(10_000)]
+    assert gc.get_stats()[2]["collections"] > runs
