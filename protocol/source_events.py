@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.values import value
+
 _REQUEST = "headgate/split-request"
 _SPLITS = "headgate/splits"
 _NO_MORE = "headgate/no-more-splits"
@@ -27,31 +29,31 @@ class SplitAt:
     position: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SplitRequested:
     """Reader to enumerator: the reader has nothing to read."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SplitsAdded:
     """Enumerator to reader: read these splits, in this order."""
 
     splits: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NoMoreSplits:
     """Enumerator to reader: no splits follow the ones that are assigned."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BacklogReported:
     """Reader to coordinator: how much is left in each split that it is reading, in units of the reader's own."""
 
     backlogs: tuple[tuple[Any, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamBatch:
     """A micro-batch of a stream: what is planned in it after batch ``start`` up to batch ``end``."""
 

@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 import time
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, encode_whole
@@ -22,8 +22,10 @@ from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Downward, Message
 from spark_bridge.subtask.endpoint import TaskEndpoint
-from spark_bridge.subtask.tls import TlsStream, client_context
 from spark_bridge.subtask.waker import Waker
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.tls import TlsStream
 
 __all__ = ["Connection", "ConnectionBroken"]
 
@@ -68,7 +70,12 @@ class Connection:
             Interrupted: the waker ended the wait.
         """
         pin = endpoint.certificate_sha256
-        tls = TlsStream(client_context(), pin=pin) if pin else None
+        tls = None
+        if pin:
+            # Only here, because the import of ssl takes a tenth of the time in which a new worker imports this package.
+            from spark_bridge.subtask.tls import TlsStream, client_context
+
+            tls = TlsStream(client_context(), pin=pin)
         connection = cls(_connect(endpoint.host, endpoint.port, deadline, waker), waker, tls, endpoint.wire_limits)
         try:
             if tls is not None:
