@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -51,3 +52,23 @@ class Thrower:
 def read(split: int) -> int:
     """The work for one split: next to nothing."""
     return split + 1
+
+
+def note_the_start(records: Iterable[Any]) -> list[float]:
+    """Return one record: when this function was called, which is when the task's function began."""
+    return [time.perf_counter()]
+
+
+class BareExchange:
+    """Exchanges a message with a server on this machine, and yields the milliseconds from the start to its answer."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def __call__(self, records: Iterable[float]) -> Iterator[float]:
+        for began in records:
+            with socket.create_connection(("127.0.0.1", self._port)) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(bytes(64))
+                connection.recv(64)
+            yield (time.perf_counter() - began) * 1e3

@@ -72,3 +72,11 @@ class AddingReader(SplitReader):
 
     def finish(self) -> Iterable[int]:
         return [self._total]
+
+
+class SinceTheStart(SubtaskOperator):
+    """Yields the milliseconds from the start of the task, which is its record, to this record."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[float]:
+        for began in records:
+            yield (time.perf_counter() - began) * 1e3
