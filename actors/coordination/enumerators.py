@@ -294,8 +294,7 @@ class HybridSplitEnumerator(SplitEnumerator):
             await self._context.signal_no_more_splits(subtask)
         else:
             self._waiting.add(subtask)
-            if not self._unread and self._is_exhausted(index):
-                await self._hand_over()
+            await self._hand_over_if_read()
 
     def has_ended(self, subtask: int, index: int) -> bool:
         """Whether the source ``index`` has said that it has no more for the subtask."""
@@ -308,7 +307,10 @@ class HybridSplitEnumerator(SplitEnumerator):
             return bool(pending == 0)
         return self._ended[index].issuperset(self._context.registered_readers())
 
-    async def _hand_over(self) -> None:
+    async def _hand_over_if_read(self) -> None:
+        """Begin the next source for those that wait for it, if nobody has anything left of the current one."""
+        if not self._waiting or self._unread or not self._is_exhausted(self.current):
+            return
         await self._begin(None)
         for subtask in sorted(self._waiting):
             await self._ask(subtask, self.current)
@@ -327,8 +329,12 @@ class HybridSplitEnumerator(SplitEnumerator):
                 await self._ask(waiting, 0)
 
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
-        for enumerator in self._begun:
+        for enumerator in tuple(self._begun):  # one that begins meanwhile has never known the attempt
             await enumerator.attempt_ended(subtask, attempt, succeeded)
+        if succeeded:  # if it has returned early, nobody reads what it has left
+            self._unread.discard(subtask)
+            self._waiting.discard(subtask)
+            await self._hand_over_if_read()
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         await self._begun[-1].handle_source_event(subtask, attempt, event)
@@ -380,7 +386,7 @@ class _PartOfHybrid(SplitEnumeratorContext):
         return self._context.attempts(subtask)
 
     async def send_event(self, subtask: int, event: Any) -> None:
-        await self._context.send_event(subtask, event)
+        await self._context.send_event(subtask, [self._index, event])
 
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
         self._hybrid.assigned(subtask)

@@ -48,8 +48,9 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 
 RECORDED_SPLITS_MAX = 256
-SPLIT_CHARS_MAX = 200
 """How many of the splits that a subtask has already are in one event to a later attempt of it."""
+SPLIT_CHARS_MAX = 200
+"""How much of the text of a split the status shows."""
 
 _Assigned = tuple[int, bytes]
 """One assignment: its number, which tells equal splits apart, and the encoded split."""

@@ -376,6 +376,10 @@ class FormatEnumerator(SplitEnumerator):
         if self._inner is not None:
             await self._inner.add_splits_back(splits, subtask)
 
+    async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+        if self._inner is not None:
+            await self._inner.attempt_ended(subtask, attempt, succeeded)
+
     async def close(self) -> None:
         if self._inner is not None:
             await self._inner.close()

@@ -7,18 +7,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_bridge.subtask.source import SplitReader
+from protocol.errors import LocalProtocolError
+from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.subtask.source import STATE, SplitReader
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
 __all__ = ["HybridReader"]
 
+_STATE = b"\xc1headgate-hybrid-1"  # 0xc1 begins no msgpack value
+
 
 class HybridReader(SplitReader):
     """Reads a split ``[index, split]`` with the reader of that index. Each reader must define ``read_from``.
 
-    Splits of the last source may be open at the same time, as its reader says; all others are read one at a time.
+    Splits of the last source may be open at the same time, as its reader says; all others are read one at a time. What
+    a reader yields counts against its own rate limit. A reader keeps its own state, and is told of checkpoints.
     """
 
     def __init__(self, make_readers: Sequence[Callable[[], SplitReader]]) -> None:
@@ -28,7 +33,7 @@ class HybridReader(SplitReader):
                 raise TypeError(
                     f"{type(reader).__name__} has no positions: define read_from to use it in a hybrid source"
                 )
-        self.rate_limit_per_s = self._readers[-1].rate_limit_per_s
+        self._latest = self._readers[-1]  # which has yielded the latest output
         self.idle_wait_s = self._readers[-1].idle_wait_s
 
     @property
@@ -38,13 +43,25 @@ class HybridReader(SplitReader):
         in_last = bool(self._open) and all(reading.split[0] == last for reading in self._open)
         return self._readers[last].splits_open_max if in_last else 1
 
+    @property
+    def rate_limit_per_s(self) -> float | None:  # type: ignore[override]  # that of the reader
+        """See ``SplitReader``."""
+        return self._latest.rate_limit_per_s
+
+    def weight(self, output: Any) -> float:
+        return self._latest.weight(output)
+
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        super().open(context, state)
-        for reader in self._readers:
-            reader.open(context, None)
+        own, inner = self._unpacked(state)
+        super().open(context, own)
+        for reader, its_own in zip(self._readers, inner, strict=True):
+            reader.open(context, its_own)
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
-        return self._reader(split).read_from(split[1], position)
+        reader = self._reader(split)
+        for item in reader.read_from(split[1], position):
+            self._latest = reader
+            yield item
 
     def backlog(self, split: Any, position: Any) -> int | None:
         return self._reader(split).backlog(split[1], position)
@@ -53,6 +70,54 @@ class HybridReader(SplitReader):
         index: int = split[0]
         return self._readers[index]
 
+    def handle_source_event(self, event: Any) -> None:
+        index, inner = event
+        self._readers[index].handle_source_event(inner)
+
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        inner = [reader.snapshot_state(checkpoint_id) for reader in self._readers]
+        return _packed(super().snapshot_state(checkpoint_id), inner)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        for reader in self._readers:
+            reader.notify_checkpoint_complete(checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        for reader in self._readers:
+            reader.notify_checkpoint_aborted(checkpoint_id)
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        unpacked = {subtask: self._unpacked(state) for subtask, state in states.items()}
+        own = super().merge_states({subtask: state or b"" for subtask, (state, _) in unpacked.items()})
+        inner = [
+            reader.merge_states({subtask: its_own[index] or b"" for subtask, (_, its_own) in unpacked.items()})
+            for index, reader in enumerate(self._readers)
+        ]
+        return _packed(own, inner)
+
+    def _unpacked(self, state: bytes | None) -> tuple[bytes | None, Sequence[bytes | None]]:
+        """The state of this reader and those of its readers; theirs are None if the state is only of splits."""
+        if not state or state.startswith(STATE):
+            return state, [None] * len(self._readers)
+        if not state.startswith(_STATE):
+            raise LocalProtocolError(
+                "the checkpoint has a state of this subtask that was not made by a hybrid source: restore it with the "
+                "source that took it"
+            )
+        own, inner = decode_event(state[len(_STATE) :])
+        if len(inner) > len(self._readers):
+            raise LocalProtocolError(
+                f"the checkpoint has the state of a hybrid source of {len(inner)} sources, but there are "
+                f"{len(self._readers)}: add sources only at the end"
+            )
+        return own, [*inner, *[None] * (len(self._readers) - len(inner))]
+
+
+def _packed(own: bytes, inner: Sequence[bytes]) -> bytes:
+    return _STATE + encode_event([own, list(inner)])

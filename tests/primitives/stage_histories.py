@@ -283,9 +283,7 @@ def hybrid_source() -> Any:
         return StaticSplitEnumerator(ranges()[half:], state)
 
     def reader() -> HybridReader:
-        made = HybridReader([Numbers, Numbers])
-        made.rate_limit_per_s = 20.0
-        return made
+        return HybridReader([partial(Numbers, 20.0), partial(Numbers, 20.0)])
 
     return SourceCoordinator(lambda state: HybridSplitEnumerator([first, second], state)), reader
 

@@ -5,14 +5,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
-from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator
-from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitEnumerator
+from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
+from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
 from headgate.testing import running_operator
+from protocol.errors import LocalProtocolError
+from protocol.source_events import split_to_value
+from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.subtask.hybrid import HybridReader
 from tests.primitives.stage_histories import Numbers
 from tests.sources.test_split_reader import until_over
 
@@ -237,13 +243,123 @@ async def test_the_next_source_is_built_from_the_one_before_it_once() -> None:
     assert story == [(False, "StaticSplitEnumerator")]
 
 
-def test_a_state_of_more_sources_than_there_are_is_refused() -> None:
-    from protocol.wire.codec import encode_event
+async def test_a_task_that_returns_early_does_not_keep_the_others_from_the_next_source() -> None:  # H132
+    """As after a ``limit``: nobody reads what it has left."""
 
+    class Limited(HybridReader):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            return islice(super().process(records), None if self.context.subtask else 1)
+
+    source = HybridSource(Past([0, 10], [10, 12]), Past([100, 105]))
+    make = partial(Limited, [Numbers, Numbers])
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, make) for subtask in range(2)]
+        await until_over(world, *tasks)
+        assert [task.outputs for task in tasks] == [[0], [10, 11, *range(100, 105)]]
+
+
+def test_a_state_of_more_sources_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="that of 2 sources, but there are 1"):
         HybridSplitEnumerator([Past().enumerator], encode_event([b"", b""]))
     with pytest.raises(ValueError, match="at least one source"):
         HybridSource()
+
+
+class Counted(Numbers):
+    """Has a state of its own, a rate limit that counts each number twice, and notes what it is told."""
+
+    def __init__(self, story: list[Any], limit_per_s: float | None) -> None:
+        super().__init__(limit_per_s)
+        self.story = story
+        self.read = 0
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        own, mine = decode_event(state) if state else (None, 0)
+        self.read = mine
+        self.story.append(("opened", mine))
+        super().open(context, own)
+
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+        for item in super().read_from(split, position):
+            self.read += 1
+            yield item
+
+    def weight(self, output: Any) -> float:
+        return 2.0
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return encode_event([super().snapshot_state(checkpoint_id), self.read])
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        return encode_event([None, sum(decode_event(state)[1] for state in states.values() if state)])
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.story.append(("complete", checkpoint_id))
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.story.append(("aborted", checkpoint_id))
+
+    def handle_source_event(self, event: Any) -> None:
+        self.story.append(("event", event))
+
+
+class Telling(StaticSplitEnumerator):
+    """Sends an event to each reader that asks for its first split."""
+
+    async def add_reader(self, subtask: int) -> None:
+        await self._context.send_event(subtask, {"of": len(self._pending)})
+
+
+class CountedSource(Past):
+    def __init__(self, story: list[Any], limit_per_s: float | None, *splits: list[int]) -> None:
+        super().__init__(*splits)
+        self.story = story
+        self.limit_per_s = limit_per_s
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> StaticSplitEnumerator:
+        return Telling(self.splits, state)
+
+    @property
+    def operator(self) -> Any:
+        return partial(Counted, self.story, self.limit_per_s)
+
+
+async def test_each_reader_of_a_hybrid_source_keeps_its_state_and_is_told_of_checkpoints_and_events() -> None:
+    """Otherwise a reader of changes would never let its server forget the log."""
+    first: list[Any] = []
+    second: list[Any] = []
+    source = HybridSource(CountedSource(first, 20.0, [0, 40], [40, 80]), CountedSource(second, None, [100, 105]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await world.advance(1.05)
+        counts = [len(task.outputs) for task in tasks]
+        assert max(counts) <= 10, "ten numbers in two seconds for each task"
+        await world.checkpoint()
+        await world.settle()
+        restored = world.checkpoints[-1]
+    assert ("event", {"of": 2}) in first
+    assert second == [("opened", 0), ("opened", 0), ("complete", 1), ("complete", 1)]
+    assert first.count(("complete", 1)) == 2
+    first.clear()
+    async with running_operator(source.coordinator, parallelism=1, restored=restored, **STREAMING) as world:
+        task = await world.launch_operator(0, source.operator)
+        await until_over(world, task)
+        assert first[0] == ("opened", 80 - sum(number < 100 for number in task.outputs))
+        assert sorted(task.outputs)[-5:] == [*range(100, 105)]
+        assert ("event", {"of": 1}) in second
+    source.operator().notify_checkpoint_aborted(9)
+    assert first[-1] == second[-1] == ("aborted", 9)
+
+
+async def test_a_checkpoint_of_another_source_is_refused_by_a_hybrid_source() -> None:
+    context: Any = None
+    reader = HybridSource(Past()).operator()
+    with pytest.raises(LocalProtocolError, match="not made by a hybrid source"):
+        reader.open(context, b"something")
+    two = HybridSource(Past(), Past()).operator()
+    with pytest.raises(LocalProtocolError, match="of 2 sources, but there are 1: add sources only at the end"):
+        reader.open(context, two.snapshot_state(1))
+    two.open(context, Numbers().snapshot_state(1))
 
 
 async def test_a_reader_without_positions_is_refused_in_a_hybrid_source() -> None:
@@ -293,6 +409,9 @@ async def test_the_backlog_of_a_hybrid_source_is_that_of_the_sources_that_have_b
         def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
             yield from super().read_from(split[1], position)
 
+    class Slowly(Tagged):
+        rate_limit_per_s = 1.0
+
     async with running_operator(SourceCoordinator(hybrid), parallelism=1, **STREAMING) as world:
         await world.settle()
         assert made[0].pending_backlog == 3, "the second source has not begun"
@@ -300,4 +419,42 @@ async def test_the_backlog_of_a_hybrid_source_is_that_of_the_sources_that_have_b
         await until_over(world, task)
         assert task.outputs == ["1", "2", "40", "50"]
         assert made[0].pending_backlog == 0
+    async with running_operator(SourceCoordinator(hybrid), parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, Slowly)
+        await world.advance(2.5)
+        assert task.outputs == ["1", "2", "40"]
+        await world.kill(task)
+        await world.settle()
+        assert made[1].pending_backlog == 93, "splits of both were given back"
     assert HybridSplitEnumerator([build([])], None).pending_backlog is None
+
+
+async def test_what_is_given_back_or_restored_counts_from_its_position() -> None:
+    """In the backlog of what is not handed out."""
+
+    class Counting(SplitReader):
+        """Reads a number in each second, up to the split."""
+
+        rate_limit_per_s = 1.0
+
+        def read_from(self, split: str, position: int | None, /) -> Iterator[tuple[int, int]]:
+            for number in range(position or 0, int(split)):
+                yield number + 1, number
+
+    made: list[DiscoveringSplitEnumerator] = []
+
+    def build(state: bytes | None) -> DiscoveringSplitEnumerator:
+        left = lambda split, position: int(split) - (position or 0)  # noqa: E731
+        made.append(DiscoveringSplitEnumerator(lambda: ["10"], state, backlog=left))
+        return made[-1]
+
+    async with running_operator(SourceCoordinator(build), parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, Counting)
+        await world.settle()
+        assert made[0].pending_backlog == 0
+        await world.kill(task)
+        await world.settle()
+        assert made[0].pending_backlog == 10, "it was given back"
+        state = await made[0].snapshot_state(1)
+    assert build(state).pending_backlog == 10
+    assert build(encode_event({"pending": [split_to_value(SplitAt("10", 4))], "known": ["10"]})).pending_backlog == 6

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import Any
 import anyio
 import pytest
 
-from headgate import SplitReader
+from headgate import SourceCoordinator, SplitReader, StaticSplitEnumerator
 from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
+from headgate.testing import running_operator
 from protocol.source_events import StreamBatch
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
 from spark_bridge.certificates import encryption
 from spark_bridge.errors import StreamRefused
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
-from spark_bridge.streams.driver import StreamPlanner
+from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
 from spark_bridge.streams.task import StreamFailed, batch_between
 from spark_bridge.subtask.control import ControlUnreachable
@@ -229,6 +230,35 @@ async def test_whatever_fails_every_record_is_in_one_batch(seed: int, tmp_path: 
     for ranges in seen.values():
         assert all(before[1] == after[0] for before, after in pairwise(ranges)), (seed, ranges)
         assert not ranges or ranges[0][0] == 0
+
+
+async def test_a_format_tells_the_enumerator_of_its_source_which_attempts_have_ended() -> None:
+    ended: list[tuple[int, int, bool]] = []
+
+    class Noting(StaticSplitEnumerator):
+        async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+            ended.append((subtask, attempt, succeeded))
+
+    class Noted(Pages):
+        def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+            return Noting(self.names, state)
+
+    class Reader(SplitReader):
+        def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
+            self.context.sleep(1.0)
+            yield 1, split
+
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(Noted(), session)
+        source = SourceCoordinator(lambda state: FormatEnumerator(Noted("a", "b"), planner))
+        async with running_operator(source, parallelism=1) as world:
+            task = await world.launch_operator(0, Reader)
+            await world.advance(0.5)
+            await world.kill(task)
+            again = await world.retry(task)
+            await world.advance(5.0)
+            assert again.outputs == ["a", "b"]
+    assert ended == [(0, 0, False), (0, 1, True)]
 
 
 async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other() -> None:  # H76
