@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,20 +31,22 @@ from headgate.sources import PostgresSource
 TASKS, ACCOUNTS, DEATHS = 2, 2_000, 10
 
 
-def as_rows(driver: int, folder: Path, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """The rows of the batches. The driver is killed when so many have been seen as the folder says."""
-    kill_at = int((folder / "kill").read_text()) if (folder / "kill").exists() else 0
+def as_rows(
+    driver: int, folder: Path, kill_at: int, batches: Iterator[pyarrow.RecordBatch]
+) -> Iterator[dict[str, Any]]:
+    """The rows of the batches. The first task that has seen ``kill_at`` of them kills the driver; none does for 0."""
     seen = 0
     for batch in batches:
         for row in batch.to_pylist():
             seen += 1
-            if seen == kill_at and (folder / "kill").exists():
-                (folder / "kill").unlink(missing_ok=True)
-                os.kill(driver, signal.SIGKILL)
+            if seen == kill_at:
+                with suppress(FileExistsError):  # by a task that outlives the driver for a moment, as this one may
+                    (folder / f"killed-at-{kill_at}").touch(exist_ok=False)
+                    os.kill(driver, signal.SIGKILL)
             yield row
 
 
-def copy_changes(conninfo: str, folder: Path) -> int:
+def copy_changes(conninfo: str, folder: Path, kill_at: int) -> int:
     """One driver: continue where the last checkpoint is, and end when there is nothing more."""
     try:
         spark = start_spark(f"local[{TASKS},4]", "headgate accounts")
@@ -52,7 +55,7 @@ def copy_changes(conninfo: str, folder: Path) -> int:
         return 2
     source = PostgresSource(conninfo, "accounts", "id", changes="accounts_copy", range_rows=500, bounded=True)
     sink = PostgresSink(conninfo, "history", ["id", "balance", "op", "lsn"])
-    stages = chain(source=source, transform=partial(as_rows, os.getpid(), folder), sink=sink)
+    stages = chain(source=source, transform=partial(as_rows, os.getpid(), folder, kill_at), sink=sink)
     often = CheckpointConfig(interval_s=0.2, tolerated_failures=100)
     try:
         with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
@@ -73,10 +76,9 @@ def change_balances(database: psycopg.Connection, times: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     conninfo = arguments[0] if arguments else ""
     if "--driver" in arguments:
-        return copy_changes(conninfo, Path(arguments[2]))
+        return copy_changes(conninfo, Path(arguments[2]), int(arguments[3]))
     deaths_wanted = int(arguments[1]) if len(arguments) > 1 else DEATHS
     with tempfile.TemporaryDirectory() as name, psycopg.connect(conninfo, autocommit=True) as database:
-        folder = Path(name)
         database.execute("DROP TABLE IF EXISTS accounts, history, headgate_staged_history, headgate_commits")
         database.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance bigint)")
         database.execute("CREATE TABLE history (id int, balance bigint, op text, lsn bigint)")
@@ -85,12 +87,13 @@ def main(arguments: Sequence[str]) -> int:
         source.drop_slot()
         deaths = changes = 0
         while True:
+            kill_at = 0
             if deaths < deaths_wanted:
                 # One task reads all changes, so those of one round are enough to reach the place of the kill.
-                (folder / "kill").write_text(str(100 + 150 * deaths))
+                kill_at = 100 + 150 * deaths
                 change_balances(database, 1)
-            driver = subprocess.Popen([sys.executable, __file__, conninfo, "--driver", name])
-            if deaths < deaths_wanted:
+            driver = subprocess.Popen([sys.executable, __file__, conninfo, "--driver", name, str(kill_at)])
+            if kill_at:
                 change_balances(database, 2)
                 changes += 3
             if driver.wait() != -signal.SIGKILL:

@@ -23,7 +23,7 @@ class HybridReader(SplitReader):
     """Reads a split ``[index, split]`` with the reader of that index. Each reader must define ``read_from``.
 
     Splits of the last source may be open at the same time, as its reader says; all others are read one at a time. What
-    a reader yields counts against its own rate limit. A reader keeps its own state, and is told of checkpoints.
+    a reader yields counts against its own rate limit. A reader keeps its own state, and is notified of checkpoints.
     """
 
     def __init__(self, make_readers: Sequence[Callable[[], SplitReader]]) -> None:

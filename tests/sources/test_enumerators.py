@@ -266,7 +266,7 @@ def test_a_state_of_more_sources_than_there_are_is_refused() -> None:
 
 
 class Counted(Numbers):
-    """Has a state of its own, a rate limit that counts each number twice, and notes what it is told."""
+    """Has its own state and a rate limit that counts each number twice, and notes each notification."""
 
     def __init__(self, story: list[Any], limit_per_s: float | None) -> None:
         super().__init__(limit_per_s)
@@ -324,7 +324,7 @@ class CountedSource(Past):
         return partial(Counted, self.story, self.limit_per_s)
 
 
-async def test_each_reader_of_a_hybrid_source_keeps_its_state_and_is_told_of_checkpoints_and_events() -> None:
+async def test_each_reader_of_a_hybrid_source_keeps_its_state_and_hears_of_checkpoints_and_events() -> None:
     """Otherwise a reader of changes would never let its server forget the log."""
     first: list[Any] = []
     second: list[Any] = []

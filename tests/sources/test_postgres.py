@@ -310,6 +310,8 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     await again.start(asked_again)
     await again.handle_split_request(1)
     assert asked_again.assigned == [(1, changes)], "another driver knows the snapshots"
+    await again.add_splits_back([changes], 1)
+    assert (again.pending_count, again.pending_backlog) == (1, 0), "changes count when a task has them"
 
 
 async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
@@ -337,6 +339,10 @@ async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
         left.append(reader.backlog(split, position) or 0)
     assert next(changes) is None
     left.append(reader.backlog(split, position) or 0)
+    database.execute("CREATE TABLE src.other AS SELECT generate_series(1, 100)")
+    for _ in range(2):  # the first looks at the log and finds nothing of this table
+        assert next(changes) is None
+    assert reader.backlog(split, position) == 0, "the log of another table is looked through"
     reader.close()
     assert left[0] > left[1] >= left[2] == 0
     per_transaction = left[0] - left[1]

@@ -16,7 +16,7 @@ from headgate.sinks import RedisStreamsSink
 from headgate.sources import RedisStreamsSource, SplitAt
 from headgate.testing import running_operator
 from headgate.types import Chain
-from spark_bridge.sources.redis.task import RedisReader
+from spark_bridge.sources.redis.task import RedisReader, _Count
 from tests.redis_server import RedisServer
 from tests.sources.incarnations import run_until_the_end
 
@@ -216,3 +216,49 @@ async def test_the_backlog_of_a_source_is_known_before_and_while_it_is_read(
         assert (pending, in_hand) == (0, 3)
         assert left is not None
         assert 0 < 60 - read <= left < 60
+
+
+async def test_a_stream_that_is_read_to_its_present_end_counts_before_and_what_was_begun_does_not(
+    redis_server: RedisServer, client: Any
+) -> None:
+    add(client, "some", range(20))
+    ends = RedisStreamsSource(redis_server.url, ["some"], SCHEMA, bounded=True).coordinator
+    begun = RedisStreamsSource(redis_server.url, ["some"], SCHEMA, start="new").coordinator
+    for coordinator, left in ((ends, 20), (begun, 0)):
+        async with running_operator(coordinator, parallelism=1, mode="streaming", checkpoint=None) as world:
+            await world.settle()
+            assert coordinator.backlog[:3] == (1, 0, left)
+
+
+def test_entries_that_were_deleted_before_the_first_read_do_not_count(redis_server: RedisServer, client: Any) -> None:
+    add(client, "cut", range(10))
+    client.xtrim("cut", maxlen=4, approximate=False)
+    make: Any = RedisStreamsSource(redis_server.url, ["cut"], SCHEMA, batch_rows=2).operator
+    reader: RedisReader = make()
+    assert reader.backlog(["cut", None], None) == 4
+    reading = reader.read_from(["cut", None], None)
+    position, _ = next(reading) or (None, None)
+    assert reader.backlog(["cut", None], None) == 2
+    assert reader.backlog(["cut", None], position) == 2
+    reader.close()
+
+
+def test_what_is_left_up_to_an_end_is_estimated_from_the_times(redis_server: RedisServer, client: Any) -> None:
+    for number in range(20):
+        client.xadd("even", {"id": number}, id=f"{1000 + 100 * number}-0")
+    client.xadd("one", {"id": 1}, id="1000-0")
+    make: Any = RedisStreamsSource(redis_server.url, ["even"], SCHEMA, bounded=True).operator
+    reader: RedisReader = make()
+    positions = (None, "1500-0", "1900-0", "2500-0")
+    assert [reader.backlog(["even", "1900-0"], position) for position in positions] == [10, 5, 0, 0]
+    assert reader.backlog(["even", "2900-0"], None) == 20
+    assert [reader.backlog(["one", "1000-0"], position) for position in (None, "1000-0")] == [1, 0]
+    reader.close()
+
+
+def test_a_server_that_does_not_count_what_was_added_gets_an_estimate(client: Any) -> None:
+    for number in range(11):
+        client.xadd("old", {"id": number}, id=f"{1000 + 100 * number}-0")
+    info = {name: value for name, value in client.xinfo_stream("old").items() if name != "entries-added"}
+    count = _Count(from_start=True)
+    assert [count.left(info, position) for position in (None, "1500-0", "2000-0")] == [11, 6, 0]

@@ -337,6 +337,45 @@ async def test_the_backlog_of_a_source_has_what_is_open_what_waits_in_tasks_and_
         assert source.backlog[:3] == (0, 0, 0)
 
 
+async def test_the_splits_with_the_most_left_are_shown_first_and_long_names_are_cut() -> None:
+    left = {f"split {number} {'x' * 300}": number * 7 % 16 for number in range(16)}
+
+    class Shown(SplitReader):
+        splits_open_max = 8
+
+        def read_from(self, split: str, position: int | None, /) -> Iterator[tuple[int, int] | None]:
+            while True:
+                yield None
+
+        def backlog(self, split: str, position: int | None) -> int:
+            return left[split]
+
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(left, state, batch_size=8))
+    async with running_operator(source, parallelism=2, **STREAMING) as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask, Shown)
+        await world.advance(3.0)
+        shown = source.backlog.largest
+        assert [one.amount for one in shown] == [15, 14, 13, 12, 11, 10, 9, 8, 7, 6]
+        assert {one.subtask for one in shown} == {0, 1}
+        number = {amount: split for split, amount in left.items()}
+        assert [one.split for one in shown] == [repr(number[one.amount])[:200] for one in shown]
+
+
+async def test_splits_in_tasks_count_although_their_readers_do_not_say_what_is_left() -> None:
+    class Silent(SplitReader):
+        rate_limit_per_s = 1.0
+
+        def read_from(self, split: Any, position: int | None, /) -> Iterator[tuple[int, int]]:
+            yield from ((number + 1, number) for number in range(100))
+
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(["a", "b", "c"], state, batch_size=2))
+    async with running_operator(source, parallelism=1, **STREAMING) as world:
+        await world.launch_operator(0, Silent)
+        await world.advance(2.0)
+        assert list(source.backlog) == [1, 2, None, ()]
+
+
 async def test_the_rate_limit_is_for_all_tasks_together() -> None:
     class Limited(Numbers):
         def __init__(self) -> None:

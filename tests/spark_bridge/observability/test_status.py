@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from actors.coordination.statistics import SourceBacklog, SplitBacklog
+from spark_bridge.observability.collector import _source
+from spark_bridge.observability.status import SourceStatus, SplitStatus
 from tests.spark_bridge.observability.statuses import attempt, checkpoint, operator, sidecar
 
 
@@ -56,3 +59,9 @@ def test_the_plain_form_survives_json() -> None:
     assert again == plain
     assert again["operators"]["crawl"]["checkpoints"][0]["subtasks"]["1"] == "close"
     assert again["operators"]["crawl"]["attempts"][2]["task_attempt_id"] == 102
+
+
+def test_a_source_shows_what_is_left_and_its_largest_splits() -> None:
+    backlog = SourceBacklog(1, 2, 30, (SplitBacklog(4, "'a'", 20), SplitBacklog(0, "'b'", 9)))
+    assert _source(backlog) == SourceStatus(1, 2, 30, (SplitStatus(4, "'a'", 20), SplitStatus(0, "'b'", 9)))
+    assert _source(SourceBacklog(None, 0, None)) == SourceStatus(None, 0, None, ())
