@@ -314,6 +314,36 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     assert (again.pending_count, again.pending_backlog) == (1, 0), "changes count when a task has them"
 
 
+def test_changes_of_a_partitioned_table_come_under_its_name(postgres: Postgres, database: psycopg.Connection) -> None:
+    database.execute(
+        "CREATE TABLE src.parts (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+        "CREATE TABLE src.low PARTITION OF src.parts FOR VALUES FROM (0) TO (10); "
+        "CREATE TABLE src.high PARTITION OF src.parts FOR VALUES FROM (10) TO (20)"
+    )
+    source = PostgresSource(postgres.conninfo, "src.parts", "id", changes="parts", bounded=True)
+    source.create_slot()
+    database.execute("INSERT INTO src.parts VALUES (5), (15)")
+    assert [row["id"] for row in rows(source, ["changes", []])] == [5, 15]
+
+
+def test_a_name_that_belongs_to_another_table_or_plugin_is_refused(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    """The changes of the table would never come, and nobody would notice."""
+    database.execute("CREATE TABLE src.one (id int PRIMARY KEY); CREATE TABLE src.two (id int PRIMARY KEY)")
+    first, second = (PostgresSource(postgres.conninfo, f"src.{one}", "id", changes="shared") for one in ("one", "two"))
+    first.create_slot()
+    first.create_slot()
+    with pytest.raises(ValueError, match=r"'headgate_shared' is for src\.one, not for src\.two: give each source"):
+        second.create_slot()
+    first.drop_slot()
+    second.create_slot()
+    database.execute("SELECT pg_create_logical_replication_slot('foreign', 'test_decoding')")
+    foreign = PostgresSource(postgres.conninfo, "src.one", "id", changes="foreign")
+    with pytest.raises(ValueError, match="'foreign' is of the plugin 'test_decoding' in the database"):
+        foreign.create_slot()
+
+
 async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
     postgres: Postgres, database: psycopg.Connection
 ) -> None:

@@ -168,7 +168,8 @@ class PostgresSource(Source):
         """Create publication and slot if they do not exist, before anything is read. Blocks.
 
         Raises ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
-        the server waits for them.
+        the server waits for them. Raises ``ValueError`` if the server keeps no logical log, or if the name belongs to
+        something else: the publication to other tables, or the slot to another database or output plugin.
         """
         publication = sql.Identifier(self.settings.publication)
         with psycopg.connect(self._conninfo, autocommit=True) as connection:
@@ -177,8 +178,11 @@ class PostgresSource(Source):
                 raise ValueError(f"wal_level is {level!r}: set it to logical and restart the server, to read changes")
             with suppress(psycopg.errors.DuplicateObject):  # from an earlier start
                 connection.execute(
-                    sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(publication, sql.Identifier(*self._table))
+                    sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+                        publication, sql.Identifier(*self._table)
+                    )
                 )
+            self._check_names(connection)
             with suppress(psycopg.errors.DuplicateObject):  # what it has more is recognised by the snapshots
                 connection.execute(sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{SLOT_TIMEOUT_S:g}s")))
                 try:
@@ -188,6 +192,29 @@ class PostgresSource(Source):
                         f"the server has not created the replication slot {self._slot!r} within {SLOT_TIMEOUT_S:g} s, "
                         f"because it waits for transactions that are open: {_open_transactions(connection)}"
                     ) from error
+
+    def _check_names(self, connection: psycopg.Connection) -> None:
+        """What an earlier start left is this source's: otherwise no change of the table would ever come."""
+        name = self.settings.publication
+        published = connection.execute(
+            "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s", (name,)
+        ).fetchall()
+        if self._table not in published:
+            tables = ", ".join(".".join(table) for table in published) or "no table"
+            raise ValueError(
+                f"the publication {name!r} is for {tables}, not for {'.'.join(self._table)}: give each source another "
+                f"name as changes=, or call drop_slot() of the source that had {self._slot!r} before"
+            )
+        found = connection.execute(
+            "SELECT plugin::text, database::text, current_database()::text FROM pg_replication_slots "
+            "WHERE slot_name = %s",
+            (self._slot,),
+        ).fetchone()
+        if found is not None and found != ("pgoutput", found[2], found[2]):
+            raise ValueError(
+                f"the replication slot {self._slot!r} is of the plugin {found[0]!r} in the database {found[1]!r}, not "
+                f"of 'pgoutput' in {found[2]!r}: somebody else uses this name, so pass another one as changes="
+            )
 
     def drop_slot(self) -> None:
         """Drop slot and publication: the job is never run again. Does nothing if they do not exist. Blocks."""
