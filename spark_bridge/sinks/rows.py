@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["rows_of"]
+__all__ = ["refuse_unknown", "rows_of"]
 
 
 def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
@@ -21,18 +21,14 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
         ValueError: it has a column that is not in ``columns``, or another number of values.
     """
     if hasattr(record, "to_pylist") and hasattr(record, "schema"):
-        unknown = [name for name in record.schema.names if name not in columns]
-        if unknown:
-            raise ValueError(_unknown(unknown, columns))
+        refuse_unknown(record.schema.names, columns)
         by_name = {name: record.column(name).to_pylist() for name in record.schema.names}
         missing = [None] * record.num_rows
         return list(zip(*(by_name.get(column, missing) for column in columns), strict=True))
     if hasattr(record, "asDict"):
         record = record.asDict()
     if isinstance(record, Mapping):
-        unknown = [name for name in record if name not in columns]
-        if unknown:
-            raise ValueError(_unknown(unknown, columns))
+        refuse_unknown(record, columns)
         return [[record.get(column) for column in columns]]
     if isinstance(record, (tuple, list)):
         if len(record) != len(columns):
@@ -44,5 +40,10 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
     )
 
 
-def _unknown(unknown: list[str], columns: Sequence[str]) -> str:
-    return f"the sink has no columns {unknown}, only {list(columns)}: leave them out, or name them in the sink"
+def refuse_unknown(names: Iterable[str], columns: Sequence[str]) -> None:
+    """Raise ``ValueError`` if there is a column that the sink would not write."""
+    unknown = [name for name in names if name not in columns]
+    if unknown:
+        raise ValueError(
+            f"the sink has no columns {unknown}, only {list(columns)}: leave them out, or name them in the sink"
+        )

@@ -231,3 +231,44 @@ async def test_a_folder_is_read_once_by_several_tasks_although_one_is_lost(tmp_p
         await until_over(world, *tasks)
         kept = [batch.num_rows for task in tasks if task.outcome == "success" for batch in task.outputs]
     assert sum(kept) == 180
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"id": 1, "text": "a"}\nno json\n', "JSON parse error"),
+        ("a.csv", b"id,text\n1,a\n2\n", "CSV parse error"),
+        ("a.parquet", b"no parquet at all", "Parquet"),
+        ("a.jsonl.gz", b"not compressed", "gzip"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    schema = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string())])
+    for source in (FileSource(str(tmp_path), schema=schema), FileSource(str(tmp_path))):
+        with pytest.raises(
+            ValueError, match=rf"cannot read \S*{name}: .*{words}.*\. Correct or remove the file, or pass"
+        ):
+            list(read(source))
+
+
+def test_a_column_that_a_file_lacks_is_named_with_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", rows(1))
+    source = FileSource(str(tmp_path), schema=pyarrow.schema([("id", pyarrow.int64()), ("zip", pyarrow.string())]))
+    with pytest.raises(ValueError, match=r"a\.parquet: it has no columns \['zip'\], only \['id'\]"):
+        list(read(source))
+    (tmp_path / "a.parquet").unlink()
+    write(tmp_path / "a.csv", rows(1))
+    with pytest.raises(ValueError, match=r"a\.csv: .*'zip'"):
+        list(read(FileSource(str(tmp_path), schema=source.schema)))
+
+
+def test_a_path_at_which_there_is_nothing_is_refused_unless_files_come_later(tmp_path: Path) -> None:
+    missing = f"{tmp_path}/typo"
+    with pytest.raises(ValueError, match=f"there are no files in {missing}, so their format is not known: correct the"):
+        FileSource(missing).operator()
+    with pytest.raises(FileNotFoundError, match=f"nothing at {missing}: correct the path, or pass discover_every_s="):
+        list(FileSource(missing, "json").splits())
+    assert list(FileSource(missing, "json", discover_every_s=1.0).splits()) == []
+    assert list(FileSource(f"{missing}/*.json").splits()) == []
+    assert list(FileSource(str(tmp_path), "json").splits()) == [], "an empty folder may be right"

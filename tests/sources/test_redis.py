@@ -262,3 +262,18 @@ def test_a_server_that_does_not_count_what_was_added_gets_an_estimate(client: An
     info = {name: value for name, value in client.xinfo_stream("old").items() if name != "entries-added"}
     count = _Count(from_start=True)
     assert [count.left(info, position) for position in (None, "1500-0", "2000-0")] == [11, 6, 0]
+
+
+def test_a_key_that_is_not_a_stream_is_named(redis_server: RedisServer, client: Any) -> None:
+    client.set("text", "a")
+    with pytest.raises(ValueError, match="the key 'text' is a string, not a stream: correct it in streams"):
+        RedisStreamsSource(redis_server.url, ["none", "text"], SCHEMA).splits()
+
+
+def test_a_value_that_does_not_fit_is_named_with_its_stream_and_field(redis_server: RedisServer, client: Any) -> None:
+    first = client.xadd("odd", {"id": "1"})
+    last = client.xadd("odd", {"id": "many"})
+    source = RedisStreamsSource(redis_server.url, ["odd"], SCHEMA, bounded=True)
+    words = f"stream 'odd', entries {first} to {last}: a value of the field 'id' is not of the type int64 .*'many'"
+    with pytest.raises(ValueError, match=words):
+        read(source, source.splits()[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
+from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -56,11 +57,13 @@ class DeltaSink(TwoPhaseSink[Any]):
         return f"delta:{self._url}"
 
     def writer(self, context: SinkWriterContext) -> ParquetWriter:
+        require("pyarrow", "delta")
         from spark_bridge.sinks.parquet.task import ParquetWriter
 
         return ParquetWriter(context, DataFolder(self._url, context.sink, self._options), self._schema)
 
     def committer(self, context: SinkCommitterContext) -> DeltaCommitter:
+        require("deltalake", "delta")
         from spark_bridge.sinks.delta.driver import DeltaCommitter
 
         folder = DataFolder(self._url, context.sink, self._options)

@@ -87,6 +87,7 @@ class SinkWriter:
 
         Raises:
             ValueError: the text contains a line feed, so it would be read as two rows.
+            TypeError: the row is neither text nor bytes.
             SinkBroken: an earlier write failed.
             OSError: this write failed. The contents of the part are unknown, and it will never be published.
         """
@@ -94,6 +95,11 @@ class SinkWriter:
             if "\n" in row:
                 raise ValueError("a row of text must not contain a line feed: escape it, or write bytes")
             row = f"{row}\n".encode()
+        elif not isinstance(row, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"a {type(row).__name__} is not a line of a file: yield text or bytes from the stage before the sink, "
+                "such as the JSON of each row"
+            )
         self._check()
         try:
             if self._open is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
+from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,11 +69,13 @@ class IcebergSink(TwoPhaseSink[Any]):
         return f"iceberg:{self._table} at {self._location}"
 
     def writer(self, context: SinkWriterContext) -> ParquetWriter:
+        require("pyarrow", "iceberg")
         from spark_bridge.sinks.parquet.task import ParquetWriter
 
         return ParquetWriter(context, self._folder(context.sink), self._schema)
 
     def committer(self, context: SinkCommitterContext) -> IcebergCommitter:
+        require("pyiceberg", "iceberg")
         from spark_bridge.sinks.iceberg.driver import IcebergCommitter
 
         return IcebergCommitter(

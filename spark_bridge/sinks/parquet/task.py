@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from spark_bridge.sinks.parquet.folder import DataFolder
-from spark_bridge.sinks.rows import rows_of
+from spark_bridge.sinks.rows import refuse_unknown, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -36,8 +36,7 @@ class ParquetWriter(TwoPhaseWriter[Any]):
     def write(self, record: Any) -> None:
         if isinstance(record, (pyarrow.RecordBatch, pyarrow.Table)):
             self._write_rows()
-            table = pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record
-            self._append(table.select(self._schema.names).cast(self._schema))
+            self._append(self._fitting(pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record))
             return
         self._rows.extend(rows_of(record, self._schema.names))
         if len(self._rows) >= _ROWS_MAX:
@@ -62,6 +61,14 @@ class ParquetWriter(TwoPhaseWriter[Any]):
             with suppress(Exception):
                 self._folder.delete(self._name)
             self._name = None
+
+    def _fitting(self, table: pyarrow.Table) -> pyarrow.Table:
+        """The table with the columns of the schema. Missing ones are NULL, as in rows; unknown ones are refused."""
+        refuse_unknown(table.schema.names, self._schema.names)
+        for field in self._schema:
+            if field.name not in table.schema.names:
+                table = table.append_column(field, pyarrow.nulls(table.num_rows, field.type))
+        return table.select(self._schema.names).cast(self._schema)
 
     def _write_rows(self) -> None:
         if not self._rows:

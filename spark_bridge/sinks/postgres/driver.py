@@ -117,6 +117,18 @@ class StagedCommitter(_PostgresCommitter):
                 connection.execute(
                     sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(staging, sql.Identifier(column), type_)
                 )
+        self._check_key(connection)
+
+    def _check_key(self, connection: psycopg.Connection) -> None:
+        """Ask the server whether it can update by the key, before there are rows."""
+        key = ", ".join(self._table.key)
+        try:
+            connection.execute(sql.SQL("EXPLAIN {}").format(self._apply()), {"sink": self._sink, "parts": []})
+        except psycopg.errors.InvalidColumnReference:
+            raise SinkMisused(
+                f"table {self._table.table} has no unique index on ({key}), so no row can be updated by this key: "
+                f"CREATE UNIQUE INDEX ON {self._table.table} ({key}), or leave out key="
+            ) from None
 
     def commit(self, committables: Sequence[Committable]) -> None:
         with self._table.connect() as connection:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
+from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.postgres.table import Mode, PostgresTable
@@ -71,18 +72,21 @@ class PostgresSink(TwoPhaseSink[Any]):
         return self._table.target
 
     def writer(self, context: SinkWriterContext) -> PostgresWriter:
+        table = self._table
         from spark_bridge.sinks.postgres.task import PostgresWriter
 
-        return PostgresWriter(context, self._table)
+        return PostgresWriter(context, table)
 
     def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
+        table = self._table
         from spark_bridge.sinks.postgres.driver import PreparedCommitter, StagedCommitter
 
         made = StagedCommitter if self.atomic else PreparedCommitter
-        return made(context, self._table)
+        return made(context, table)
 
     @property
     def _table(self) -> PostgresTable:
+        require("psycopg", "postgres")
         from spark_bridge.sinks.postgres.table import PostgresTable
 
         return PostgresTable(*self._settings)

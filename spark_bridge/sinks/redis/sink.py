@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
+from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.redis.keys import RedisStream
@@ -58,17 +59,20 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
         return self._stream.target
 
     def writer(self, context: SinkWriterContext) -> RedisWriter:
+        stream = self._stream
         from spark_bridge.sinks.redis.task import RedisWriter
 
-        return RedisWriter(context, self._stream)
+        return RedisWriter(context, stream)
 
     def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
+        stream = self._stream
         from spark_bridge.sinks.redis.driver import RedisCommitter
 
-        return RedisCommitter(context, self._stream)
+        return RedisCommitter(context, stream)
 
     @property
     def _stream(self) -> RedisStream:
+        require("redis", "redis")
         from spark_bridge.sinks.redis.keys import RedisStream
 
         return RedisStream(*self._settings)

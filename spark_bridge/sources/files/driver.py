@@ -89,14 +89,18 @@ class FileSource(Source):
     def __repr__(self) -> str:
         return f"FileSource({self._url!r})"
 
-    def files(self) -> list[tuple[str, int]]:
-        """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks."""
+    def _opened(self) -> tuple[Any, str, bool]:
+        """The filesystem, the path in it, and whether that is a pattern."""
         ensure_importable("fsspec")
         from fsspec.core import url_to_fs
 
         filesystem, root = url_to_fs(self._url, **self._settings.storage_options)
+        return filesystem, root, any(mark in root for mark in "*?[")
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks."""
+        filesystem, root, pattern = self._opened()
         filesystem.invalidate_cache()
-        pattern = any(mark in root for mark in "*?[")
         found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
         above = os.path.dirname(root) if pattern else root
         return sorted(
@@ -106,8 +110,18 @@ class FileSource(Source):
         )
 
     def splits(self) -> Iterator[list[Any]]:
-        """Yield the splits of the files that exist now, ``[path, start, end]``. Blocks."""
-        for path, size in self.files():
+        """Yield the splits of the files that exist now, ``[path, start, end]``. Blocks.
+
+        Raises ``FileNotFoundError`` if there is nothing at the URL, and no files are expected later.
+        """
+        files = self.files()
+        if not files and self._discover_every_s is None:
+            filesystem, root, pattern = self._opened()
+            if not pattern and not filesystem.exists(root):
+                raise FileNotFoundError(
+                    f"there is nothing at {self._url}: correct the path, or pass discover_every_s= if files come later"
+                )
+        for path, size in files:
             whole = self.file_format == "csv" or is_compressed(path)
             step = size if whole else self._split_bytes
             for start in range(0, size, step):
@@ -118,8 +132,13 @@ class FileSource(Source):
         """The name of the format. Looks at the files' names if none was given; raises ``ValueError`` if they vary."""
         if self._format is not None:
             return self._format
-        names = self.files() or [(self._url, 0)]
-        found = {_FORMAT_OF.get(_suffix(path)) for path, _ in names}
+        files = self.files()
+        found = {_FORMAT_OF.get(_suffix(path)) for path, _ in files or [(self._url, 0)]}
+        if found == {None} and not files:
+            raise ValueError(
+                f"there are no files in {self._url}, so their format is not known: correct the path, or pass format=, "
+                f"one of {', '.join(FORMATS)}, if files come later"
+            )
         if len(found) != 1 or None in found:
             raise ValueError(
                 f"the names in {self._url} do not show a single format: pass format=, one of {', '.join(FORMATS)}"

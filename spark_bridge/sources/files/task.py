@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -39,6 +41,18 @@ class FileFormat:
     block_bytes: int = 1 << 20
     delimiter: str = ","
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name the file in what readers raise about its contents."""
+    try:
+        yield
+    except (ValueError, KeyError, NotImplementedError, EOFError, BadGzipFile) as error:
+        text = error.args[0] if error.args else error  # a KeyError would show its text in quotes
+        raise ValueError(
+            f"cannot read {path}: {text}. Correct or remove the file, or pass format= and schema= as the files are"
+        ) from error
 
 
 def is_compressed(path: str) -> bool:
@@ -67,7 +81,7 @@ class FileReader(SplitReader):
         path, start, end = split
         if is_compressed(path):
             end = _NO_END  # the sizes that the driver sees are those of the compressed file
-        with closing(open_file(path, self._format.storage_options)) as file:
+        with _named(path), closing(open_file(path, self._format.storage_options)) as file:
             yield from self._read(file, self._format, start, end, position)
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
@@ -85,10 +99,10 @@ def bytes_left(format_name: str, split: Any, position: Any) -> int:
 
 def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
     """Find out the schema of a file from its head: from a first block of lines, or a Parquet file's own schema."""
-    _require_pyarrow()
+    require("pyarrow", "dataframe")
     import pyarrow.parquet
 
-    with closing(open_file(path, file_format.storage_options)) as file:
+    with _named(path), closing(open_file(path, file_format.storage_options)) as file:
         if file_format.name == "parquet":
             return pyarrow.parquet.read_schema(file).remove_metadata()
         for _, batch in _READERS[file_format.name](file, file_format, 0, _NO_END, None):
@@ -144,7 +158,7 @@ def _first_line(file: BinaryIO, start: int) -> int:
 def _read_json(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
-    _require_pyarrow()
+    require("pyarrow", "dataframe")
     import pyarrow.json
 
     schema = _schema(file_format)
@@ -163,7 +177,7 @@ def _read_json(
 def _read_csv(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
-    _require_pyarrow()
+    require("pyarrow", "dataframe")
     import pyarrow.csv
 
     schema = _schema(file_format)
@@ -219,7 +233,7 @@ def _last_record(block: bytes) -> int:
 def _read_parquet(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
-    _require_pyarrow()
+    require("pyarrow", "dataframe")
     import pyarrow.parquet
 
     schema = _schema(file_format)
@@ -248,16 +262,6 @@ def _group_offset(group: Any) -> int:
 # --- Arrow ---------------------------------------------------------------------------------------------------------
 
 
-def _require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401 - the modules that are needed are imported where they are used
-    except ImportError as error:
-        raise ImportError(
-            "a file source reads Arrow batches, but pyarrow is not installed for this Python: pip install "
-            "'headgate[dataframe]' on the driver and the executors"
-        ) from error
-
-
 def _schema(file_format: FileFormat) -> pyarrow.Schema | None:
     if file_format.schema is None:
         return None
@@ -269,6 +273,9 @@ def _schema(file_format: FileFormat) -> pyarrow.Schema | None:
 def _one_batch(table: pyarrow.Table, schema: pyarrow.Schema | None) -> pyarrow.RecordBatch:
     """The table as one batch, with exactly this schema."""
     if schema is not None and table.schema != schema:
+        missing = [name for name in schema.names if name not in table.schema.names]
+        if missing:
+            raise ValueError(f"it has no columns {missing}, only {table.schema.names}")
         table = table.select(schema.names).cast(schema)
     (batch,) = table.combine_chunks().to_batches()
     return batch

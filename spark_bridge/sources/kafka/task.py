@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
+from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class KafkaClient:
     """A consumer that reads the partitions it is told to, and the last errors that it has reported."""
 
     def __init__(self, settings: KafkaSettings) -> None:
+        require("confluent_kafka", "kafka")
         import confluent_kafka
 
         self.api = confluent_kafka

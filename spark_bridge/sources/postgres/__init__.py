@@ -4,3 +4,8 @@
 
 Nothing is loaded here, because executors import this package too.
 """
+
+from spark_bridge.subtask.extras import require
+
+require("psycopg", "postgres")
+require("pyarrow", "dataframe")

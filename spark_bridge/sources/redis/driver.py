@@ -88,6 +88,9 @@ class RedisStreamsSource(Source):
                 keys = sorted(key.decode() for key in client.scan_iter(match=self._streams, count=1000, _type="STREAM"))
             else:
                 keys = list(self._streams)
+            for key in keys:
+                if (kind := client.type(key).decode()) not in ("stream", "none"):
+                    raise ValueError(f"the key {key!r} is a {kind}, not a stream: correct it in streams")
             ends = {key: _last_id(client, key) for key in keys}
             self._lengths = {key: client.xlen(key) for key in keys}
         found: list[Any] = []

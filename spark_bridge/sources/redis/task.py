@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class RedisReader(SplitReader):
     def _read_until(
         self, client: redis.Redis, stream: str, position: str | None, until: str
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
-        to_batch = _batch_maker(self._schema_bytes, self._id_column)
+        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
         while True:
             first = "-" if position is None else f"({position}"
             entries: Any = client.xrange(stream, first, until, self._batch_rows)
@@ -74,7 +75,7 @@ class RedisReader(SplitReader):
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if self._tails is None:
             self._tails = _Tails(client, self._batch_rows)
-        to_batch = _batch_maker(self._schema_bytes, self._id_column)
+        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
         self._tails.open(stream, position)
         count = self._counts[stream] = _Count(from_start=position is None)
         while True:
@@ -180,6 +181,7 @@ def _id(text: str | bytes) -> int:
 
 def connect(url: str) -> redis.Redis:
     """Return a client. It repeats what fails for some seconds, because reading changes nothing."""
+    require("redis", "redis")
     import redis
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
@@ -189,7 +191,8 @@ def connect(url: str) -> redis.Redis:
     return client
 
 
-def _batch_maker(schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:
+def _batch_maker(stream: str, schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:
+    require("pyarrow", "dataframe")
     import pyarrow
 
     schema = pyarrow.ipc.read_schema(pyarrow.BufferReader(schema_bytes))
@@ -203,7 +206,14 @@ def _batch_maker(schema_bytes: bytes, id_column: str | None) -> Callable[[list[A
         raw = pyarrow.array(values, pyarrow.binary())
         if pyarrow.types.is_binary(field.type):
             return raw
-        return raw.cast(pyarrow.string()).cast(field.type)
+        try:
+            return raw.cast(pyarrow.string()).cast(field.type)
+        except pyarrow.ArrowInvalid as error:
+            first, last = (entries[at][0].decode() for at in (0, -1))
+            raise ValueError(
+                f"stream {stream!r}, entries {first} to {last}: a value of the field {field.name!r} is not of the type "
+                f"{field.type} ({error}): change its type in the schema, to pyarrow.string() for any text"
+            ) from error
 
     def to_batch(entries: list[Any]) -> pyarrow.RecordBatch:
         return pyarrow.RecordBatch.from_arrays([column(field, entries) for field in schema], schema=schema)

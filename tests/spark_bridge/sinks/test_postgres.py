@@ -175,6 +175,17 @@ def test_a_table_that_does_not_fit_fails_the_start(postgres: Postgres, database:
         committer(PostgresSink(postgres.conninfo, "shop.orders", ["id", "colour"]))
 
 
+def test_a_key_without_a_unique_index_fails_the_start(postgres: Postgres, database: psycopg.Connection) -> None:  # H6
+    database.execute("CREATE TABLE shop.plain (id bigint, name text)")
+    sink = PostgresSink(postgres.conninfo, "shop.plain", ["id", "name"], key=["id", "name"])
+    with pytest.raises(
+        SinkMisused, match=r"no unique index on \(id, name\).*CREATE UNIQUE INDEX ON shop\.plain \(id, na"
+    ):
+        committer(sink)
+    database.execute("CREATE UNIQUE INDEX ON shop.plain (id, name)")
+    committer(sink)
+
+
 def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  # H6
     server = Postgres(max_prepared_transactions="0")
     try:

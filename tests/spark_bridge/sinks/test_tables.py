@@ -65,6 +65,17 @@ def test_arrow_batches_and_single_rows_go_into_one_file(tmp_path: Path, make: An
 
 
 @pytest.mark.parametrize("make", [delta, iceberg])
+def test_a_column_that_a_batch_lacks_is_null_and_an_unknown_one_is_refused(tmp_path: Path, make: Any) -> None:
+    sink = make(tmp_path)
+    driver = committer(sink)
+    driver.commit(prepare(sink, pyarrow.record_batch({"id": pyarrow.array([1], pyarrow.int32())})))
+    assert rows(tmp_path, sink) == [(1, None)]
+    for record in (pyarrow.record_batch({"id": [2], "colour": ["red"]}), {"id": 2, "colour": "red"}):
+        with pytest.raises(ValueError, match=r"the sink has no columns \['colour'\], only .*: leave them out"):
+            prepare(sink, record)
+
+
+@pytest.mark.parametrize("make", [delta, iceberg])
 def test_a_file_that_is_gone_is_an_error_and_not_passed_over(tmp_path: Path, make: Any) -> None:
     sink = make(tmp_path)
     driver = committer(sink)

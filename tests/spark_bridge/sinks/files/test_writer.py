@@ -106,6 +106,14 @@ def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
     assert writer.seal(1)[0].rows == 1
 
 
+def test_what_is_neither_text_nor_bytes_is_refused(url: str) -> None:
+    writer: Any = a_writer(url)
+    with pytest.raises(TypeError, match="a dict is not a line of a file: yield text or bytes from the stage before"):
+        writer.write({"id": 1})
+    writer.write("a")
+    assert writer.seal(1)[0].rows == 1
+
+
 def test_a_writer_whose_write_failed_seals_nothing_more() -> None:
     """Its part may end in the middle of a row; an operator that swallows the error must not publish the part."""
     writer = a_writer(new_url())
