@@ -15,7 +15,7 @@ import pyarrow.parquet
 from deltalake import DeltaTable
 
 from headgate.sinks import DeltaSink, FileSink, IcebergSink, PostgresSink, RedisStreamsSink, TwoPhaseSink
-from headgate.sources import FileSource, PostgresSource, RedisStreamsSource, Source
+from headgate.sources import FileSource, HybridSource, PostgresSource, RedisStreamsSource, Source
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 
@@ -36,6 +36,7 @@ PAIRS = (
     ("table", "iceberg"),
     ("changes", "postgres"),
     ("changes", "redis"),
+    ("hybrid", "postgres"),
 )
 
 
@@ -80,18 +81,27 @@ class Pair:
     redis_url: str
 
     def source(self, *, ends: bool = True) -> Source:
-        """The source. Only changes may not end."""
+        """The source. Only changes may not end. A hybrid source reads files, then a table, and then its changes."""
         match self.source_kind:
             case "files":
-                return FileSource(f"{self.folder}/in", batch_rows=9, rate_limit_per_s=RATE)
+                return self._files()
             case "redis":
                 keys = [f"in:{one}" for one in range(3)]
                 url = self.redis_url
                 return RedisStreamsSource(url, keys, SCHEMA, bounded=True, batch_rows=9, rate_limit_per_s=RATE)
-            case kind:
-                slot = "soak" if kind == "changes" else None
-                more: dict[str, Any] = {"changes": slot, "bounded": ends, "op_column": None, "lsn_column": None}
-                return PostgresSource(self.conninfo, "soak.source", "id", range_rows=20, rate_limit_per_s=RATE, **more)
+            case "hybrid":
+                return HybridSource(self._files(), self.table(ends=ends))
+            case _:
+                return self.table(ends=ends)
+
+    def _files(self) -> FileSource:
+        return FileSource(f"{self.folder}/in", batch_rows=9, rate_limit_per_s=RATE)
+
+    def table(self, *, ends: bool = True) -> PostgresSource:
+        """The table of the pair, with its changes unless only the table is read."""
+        slot = None if self.source_kind == "table" else "soak"
+        more: dict[str, Any] = {"changes": slot, "bounded": ends, "op_column": None, "lsn_column": None}
+        return PostgresSource(self.conninfo, "soak.source", "id", range_rows=20, rate_limit_per_s=RATE, **more)
 
     def sink(self) -> TwoPhaseSink[Any]:
         columns = SCHEMA.names
@@ -199,27 +209,33 @@ def prepare(servers: Servers, pair: Pair, *, late: bool) -> list[tuple[int, str]
     rows = [(number, f"row {number}") for number in range(ROWS)]
     match pair.source_kind:
         case "files":
-            Path(pair.folder, "in").mkdir()
-            for part in range(4):
-                some = rows[part::4]
-                table = pyarrow.table([[one[0] for one in some], [one[1] for one in some]], schema=SCHEMA)
-                pyarrow.parquet.write_table(table, f"{pair.folder}/in/{part}.parquet", row_group_size=20)
+            write_files(pair, rows)
         case "redis":
             with servers.redis.connect() as client:
                 for number, name in rows:
                     client.xadd(f"in:{number % 3}", {"id": number, "name": name})
         case "table":
             insert(servers, rows)
-        case _:
+        case kind:
+            if kind == "hybrid":
+                write_files(pair, rows[: ROWS // 3])
+                rows = rows[ROWS // 3 :]
             drop_slot(servers, pair)
-            insert(servers, rows[: ROWS // 2])
+            half = len(rows) // 2
+            insert(servers, rows[:half])
             if late:
-                return rows[ROWS // 2 :]
-            source = pair.source()
-            assert isinstance(source, PostgresSource)
-            source.create_slot()
-            insert(servers, rows[ROWS // 2 :])
+                return rows[half:]
+            pair.table().create_slot()
+            insert(servers, rows[half:])
     return []
+
+
+def write_files(pair: Pair, rows: list[tuple[int, str]]) -> None:
+    Path(pair.folder, "in").mkdir()
+    for part in range(4):
+        some = rows[part::4]
+        table = pyarrow.table([[one[0] for one in some], [one[1] for one in some]], schema=SCHEMA)
+        pyarrow.parquet.write_table(table, f"{pair.folder}/in/{part}.parquet", row_group_size=20)
 
 
 def insert(servers: Servers, rows: list[tuple[int, str]]) -> None:
@@ -229,9 +245,8 @@ def insert(servers: Servers, rows: list[tuple[int, str]]) -> None:
 
 def drop_slot(servers: Servers, pair: Pair) -> None:
     """Drop the slot of a pair that reads changes, past the line to the server."""
-    source = Pair(pair.source_kind, pair.sink_kind, pair.folder, servers.postgres.conninfo, "").source()
-    if isinstance(source, PostgresSource):
-        source.drop_slot()
+    if pair.source_kind in ("changes", "hybrid"):
+        Pair(pair.source_kind, pair.sink_kind, pair.folder, servers.postgres.conninfo, "").table().drop_slot()
 
 
 def _as_lines(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[str]:

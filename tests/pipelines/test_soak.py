@@ -52,4 +52,4 @@ def test_each_row_reaches_the_target_once_although_parts_of_a_real_spark_die(ser
 
 def test_a_seed_names_one_run() -> None:
     assert draw(7) == draw(7)
-    assert {draw(seed).source for seed in range(11)} == {"files", "redis", "table", "changes"}
+    assert {draw(seed).source for seed in range(len(PAIRS))} == {one for one, _ in PAIRS}

@@ -80,7 +80,7 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The run of this seed. Eleven seeds in a row have all pairs."""
+    """The run of this seed. As many seeds in a row as there are pairs have them all."""
     source, sink = PAIRS[seed % len(PAIRS)]
     chance = random.Random(seed)
     servers = Pair(source, sink, "", "", "").servers
