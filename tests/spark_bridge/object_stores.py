@@ -46,7 +46,7 @@ class ObjectStore:
 
     def new_bucket(self) -> str:
         """Make an empty bucket; returns its name."""
-        name = f"bucket-{next(_buckets)}"
+        name = f"store-{next(_buckets)}"  # the tests of S3 alone make a "bucket" each
         self.filesystem.mkdir(name)
         return name
 

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from spark_bridge.sinks.postgres.table import PostgresTable, gid_of, gid_prefix
-from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
+from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
 
@@ -150,13 +150,25 @@ class StagedCommitter(_PostgresCommitter):
             for name, part in new.items():
                 if staged.get(name, 0) != part.payload:
                     raise self._lost(name)
-            connection.execute(self._apply(), {"sink": self._sink, "parts": names})
+            try:
+                connection.execute(self._apply(), {"sink": self._sink, "parts": names})
+            except psycopg.IntegrityError as error:
+                raise self._refused(error) from error
             connection.cursor().executemany(
                 sql.SQL("INSERT INTO {} (sink, writer, number) VALUES (%s, %s, %s)").format(self._table.commits),
                 [(self._sink, part.writer, part.number) for part in new.values()],
             )
             self._prune(connection, list(new.values()))
             self._delete(connection, names)
+
+    def _refused(self, error: psycopg.IntegrityError) -> SinkCommitFailed:
+        *schema, staging = self._table.staging.as_string(None).replace('"', "").split(".")
+        return SinkCommitFailed(
+            f"table {self._table.table} refuses rows of sink {self._sink!r}. They stay in "
+            f"{'.'.join((*schema, staging))}, and each restart from this checkpoint tries to commit them again. Change "
+            "the constraint or the values there, without deleting rows, or start again without this checkpoint. The "
+            f"server says: {error}"
+        )
 
     def abort(self, names: Sequence[str]) -> None:
         with self._table.connect() as connection:

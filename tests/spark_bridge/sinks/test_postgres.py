@@ -17,7 +17,7 @@ from pyspark.sql import Row
 from actors.logs import get_logger
 from headgate.errors import SinkDataLost
 from headgate.sinks import Committable, PostgresSink, SinkCommitterContext, SinkWriterContext
-from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
 from tests.postgres import Postgres
 
 
@@ -184,6 +184,24 @@ def test_a_key_without_a_unique_index_fails_the_start(postgres: Postgres, databa
         committer(sink)
     database.execute("CREATE UNIQUE INDEX ON shop.plain (id, name)")
     committer(sink)
+
+
+def test_rows_that_the_table_refuses_wait_for_a_change_of_the_table(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    database.execute("CREATE TABLE shop.strict (id bigint NOT NULL)")
+    sink = PostgresSink(postgres.conninfo, "shop.strict", ["id"])
+    driver, task = committer(sink), Task(sink)
+    parts = task.prepare((1,), (None,))
+    for _ in range(2):
+        with pytest.raises(
+            SinkCommitFailed, match=r"refuses rows of sink .*stay in shop\.headgate_staged_strict, .*: null value"
+        ):
+            driver.commit(parts)
+    database.execute("ALTER TABLE shop.strict ALTER id DROP NOT NULL")
+    driver.commit(parts)
+    assert database.execute("SELECT id FROM shop.strict ORDER BY id").fetchall() == [(1,), (None,)]
+    task.close()
 
 
 def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  # H6
