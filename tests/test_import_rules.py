@@ -90,6 +90,7 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
+    Layer("spark_bridge/subtask/urls.py", STDLIB | {"spark_bridge.subtask", "fsspec"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),

@@ -20,8 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.sinks import FileSink
 from headgate.sources import FileSource
 from headgate.testing import running_operator
+from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sources.files.task import _first_record, _last_record
 from tests.sources.test_split_reader import STREAMING, until_over
 from tests.spark_bridge.s3 import new_bucket
@@ -272,3 +274,17 @@ def test_a_path_at_which_there_is_nothing_is_refused_unless_files_come_later(tmp
     assert list(FileSource(missing, "json", discover_every_s=1.0).splits()) == []
     assert list(FileSource(f"{missing}/*.json").splits()) == []
     assert list(FileSource(str(tmp_path), "json").splits()) == [], "an empty folder may be right"
+
+
+def test_a_filesystem_that_does_not_exist_or_is_not_installed_is_named_with_its_url() -> None:
+    for make in (
+        lambda url: FileSource(url).files(),
+        lambda url: FileSink(url).target,
+        lambda url: DataFolder(url, "sink"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"cannot use typo://bucket/x: Protocol not known: typo\. Correct the URL, or"
+        ):
+            make("typo://bucket/x")
+        with pytest.raises(ImportError, match=r"cannot use dropbox://bucket/x: .*dropbox.*install the package of its"):
+            make("dropbox://bucket/x")

@@ -18,11 +18,11 @@ from urllib.parse import quote
 from spark_bridge.sinks.files.moves import move_on
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.subtask.urls import filesystem_of
 
 ensure_importable("fsspec")
 
-from fsspec.core import url_to_fs  # noqa: E402 - fsspec must be importable first
-from fsspec.implementations.local import LocalFileSystem  # noqa: E402
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402 - fsspec must be importable first
 
 __all__ = ["UNFINISHED", "PartFile", "Published", "SinkDirectory"]
 
@@ -67,7 +67,7 @@ class SinkDirectory:
             )
         if not name:
             raise SinkMisused("the name of a sink must not be empty")
-        self._filesystem, root = url_to_fs(url, **(options or {}))
+        self._filesystem, root = filesystem_of(url, options)
         self._root = root.rstrip("/")
         self._staging = f"{self._root}/.headgate-{quote(name, safe='')}"
         self._local = isinstance(self._filesystem, LocalFileSystem)

@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.subtask.urls import filesystem_of
 
 ensure_importable("fsspec")
 
-from fsspec.core import url_to_fs  # noqa: E402 - fsspec must be importable first
-from fsspec.implementations.local import LocalFileSystem  # noqa: E402
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402 - fsspec must be importable first
 
 __all__ = ["DataFolder"]
 
@@ -40,7 +40,7 @@ class DataFolder:
                 f"{url!r} is neither an absolute path nor a URL: pass one, because executors have other working "
                 "directories"
             )
-        self._filesystem, root = url_to_fs(url, **(options or {}))
+        self._filesystem, root = filesystem_of(url, options)
         self._root = root.rstrip("/")
         self._notes = f"{self._root}/_headgate/{quote(sink, safe='')}"
         self._local = isinstance(self._filesystem, LocalFileSystem)

@@ -14,8 +14,8 @@ from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
-from spark_bridge.subtask.bootstrap import ensure_importable
 from spark_bridge.subtask.source import SplitReader
+from spark_bridge.subtask.urls import filesystem_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -91,10 +91,7 @@ class FileSource(Source):
 
     def _opened(self) -> tuple[Any, str, bool]:
         """The filesystem, the path in it, and whether that is a pattern."""
-        ensure_importable("fsspec")
-        from fsspec.core import url_to_fs
-
-        filesystem, root = url_to_fs(self._url, **self._settings.storage_options)
+        filesystem, root = filesystem_of(self._url, self._settings.storage_options)
         return filesystem, root, any(mark in root for mark in "*?[")
 
     def files(self) -> list[tuple[str, int]]:
