@@ -208,8 +208,9 @@ class HybridSplitEnumerator(SplitEnumerator):
     before it, which knows where that has ended. So nothing is read twice, and nothing is left out. Splits that are
     given back later are read before anything else is given to the subtask that asks.
 
-    A split reaches the reader as ``[index, split]``, where ``index`` counts the sources from 0. A reader asks for more
-    only when it has read what it has, except for splits of the last source.
+    A split reaches the reader as ``[index, split]``, where ``index`` counts the sources from 0, and events in both
+    directions are ``[index, event]``. A reader asks for more only when it has read what it has, except for splits of
+    the last source.
 
     Args:
         sources: what builds each enumerator: ``build(state, previous)``. ``state`` is what its ``snapshot_state``
@@ -337,7 +338,10 @@ class HybridSplitEnumerator(SplitEnumerator):
             await self._hand_over_if_read()
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
-        await self._begun[-1].handle_source_event(subtask, attempt, event)
+        index, inner = event
+        if index >= len(self._begun):
+            raise ValueError(f"subtask {subtask} sent {inner!r} to source {index}, which has not begun: send it later")
+        await self._begun[index].handle_source_event(subtask, attempt, inner)
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         return encode_event([await enumerator.snapshot_state(checkpoint_id) for enumerator in self._begun])

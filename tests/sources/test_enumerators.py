@@ -351,6 +351,57 @@ async def test_each_reader_of_a_hybrid_source_keeps_its_state_and_hears_of_check
     assert first[-1] == second[-1] == ("aborted", 9)
 
 
+class Reported(Past):
+    """Its readers report each split that they have read, and its enumerator notes that."""
+
+    def __init__(self, heard: list[Any], *splits: list[int]) -> None:
+        super().__init__(*splits)
+        self.heard = heard
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> StaticSplitEnumerator:
+        heard = self.heard
+
+        class Noting(StaticSplitEnumerator):
+            async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+                heard.append(event)
+
+        return Noting(self.splits, state)
+
+    @property
+    def operator(self) -> Any:
+        class Reporting(Numbers):
+            def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+                yield from super().read_from(split, position)
+                self.context.send_event(split)
+
+        return partial(Reporting, 20.0)
+
+
+async def test_a_report_on_a_split_of_the_first_source_reaches_its_enumerator_after_the_hand_over_too() -> None:
+    first: list[Any] = []
+    second: list[Any] = []
+    source = HybridSource(Reported(first, [0, 3], [3, 20]), Reported(second, [100, 140], [140, 180]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await world.advance(1.0)
+        await world.checkpoint()
+        await world.advance(3.0)
+        slow = next(task for task in tasks if 3 in task.outputs)
+        assert any(number >= 100 for task in tasks for number in task.outputs), "the second source has begun"
+        await world.kill(slow)
+        again = await world.retry(slow)
+        await until_over(world, again, *[task for task in tasks if task is not slow])
+    assert sorted(first) == [[0, 3], [3, 20], [3, 20]], "the lost task has read it twice"
+    assert all(start >= 100 for start, _ in second)
+    assert not world.failures
+
+
+async def test_an_event_to_a_source_that_has_not_begun_is_refused() -> None:
+    hybrid = HybridSplitEnumerator([Past([0, 1]).enumerator, Past().enumerator])
+    with pytest.raises(ValueError, match="sent 'early' to source 1, which has not begun: send it later"):
+        await hybrid.handle_source_event(0, 0, [1, "early"])
+
+
 async def test_a_checkpoint_of_another_source_is_refused_by_a_hybrid_source() -> None:
     context: Any = None
     reader = HybridSource(Past()).operator()
