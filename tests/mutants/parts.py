@@ -256,6 +256,31 @@ position-before-the-output [new; H130]
   + position, output = item
   +         yield output
   +         reading.position = position
+hybrid-hears-of-no-early-return [new; H132]
+  A task that returned early and succeeded counts as still reading, so that the next source never begins.
+  @ actors.coordination.enumerators:HybridSplitEnumerator.attempt_ended
+  - if succeeded:
+  + if False:
+hybrid-hands-over-too-early [new; H132]
+  The next source begins while a task still has something of the one before.
+  @ actors.coordination.enumerators:HybridSplitEnumerator._hand_over_if_read
+  - or self._unread
+  + or False
+hybrid-gives-reports-to-the-newest [new; H132]
+  What a reader reports on a split of an earlier source reaches the enumerator of the newest one.
+  @ actors.coordination.enumerators:HybridSplitEnumerator.handle_source_event
+  - await self._begun[index]
+  + await self._begun[-1]
+hybrid-keeps-no-states [new; H132]
+  The readers of a hybrid source are not given their states.
+  @ spark_bridge.subtask.hybrid:HybridReader.open
+  - reader.open(of_reader, its_own)
+  + reader.open(of_reader, None)
+hybrid-completes-alone [new; H132]
+  The readers of a hybrid source are not notified of completed checkpoints.
+  @ spark_bridge.subtask.hybrid:HybridReader.notify_checkpoint_complete
+  - reader.notify_checkpoint_complete(checkpoint_id)
+  + pass
 splits-of-a-checkpoint-go-back [new; H130]
   A reset gives back splits that the checkpoint holds for the reader.
   @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator

@@ -325,7 +325,7 @@ class CountedSource(Past):
 
 
 async def test_each_reader_of_a_hybrid_source_keeps_its_state_and_hears_of_checkpoints_and_events() -> None:
-    """Otherwise a reader of changes would never let its server forget the log."""
+    """H132. Otherwise a reader of changes would never let its server forget the log."""
     first: list[Any] = []
     second: list[Any] = []
     source = HybridSource(CountedSource(first, 20.0, [0, 40], [40, 80]), CountedSource(second, None, [100, 105]))
@@ -378,6 +378,7 @@ class Reported(Past):
 
 
 async def test_a_report_on_a_split_of_the_first_source_reaches_its_enumerator_after_the_hand_over_too() -> None:
+    """H132."""
     first: list[Any] = []
     second: list[Any] = []
     source = HybridSource(Reported(first, [0, 3], [3, 20]), Reported(second, [100, 140], [140, 180]))
