@@ -19,7 +19,7 @@ from headgate.sinks import PostgresSink
 from headgate.sources import PostgresSource
 from headgate.testing import running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from spark_bridge.sources.errors import SourceBlocked
+from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres import driver
 from spark_bridge.sources.postgres.task import PostgresReader, _Snapshot, range_read_event
 from tests.postgres import Postgres
@@ -312,6 +312,17 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     assert asked_again.assigned == [(1, changes)], "another driver knows the snapshots"
     await again.add_splits_back([changes], 1)
     assert (again.pending_count, again.pending_backlog) == (1, 0), "changes count when a task has them"
+
+
+def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(postgres: Postgres) -> None:
+    wrong = PostgresSource(f"{postgres.conninfo} dbname=nosuch", "src.t", "id")
+    with pytest.raises(
+        SourceUnreachable,
+        match=r"PostgresSource\('src\.t'\) cannot connect: (.|\n)*\"nosuch\" does not exist\. Check conni",
+    ):
+        wrong.ranges()
+    with pytest.raises(ValueError, match=r"cannot understand conninfo: .*\"hots\".*'host=db dbname=shop user=me'"):
+        PostgresSource("hots=127.0.0.1", "src.t", "id").ranges()
 
 
 def test_changes_of_a_partitioned_table_come_under_its_name(postgres: Postgres, database: psycopg.Connection) -> None:

@@ -16,9 +16,12 @@ from headgate.sinks import RedisStreamsSink
 from headgate.sources import RedisStreamsSource, SplitAt
 from headgate.testing import running_operator
 from headgate.types import Chain
+from spark_bridge.sources.errors import SourceUnreachable
+from spark_bridge.sources.redis import task
 from spark_bridge.sources.redis.task import RedisReader, _Count
 from tests.redis_server import RedisServer
 from tests.sources.incarnations import run_until_the_end
+from tests.spark_bridge.object_stores import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -277,3 +280,25 @@ def test_a_value_that_does_not_fit_is_named_with_its_stream_and_field(redis_serv
     words = f"stream 'odd', entries {first} to {last}: a value of the field 'id' is not of the type int64 .*'many'"
     with pytest.raises(ValueError, match=words):
         read(source, source.splits()[0])
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:{closed}", "Connection refused"),
+        ("nobody:wrong@127.0.0.1:{port}", "invalid username-password pair"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(
+    redis_server: RedisServer, address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "RETRIES", 1)
+    url = "redis://" + address.format(port=redis_server.port, closed=free_port())
+    source = RedisStreamsSource(url, ["orders"], SCHEMA)
+    with pytest.raises(
+        SourceUnreachable, match=rf"RedisStreamsSource\(\('orders',\)\) cannot reach Redis: .*{words}.*\. Check the url"
+    ) as raised:
+        source.splits()
+    assert "wrong" not in str(raised.value), "it does not show the password"
+    with pytest.raises(SourceUnreachable, match="cannot reach Redis"):
+        source.next_part(["orders", None], None)

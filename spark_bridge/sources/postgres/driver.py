@@ -23,7 +23,7 @@ from actors.coordination import SplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.sources.errors import SourceBlocked
+from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
@@ -109,10 +109,25 @@ class PostgresSource(Source):
     def __repr__(self) -> str:
         return f"PostgresSource({'.'.join(self._table)!r})"
 
+    def _connect(self, *, autocommit: bool = False) -> psycopg.Connection:
+        """Open a connection. Raises ``SourceUnreachable``, or ``ValueError`` if ``conninfo`` cannot be understood."""
+        try:
+            return psycopg.connect(self._conninfo, autocommit=autocommit)
+        except psycopg.OperationalError as error:
+            raise SourceUnreachable(
+                f"{self!r} cannot connect: {str(error).strip()}. Check conninfo, with which the driver and every "
+                "executor connect"
+            ) from error
+        except psycopg.ProgrammingError as error:
+            raise ValueError(
+                f"{self!r} cannot understand conninfo: {str(error).strip()}. Write "
+                "'host=db dbname=shop user=me', or a URL that begins with postgresql://"
+            ) from error
+
     @cached_property
     def _column_types(self) -> dict[str, tuple[str, int]]:
         """The types of the columns that are read, and their modifiers. Blocks."""
-        with psycopg.connect(self._conninfo) as connection:
+        with self._connect() as connection:
             found = connection.execute(
                 "SELECT attname, format_type(atttypid, NULL), atttypmod FROM pg_attribute WHERE attrelid = "
                 "to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -172,7 +187,7 @@ class PostgresSource(Source):
         something else: the publication to other tables, or the slot to another database or output plugin.
         """
         publication = sql.Identifier(self.settings.publication)
-        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+        with self._connect(autocommit=True) as connection:
             (level,) = connection.execute("SHOW wal_level").fetchone() or ("",)
             if level != "logical":
                 raise ValueError(f"wal_level is {level!r}: set it to logical and restart the server, to read changes")
@@ -218,7 +233,7 @@ class PostgresSource(Source):
 
     def drop_slot(self) -> None:
         """Drop slot and publication: the job is never run again. Does nothing if they do not exist. Blocks."""
-        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+        with self._connect(autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
                 (self._slot,),
@@ -236,7 +251,7 @@ class PostgresSource(Source):
         )
         low: str | None = None
         found: list[list[Any]] = []
-        with psycopg.connect(self._conninfo) as connection:
+        with self._connect() as connection:
             while True:
                 above = (
                     sql.SQL("true")

@@ -12,7 +12,7 @@ from zlib import crc32
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.source_events import SplitAt
-from spark_bridge.sources.redis.task import RedisReader, connect
+from spark_bridge.sources.redis.task import RedisReader, reached
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -83,7 +83,7 @@ class RedisStreamsSource(Source):
 
     def splits(self) -> list[Any]:
         """The splits that exist now. Blocks."""
-        with connect(self._url) as client:
+        with reached(self._url, repr(self)) as client:
             if isinstance(self._streams, str):
                 keys = sorted(key.decode() for key in client.scan_iter(match=self._streams, count=1000, _type="STREAM"))
             else:
@@ -120,7 +120,7 @@ class RedisStreamsSource(Source):
         stream, until = split
         if until is not None:
             return super().next_part(split, position)
-        with connect(self._url) as client:
+        with reached(self._url, repr(self)) as client:
             end = _last_id(client, stream)
         return None if end is None or end == position else (SplitAt([stream, end], position), end)
 

@@ -9,8 +9,10 @@ split never ends. A position is the id of the last entry that was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge.sources.errors import SourceUnreachable
 from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.source import SplitReader
 
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
     import pyarrow
     import redis
 
-__all__ = ["RedisReader", "connect"]
+__all__ = ["RedisReader", "reached"]
 
 OPEN_MAX = 100_000
 BATCHES_MAX = 16
+RETRIES = 8
 """A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
 
 
@@ -186,9 +189,25 @@ def connect(url: str) -> redis.Redis:
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
-    retry = Retry(ExponentialBackoff(cap=2.0, base=0.1), 8)
+    retry = Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES)
     client: redis.Redis = redis.Redis.from_url(url, retry=retry, client_name="headgate")
     return client
+
+
+@contextmanager
+def reached(url: str, source: str) -> Iterator[Any]:
+    """A client for the driver's half. Raises ``SourceUnreachable`` if the server does not answer, or wants a login."""
+    client = connect(url)
+    import redis
+
+    with client:
+        try:
+            yield client
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise SourceUnreachable(
+                f"{source} cannot reach Redis: {str(error).rstrip('.')}. Check the url, with which the driver and "
+                "every executor connect"
+            ) from error
 
 
 def _batch_maker(stream: str, schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:
