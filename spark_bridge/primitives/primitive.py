@@ -53,4 +53,4 @@ class Primitive(ABC):
 
     @abstractmethod
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        """Return what makes a task's half. It is pickled."""
+        """Return what makes a task's half. It is pickled; see ``elsewhere`` for a sidecar in another process."""

@@ -273,6 +273,10 @@ class _Coordinator(OperatorCoordinator):
             case _:
                 raise ValueError(f"not an event of a shared value: {event!r:.80}")
 
+    async def handle_client_request(self, request: Any) -> int:
+        """Set the value, for a program whose sidecar is in another process, and return its version."""
+        return self._shared.set(request)
+
     async def _send_whole(self, version: _Version, subtask: int, attempt: int, wants_answer: bool) -> None:
         """Send the value in chunks, as the task takes them. All together would hold the event loop.
 

@@ -103,7 +103,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         return SourceCoordinator(self._enumerator)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        return partial(WorkQueuePart, self._in_hand)
+        return partial(WorkQueuePart, self._name, self._in_hand, self._key is not None)
 
     def _enumerator(self, state: bytes | None) -> SplitEnumerator:
         self._latest = _Enumerator(self._roots, state)
