@@ -54,8 +54,9 @@ IN_THE_FACTORY = ("coordinate", "release", "source", "for_each_batch")
 class AttachedSidecar(StaysOnDriver):
     """Attaches this driver to a sidecar in another process: ``with AttachedSidecar(spark, "host:port", ...) as s:``.
 
-    Its operators are those of the sidecar's factory. ``operator(name).subtask(...)`` makes the function for
-    ``mapPartitions`` and similar functions. If the sidecar dies, tasks and driver look for it and continue when it has
+    Its operators are those of the sidecar's factory, and so are the ready-made parts that these use.
+    ``operator(name).subtask(...)`` makes the function for ``mapPartitions`` and similar functions, and
+    ``operator(name).part(...)`` gives that function a part. If the sidecar dies, tasks and driver look for it and continue when it has
     been restarted. Thread-safe; every method blocks the calling thread.
 
     ``spark`` is a SparkSession, classic or of Spark Connect, or a SparkContext, and ``address`` is ``"host:port"`` of
