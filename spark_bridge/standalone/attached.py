@@ -56,8 +56,8 @@ class AttachedSidecar(StaysOnDriver):
 
     Its operators are those of the sidecar's factory, and so are the ready-made parts that these use.
     ``operator(name).subtask(...)`` makes the function for ``mapPartitions`` and similar functions, and
-    ``operator(name).part(...)`` gives that function a part. If the sidecar dies, tasks and driver look for it and continue when it has
-    been restarted. Thread-safe; every method blocks the calling thread.
+    ``operator(name).part(...)`` gives that function a part. If the sidecar dies, tasks and driver look for it and
+    continue when it has been restarted. Thread-safe; every method blocks the calling thread.
 
     ``spark`` is a SparkSession, classic or of Spark Connect, or a SparkContext, and ``address`` is ``"host:port"`` of
     the sidecar. With Spark Connect, the sidecar runs where the server and its executors reach it, and only this client
