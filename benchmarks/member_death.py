@@ -217,24 +217,30 @@ def _lose_member(spark: SparkSession, training: Training, marker: Path, loss: Lo
             return lambda step: lose_once(marker, loss.number, member.rank, step)
 
         def work(records: Iterator[int]) -> Iterator[tuple[float, float]]:
+            lost_ms: list[float] = []
             next_ms: list[float] = []
 
-            def next_step(_: int) -> None:
-                next_ms.append(_since_ms(marker))  # before the group finds out whose error it is that ends the training
-                raise _Enough
+            def next_step(member: GroupMember) -> Step:
+                def made(_: int) -> None:
+                    next_ms.append(_since_ms(marker))
+                    member.barrier()  # a member that leaves before the others have made the step would be their loss
+                    raise _Enough
+
+                return made
 
             if loss.elastic and marker.exists():
                 return  # the retry, without which the others have gone on
-            try:
-                with group as member, inside(member):
-                    train(member, next_step if marker.exists() else first(member))
-            except _Enough:
-                pass  # the retry of the lost member
-            except PeerLost:
-                lost_ms = _since_ms(marker)
-                with suppress(_Enough, PeerLost), group as member, inside(member):
-                    train(member, next_step)
-                yield lost_ms, next_ms[0]
+            while not next_ms:
+                try:
+                    with group as member, inside(member):
+                        train(member, next_step(member) if marker.exists() else first(member))
+                except _Enough:
+                    pass
+                except PeerLost:
+                    if not next_ms:
+                        lost_ms.append(_since_ms(marker))
+            if lost_ms:  # not the retry of the lost member
+                yield lost_ms[0], next_ms[0]
 
         found = list(spark.sparkContext.parallelize(range(MEMBERS), MEMBERS).mapPartitions(job.subtask(work)).collect())
         return [lost_ms for lost_ms, _ in found], [next_ms for _, next_ms in found]

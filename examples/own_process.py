@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A coordinator in its own process: it adds up what the tasks report, and outlives the driver.
+"""A coordinator in its own process: it adds up what the tasks report, and outlives the driver. So does a work queue.
 
-This program starts the process, runs one job that is attached to it, and ends the process.
+This program starts the process, runs two jobs that are attached to it, and ends the process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import AttachedSidecar, OperatorCoordinator, SidecarRuntime, SubtaskContext, SubtaskOperator
+from headgate import AttachedSidecar, OperatorCoordinator, SidecarRuntime, SubtaskContext, SubtaskOperator, WorkQueue
 
 SUBTASKS = 2
+PAGES = 100
 
 
 class Totals(OperatorCoordinator):
@@ -55,10 +56,18 @@ class Adder(SubtaskOperator):
 
 async def factory(sidecar: SidecarRuntime) -> None:
     await sidecar.coordinate("totals", Totals, parallelism=SUBTASKS, mode="streaming")
+    pages = sidecar.work_queue("pages", [1])
+    await sidecar.coordinate("crawl", parallelism=SUBTASKS, uses=[pages])
 
 
-def run_driver(address: str, secret_file: Path, master: str) -> int:
-    """In the driver: run the job and return what the coordinator answers after it."""
+def crawl(_: Iterator[int], pages: WorkQueue[int]) -> Iterator[int]:
+    for page in pages:
+        pages.add([linked for linked in (2 * page, 2 * page + 1) if linked <= PAGES])
+        yield page
+
+
+def run_driver(address: str, secret_file: Path, master: str) -> tuple[int, int]:
+    """In the driver: run both jobs; return what the coordinator answers, and how many pages there are."""
     spark = start_spark(master, "headgate own process")
     try:
         with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
@@ -66,7 +75,11 @@ def run_driver(address: str, secret_file: Path, master: str) -> int:
             task = sidecar.operator("totals").subtask(Adder)
             sidecar.run(lambda: numbers.mapPartitions(task).count())
             total: int = sidecar.request("totals", "total")
-            return total
+
+            slots = spark.sparkContext.parallelize(range(SUBTASKS), SUBTASKS)
+            operator = sidecar.operator("crawl")
+            visited = sidecar.run(slots.mapPartitions(operator.subtask(crawl, operator.part("pages"))).collect)
+            return total, len(visited)
     finally:
         spark.stop()
 
@@ -82,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().split()[-1]  # sidecar: listening on port N
-            print("total:", run_driver(f"127.0.0.1:{port}", secret_file, master))
+            total, pages = run_driver(f"127.0.0.1:{port}", secret_file, master)
+            print("total:", total, "pages:", pages)
         except SparkDidNotStart as error:
             print(f"Spark did not start: {error}", file=sys.stderr)
             return 2

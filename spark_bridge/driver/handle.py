@@ -15,6 +15,7 @@ from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
+from spark_bridge.primitives.elsewhere import described_parts, in_task
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.checks import check_operator
@@ -149,7 +150,30 @@ class OperatorHandle(StaysOnDriver):
                 "pass the same chain to coordinate in the sidecar's process and to subtask"
             )
         self._shipped(OperatorChain)
-        return SubtaskTask(partial(Flow, given.stages), self._endpoint, parts={**PARTS_OF_ALL, **given.operators})
+        return SubtaskTask(partial(Flow, given.stages), self._endpoint, parts={**self._task_parts, **given.operators})
+
+    def part(self, name: str) -> Any:
+        """Return a ready-made part that the operator uses, for the functions of its tasks.
+
+        Use it if the sidecar is in a separate process, where its factory has made the part: ``queue: WorkQueue[str] =
+        handle.part("pages")``. It has what a part offers in tasks, and none of what it offers on the driver. If a
+        ``WorkQueue`` was made with a ``key``, pass the same function to each ``add``.
+
+        Raises ``ValueError`` if the operator uses no part with this name.
+        """
+        part = in_task(self._task_parts, name)
+        if part is None:
+            known = ", ".join(map(repr, sorted(self.parts))) or "none"
+            raise ValueError(
+                f"operator {self.operator_id!r} uses no part {name!r}; there is {known}. Give it to the operator "
+                "with coordinate(..., uses=[part])"
+            )
+        return part
+
+    @property
+    def parts(self) -> dict[str, list[Any]]:
+        """The ready-made parts that it uses, by their names: the kind of each and its settings, as plain values."""
+        return described_parts(self._task_parts)
 
     def progress(self, total: int | None = None, *, count: str | None = None, counter: str | None = None) -> Progress:
         """Return a progress bar that is shown while its ``with`` block runs: ``with handle.progress(): action()``.

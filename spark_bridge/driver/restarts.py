@@ -9,10 +9,12 @@ again, after the delay that the restart strategy sets.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 import anyio
@@ -186,7 +188,7 @@ class Restarter:
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
-        text = f"{type(error).__name__}: {_first_line(error)}"
+        text = f"{type(error).__name__}: {_in_one_line(error)}"
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             raise RestartsExhausted(
@@ -197,9 +199,23 @@ class Restarter:
         return delay_s
 
 
-def _first_line(error: BaseException) -> str:
-    """Describe a failure in one line. Py4J's own first line names only its call; the JVM's exception is the second."""
+PYTHON_TRACEBACK = "Traceback (most recent call last):"
+PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(:.*)?")
+"""The line of a traceback that has the exception: ``package.Error: text``."""
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Describe a failure in one line.
+
+    If a task's own code has failed, that is the last exception of the traceback from Python, which PySpark has copied
+    into the text. Otherwise, Py4J's own first line names only its call, and the JVM's exception is the second.
+    """
     lines = str(error).strip().splitlines() or [""]
+    begins = next((number for number, line in enumerate(lines) if PYTHON_TRACEBACK in line), len(lines))
+    traceback = takewhile(lambda line: not line.startswith("\tat "), lines[begins + 1 :])
+    exceptions = [line for line in traceback if PYTHON_ERROR.fullmatch(line)]
+    if exceptions:
+        return exceptions[-1]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1].lstrip(": ")
     return lines[0]

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from actors.coordination import OperatorCoordinator
+from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.subtask.chain import COUNTERS
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["PARTS_OF_ALL", "Primitive", "checked_name"]
+__all__ = ["PARTS_OF_ALL", "Primitive", "checked_name", "not_the_state_of"]
 
 NAME_CHARS_MAX = 200
 PARTS_OF_ALL: Mapping[str, Callable[[], SubtaskOperator]] = {COUNTERS: CountersPart}
@@ -27,6 +28,14 @@ def checked_name(name: str) -> str:
     if name.startswith("headgate."):
         raise ValueError(f"names that begin with 'headgate.' are reserved, so choose another one than {name!r}")
     return name
+
+
+def not_the_state_of(kind: str, name: str) -> LocalProtocolError:
+    """The error for a checkpoint in which ``name`` is that of another kind of part (H80)."""
+    return LocalProtocolError(
+        f"the checkpoint has a state of {name!r} that is not that of {kind}: another kind of part had this name when "
+        'it was taken. Use that part again, or start without the checkpoint (restore="none")'
+    )
 
 
 class Primitive(ABC):
@@ -53,4 +62,4 @@ class Primitive(ABC):
 
     @abstractmethod
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        """Return what makes a task's half. It is pickled."""
+        """Return what makes a task's half. It is pickled; see ``elsewhere`` for a sidecar in another process."""

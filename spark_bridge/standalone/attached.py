@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.logs import get_logger
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
@@ -30,6 +30,7 @@ from spark_bridge.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import WITHIN_S, sidecar_html
 from spark_bridge.observability.status import SidecarStatus
+from spark_bridge.primitives.elsewhere import task_parts_of
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.driver_end import DriverEnd, SidecarElsewhere
 from spark_bridge.standalone.secret_file import read_secret
@@ -45,14 +46,18 @@ log = get_logger("headgate.attached")
 ANSWER_TIMEOUT_S = 150.0
 """For answers that come immediately, or as soon as the sidecar's operators have started."""
 RENEW_TIMEOUT_S = 5.0
+PART_FACTORIES = ("shared", "permits", "work_queue", "group")
+IN_THE_FACTORY = ("coordinate", "release", "source", "for_each_batch")
+"""What ``Sidecar`` has and this class has not: the first make parts, the others coordinate operators."""
 
 
 class AttachedSidecar(StaysOnDriver):
     """Attaches this driver to a sidecar in another process: ``with AttachedSidecar(spark, "host:port", ...) as s:``.
 
-    Its operators are those of the sidecar's factory. ``operator(name).subtask(...)`` makes the function for
-    ``mapPartitions`` and similar functions. If the sidecar dies, tasks and driver look for it and continue when it has
-    been restarted. Thread-safe; every method blocks the calling thread.
+    Its operators are those of the sidecar's factory, and so are the ready-made parts that these use.
+    ``operator(name).subtask(...)`` makes the function for ``mapPartitions`` and similar functions, and
+    ``operator(name).part(...)`` gives that function a part. If the sidecar dies, tasks and driver look for it and
+    continue when it has been restarted. Thread-safe; every method blocks the calling thread.
 
     ``spark`` is a SparkSession, classic or of Spark Connect, or a SparkContext, and ``address`` is ``"host:port"`` of
     the sidecar. With Spark Connect, the sidecar runs where the server and its executors reach it, and only this client
@@ -154,6 +159,24 @@ class AttachedSidecar(StaysOnDriver):
 
     # --- for the driver's code ------------------------------------------------------------------------------------
 
+    if not TYPE_CHECKING:  # a type checker knows that there are no such methods
+
+        def __getattr__(self, name: str) -> Any:
+            """Say where the methods of ``Sidecar`` are that this class does not have."""
+            if name in PART_FACTORIES:
+                raise AttributeError(
+                    f"AttachedSidecar has no {name}(): the coordinator of a part is in the sidecar's process. Make the "
+                    f"part there, in the factory, with sidecar.{name}(NAME, ...), give it to an operator with "
+                    "uses=[part], and get it here with sidecar.operator(OPERATOR).part(NAME)"
+                )
+            if name in IN_THE_FACTORY:
+                raise AttributeError(
+                    f"AttachedSidecar has no {name}(): its operators are those that the factory coordinates in the "
+                    "sidecar's process. Get one with sidecar.operator(OPERATOR), or use Sidecar, which runs in this "
+                    "process"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def operator_ids(self) -> list[str]:
         """The names of the operators that the sidecar coordinates, sorted."""
@@ -245,13 +268,14 @@ class AttachedSidecar(StaysOnDriver):
         name = description["operator_id"]
         stages = tuple(description["stages"])
         endpoint = TaskEndpoint(
-            **{key: value for key, value in description.items() if key not in ("mode", "stages")},
+            **{key: value for key, value in description.items() if key not in ("mode", "stages", "parts")},
             mode=mode,
             key=self._keys.task_key(name),
             certificate_sha256=self._address.certificate_sha256,
         )
         statistics, failure = partial(self._ask, "statistics", name), partial(self._failure_of, name)
-        return OperatorHandle(endpoint, statistics, failure, stages=stages)
+        parts = task_parts_of(description["parts"])
+        return OperatorHandle(endpoint, statistics, failure, task_parts=parts, stages=stages)
 
     def _failure_of(self, operator_id: str) -> BaseException | None:
         text = self._ask("failure", operator_id)

@@ -352,5 +352,7 @@ def describe(handle: OperatorHandle) -> dict[str, Any]:
         "register_timeout_s": endpoint.register_timeout_s,
         "ready_timeout_s": endpoint.ready_timeout_s,
         "event_bytes_max": endpoint.event_bytes_max,
+        "local_files": endpoint.local_files,
         "stages": list(handle.stages),
+        "parts": handle.parts,
     }

@@ -231,8 +231,8 @@ def current_part(kind: str, name: str) -> Any:
         chain = _live[0]
     if chain is None:
         raise LocalProtocolError(
-            f"the {kind} {name!r} is used in a function that no coordinated operator runs: pass the function to the "
-            f"operator's handle, as in rdd.mapPartitions(handle.subtask(function))"
+            f"the {kind} {name!r} is used where no task of a coordinated operator runs: use it in a function that you "
+            "pass to the operator's handle, as in rdd.mapPartitions(handle.subtask(function))"
         )
     part = chain.parts.get(name)
     if part is None:

@@ -120,7 +120,7 @@ def test_a_coordinator_in_its_own_process_adds_up_what_tasks_report(run_example:
     ended = run_example("own_process")
 
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "total: 5050\n"
+    assert ended.stdout == "total: 5050 pages: 100\n"
     assert ended.stderr == ""
 
 

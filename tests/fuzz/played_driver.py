@@ -143,7 +143,7 @@ class PlayedDriver:
         except BaseException:
             self._connected.cancel()
             raise
-        assert description.pop("stages") == []
+        assert (description.pop("stages"), description.pop("parts")) == ([], {})
         self._endpoint = TaskEndpoint(
             **{**description, "mode": RestoreMode(description["mode"])},
             key=address.keys.task_key(HONEST),

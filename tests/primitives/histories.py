@@ -212,6 +212,9 @@ class Crawler(SubtaskOperator):
         self.context = context
         self.done = json.loads(state) if state else []
 
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        return json.dumps([item for state in states.values() for item in json.loads(state)]).encode()
+
     def process(self, records: Iterator[Any]) -> Iterator[str]:
         for item in self.queue:
             for _ in range(spread(item, self.seed)):
@@ -225,14 +228,25 @@ class Crawler(SubtaskOperator):
         return json.dumps(self.done).encode()
 
 
-async def restored(make: Callable[[], SubtaskOperator], records: Any, seed: int, judge: Judge, uses: list[Any]) -> None:
-    """Streaming mode: applications with checkpoints and kills, each restored from the one before; judge the last."""
+async def restored(
+    make: Callable[[], SubtaskOperator],
+    records: Any,
+    seed: int,
+    judge: Judge,
+    uses: list[Any],
+    parallelism_after: int = 3,
+) -> None:
+    """Streaming mode: applications with checkpoints and kills, each restored from the one before; judge the last.
+
+    The first application has three subtasks, the others ``parallelism_after``.
+    """
     chance = random.Random(seed)
     kept: dict[str, Any] = {"mode": "streaming", "seed": seed, "attempts_max": 100, "uses": uses}
     left = chance.randrange(1, 4)
     while left >= 0:
-        async with running_operator(parallelism=3, checkpoint=in_turn(seed + left), **kept) as world:
-            tasks = [await world.launch_operator(subtask, make, records) for subtask in range(3)]
+        parallelism = parallelism_after if "restored" in kept else 3
+        async with running_operator(parallelism=parallelism, checkpoint=in_turn(seed + left), **kept) as world:
+            tasks = [await world.launch_operator(subtask, make, records) for subtask in range(parallelism)]
             for _ in range(chance.randrange(3, 20)):
                 await world.advance(chance.choice([0.0, 0.1, 0.3]))
                 running = [task for task in tasks if not task.outcome]
@@ -261,6 +275,16 @@ async def queue_restored_history(seed: int) -> None:
         demand(results(tasks) == names(DEPTH), "H100: the states do not have every item once")
 
     await restored(lambda: Crawler(queue, seed), [], seed, judge, [queue])
+
+
+async def queue_rescaled_history(seed: int) -> None:
+    """Streaming mode: every item counts once in the states, even with another parallelism (H52, H100)."""
+    queue = WorkQueue("tree", ["r"], in_hand=random.Random(seed).choice([1, 2, 5]))
+
+    def judge(world: World, tasks: list[OperatorTask]) -> None:
+        demand(results(tasks) == names(DEPTH), "H100: the states do not have every item once")
+
+    await restored(lambda: Crawler(queue, seed), [], seed, judge, [queue], parallelism_after=(1, 2, 5)[seed % 3])
 
 
 class Counting(SubtaskOperator):

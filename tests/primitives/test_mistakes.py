@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headgate import Group, SharedValue, SubtaskContext, WorkQueue
+from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.chain import composed
@@ -84,3 +84,44 @@ def test_a_key_that_is_not_callable_is_refused_where_the_queue_is_made() -> None
 def test_one_part_in_place_of_a_list_is_refused() -> None:
     with pytest.raises(TypeError, match=r"uses takes a list of parts, not one part: uses=\[part\]"):
         composed("check", cast("Any", None), cast("Any", RULES))
+
+
+def leave_in_the_middle(queue: WorkQueue[str] | None, group: Group | None) -> Any:
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        if queue is not None:
+            for item in queue:
+                context.wait_for_event(1.0)
+                yield item
+        if group is not None:
+            with group as member:
+                member.save(1, b"model")
+                context.wait_for_event(5.0)
+                yield member.rank
+
+    return run
+
+
+@pytest.mark.parametrize("was", ["queue", "group"])
+@pytest.mark.parametrize("becomes", ["queue", "group", "permits", "shared"])
+async def test_a_part_is_not_restored_with_the_state_of_another_kind_of_part(was: str, becomes: str) -> None:
+    """H80: it would be lost, or misread."""
+    makes: dict[str, Callable[[], Any]] = {
+        "queue": lambda: WorkQueue("part", ["a", "b", "c"]),
+        "group": lambda: Group("part"),
+        "permits": lambda: Permits("part", concurrency=1),
+        "shared": lambda: SharedValue("part", 1),
+    }
+    part = makes[was]()
+    run = leave_in_the_middle(part if was == "queue" else None, part if was == "group" else None)
+    async with running_operator(parallelism=1, mode="streaming", uses=[part]) as world:
+        await world.launch_operator(0, run, [])
+        await world.advance(0.5)
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    other = running_operator(parallelism=1, mode="streaming", uses=[makes[becomes]()], restored=restored)
+    if was == becomes:
+        async with other:
+            return
+    with pytest.raises(LocalProtocolError, match="the checkpoint has a state of 'part' that is not that of"):
+        async with other:
+            pass

@@ -21,6 +21,7 @@ from tests.primitives.histories import (
     names,
     pause,
     queue_history,
+    queue_rescaled_history,
     queue_restored_history,
     results,
     returned_early_history,
@@ -55,6 +56,11 @@ async def test_results_count_once_when_a_slow_task_gives_items_back(seed: int) -
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_results_count_once_with_checkpoints_failures_and_a_restore(seed: int) -> None:
     await queue_restored_history(seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_results_count_once_with_another_parallelism_after_a_restore(seed: int) -> None:
+    await queue_rescaled_history(seed)
 
 
 async def test_equal_keys_count_as_one_item() -> None:

@@ -166,7 +166,7 @@ class TaskParts:
     def __init__(self, process: Process, in_hand: int, team: str) -> None:
         self.process = process
         self.counters = CountersPart()
-        self.queue = WorkQueuePart(in_hand)
+        self.queue = WorkQueuePart("queue", in_hand, False)
         self.group = TaskGroup(self, elastic=team == "elastic") if team else None
         self.in_hand = in_hand
         self.worked = False  # through the queue

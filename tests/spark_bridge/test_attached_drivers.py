@@ -19,6 +19,7 @@ from protocol.wire.keys import KeyRing
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
+from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.process import Ports, SidecarProcess
 from spark_bridge.standalone.status_bytes import unpack_status
@@ -174,3 +175,23 @@ async def test_a_separate_process_writes_savepoints_where_it_may(tmp_path: Path,
         await driver.ask("savepoint", [HONEST, str(here[allowed] / "today"), 60.0])
         assert any(path.is_file() for path in (here[allowed] / "today").rglob("*"))
         assert not (here[refused] / "today").exists()
+
+
+async def test_tasks_write_no_value_in_clear_if_the_process_does_not_know_whether_spark_encrypts_files() -> None:
+    async with a_process() as served, PlayedDriver(served.address) as driver:
+        assert (await driver.ask("operators"))[HONEST]["local_files"] is False
+
+
+@pytest.mark.parametrize("method", ["shared", "permits", "work_queue", "group"])
+def test_a_part_is_not_made_by_an_attached_driver(method: str) -> None:
+    """It would have a coordinator in no process."""
+    sidecar: Any = object.__new__(AttachedSidecar)
+    with pytest.raises(AttributeError, match=rf"no {method}\(\).*in the factory.*operator\(OPERATOR\).part\(NAME\)"):
+        getattr(sidecar, method)
+
+
+@pytest.mark.parametrize("method", ["coordinate", "release", "source", "for_each_batch"])
+def test_an_operator_is_not_made_by_an_attached_driver(method: str) -> None:
+    sidecar: Any = object.__new__(AttachedSidecar)
+    with pytest.raises(AttributeError, match=rf"no {method}\(\).*that the factory coordinates"):
+        getattr(sidecar, method)

@@ -137,6 +137,39 @@ async def test_the_text_names_what_failed_in_the_jvm_not_the_call_that_raised() 
         await restarter.failed(error)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "An exception was thrown from the Python worker:\n{traceback}",
+        "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most "
+        "recent failure: Lost task 0.3 in stage 0.0 (TID 5): org.apache.spark.api.python.PythonException: {traceback}\n"
+        "\n\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)\n"
+        "\nDriver stacktrace:\n"
+        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n",
+    ],
+)
+async def test_the_text_names_the_exception_of_a_task_not_the_beginning_of_its_traceback(text: str) -> None:
+    runs, restarter = await begun(FixedDelay(restarts_max=0))
+    runs.failed = 1
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "job.py", line 3, in work\n'
+        "    int(text)\n"
+        "KeyError: 'first'\n"
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "job.py", line 5, in work\n'
+        "    raise\n"
+        "    ^^^^^\n"
+        "job.NoRows: the table has no rows: fill it\n"
+    )
+    with pytest.raises(
+        RestartsExhausted, match=r"the last failure was RuntimeError: job\.NoRows: the table .* fill it$"
+    ):
+        await restarter.failed(RuntimeError(text.format(traceback=traceback)))
+
+
 def test_a_blocking_run_calls_the_action_again_on_the_calling_thread() -> None:
     runs = Runs()
     threads = []

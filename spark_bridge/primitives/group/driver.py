@@ -16,6 +16,7 @@ from typing import Any
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
 from protocol.enumerations import CurrentEnumeration
+from protocol.errors import RemoteProtocolError
 from protocol.gateway.types import CONNECTION_GONE
 from protocol.group import (
     Admit,
@@ -57,7 +58,7 @@ from spark_bridge.primitives.group.messages import (
     parse_request,
 )
 from spark_bridge.primitives.group.task import PIECE_BYTES, GroupCheckpoint, GroupInTask, GroupPart
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["BLOB_BYTES_MAX", "Group"]
@@ -252,12 +253,21 @@ class _GroupCoordinator(OperatorCoordinator):
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         if state is not None:
-            step, blob = decode_event(state) if state else (0, None)
+            step, blob = self._decoded(state) if state else (0, None)
             self.checkpoint = None if blob is None else GroupCheckpoint(step, blob)
         elif not self._is_batch:
             self.checkpoint = None
         # In batch mode the tasks of a barrier stage continue, and the first task of a new run shows what that computes.
         self._begin_anew()
+
+    def _decoded(self, state: bytes) -> tuple[int, bytes]:
+        try:
+            match decode_event(state):
+                case [int(step), bytes(blob)]:
+                    return step, blob
+        except RemoteProtocolError as error:
+            raise not_the_state_of("a group", self._name) from error
+        raise not_the_state_of("a group", self._name)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         if self._is_batch or self.checkpoint is None:

@@ -14,7 +14,7 @@ from protocol.attempts import FailureReason
 from protocol.errors import GatewayFull
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["Permits"]
@@ -80,7 +80,7 @@ class Permits(PermitsInTask, Primitive):
         return self._book.in_use
 
     def coordinator(self, operator_id: str) -> OperatorCoordinator:
-        return _Coordinator(self._book, operator_id)
+        return _Coordinator(self._name, self._book, operator_id)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
         return partial(PermitsPart, self._name, self._limits_rate, self._slots > 0, self._hands_out_ahead)
@@ -170,7 +170,8 @@ def _is_of(user: _User, operator_id: str, subtask: int | None, attempt: int | No
 class _Coordinator(OperatorCoordinator):
     """Passes on what one operator's tasks want."""
 
-    def __init__(self, book: _Book, operator_id: str) -> None:
+    def __init__(self, name: str, book: _Book, operator_id: str) -> None:
+        self._name = name
         self._book = book
         self.operator_id = operator_id
         self._context: CoordinatorContext
@@ -236,4 +237,6 @@ class _Coordinator(OperatorCoordinator):
         self._book.forget(self.operator_id)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        if state:
+            raise not_the_state_of("permits", self._name)
         self._book.forget(self.operator_id)

@@ -19,7 +19,7 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.attempts import FailureReason
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.primitives.shared_value.encoding import (
     CHUNK_BYTES,
     CHUNKS_UNCONFIRMED,
@@ -273,6 +273,10 @@ class _Coordinator(OperatorCoordinator):
             case _:
                 raise ValueError(f"not an event of a shared value: {event!r:.80}")
 
+    async def handle_client_request(self, request: Any) -> int:
+        """Set the value, for a program whose sidecar is in another process, and return its version."""
+        return self._shared.set(request)
+
     async def _send_whole(self, version: _Version, subtask: int, attempt: int, wants_answer: bool) -> None:
         """Send the value in chunks, as the task takes them. All together would hold the event loop.
 
@@ -307,6 +311,8 @@ class _Coordinator(OperatorCoordinator):
         self._forget_attempts()
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        if state:
+            raise not_the_state_of("a shared value", self._shared.name)
         self._forget_attempts()
 
     def _is_over(self, subtask: int, attempt: int) -> None:

@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from struct import Struct, pack, unpack_from
+from struct import error as StructError
 from typing import Any, TypeVar
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.primitives.work_queue.messages import (
     ROOT,
     KeepItems,
@@ -103,10 +104,13 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         return SourceCoordinator(self._enumerator)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        return partial(WorkQueuePart, self._in_hand)
+        return partial(WorkQueuePart, self._name, self._in_hand, self._key is not None)
 
     def _enumerator(self, state: bytes | None) -> SplitEnumerator:
-        self._latest = _Enumerator(self._roots, state)
+        try:
+            self._latest = _Enumerator(self._roots, state)
+        except StructError as error:
+            raise not_the_state_of("a work queue", self._name) from error
         return self._latest
 
 
@@ -363,3 +367,5 @@ class _Enumerator(SplitEnumerator):
             at += _ENTRY.size
             self._put((same.get(id_, id_), state[at : at + size]), priority)
             at += size
+        if at > len(state):
+            raise StructError("the last item is not complete")

@@ -42,8 +42,10 @@ class WorkQueuePart(TaskPart):
 
     waits_for_subtask_ready = False
 
-    def __init__(self, in_hand: int) -> None:
+    def __init__(self, name: str, in_hand: int, keyed: bool) -> None:
+        self._name = name
         self._in_hand = in_hand
+        self._keyed = keyed  # the queue has a key function
         self._clock: Callable[[], float]
         self._report_at = 0.0
         self._hand: deque[Item] = deque()
@@ -150,6 +152,11 @@ class WorkQueuePart(TaskPart):
                 "processing. Give the first items to work_queue(), or add inside `for item in queue:`"
             )
         check_key(key)
+        if key is None and self._keyed:
+            raise LocalProtocolError(
+                f"the work queue {self._name!r} has a key, but the function is in the sidecar's process: pass it here "
+                "too, add(items, key=...)"
+            )
         for item in items:
             id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
             self._children += 1
@@ -185,7 +192,7 @@ def _items_of(state: bytes) -> list[Item]:
 class WorkQueueInTask(Generic[T]):
     """A ``WorkQueue`` in a task."""
 
-    def __init__(self, name: str, key: Callable[[T], Any] | None) -> None:
+    def __init__(self, name: str, key: Callable[[T], Any] | None = None) -> None:
         self._name = name
         self._key = key
 

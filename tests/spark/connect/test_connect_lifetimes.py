@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,6 +21,8 @@ from headgate import (
     FixedDelay,
     Sidecar,
     SidecarConfig,
+    SubtaskContext,
+    WorkQueue,
     run_across_sessions,
 )
 from headgate.errors import RestartsExhausted
@@ -170,6 +172,27 @@ def test_a_sidecar_beside_the_server_serves_a_client_that_nobody_can_reach(
         client_process.kill()
         client_process.communicate()
         wait_until(lambda: ours(server) == [])
+    finally:
+        program.kill()
+
+
+def test_a_sidecar_beside_the_server_makes_parts_for_the_tasks_of_a_client(session: Any, tmp_path: Path) -> None:
+    def crawl(context: SubtaskContext, _: Iterator[Any], pages: WorkQueue[int]) -> Iterator[Any]:
+        import pyarrow
+
+        for page in pages:
+            pages.add([linked for linked in (2 * page, 2 * page + 1) if linked <= 50], key=lambda page: page)
+            context.count("pages")
+            yield pyarrow.RecordBatch.from_pydict({"page": [page]})
+
+    program = SidecarProgram(tmp_path, "with_parts")
+    program.start()
+    try:
+        with attach(session, program) as sidecar:
+            job = sidecar.operator("crawl")
+            tasks = session.range(0, 2, 1, 2).mapInArrow(job.subtask(crawl, job.part("pages")), "page long")
+            assert sorted(row.page for row in sidecar.run(tasks.collect)) == list(range(1, 51))
+            assert job.counters() == {"pages": 50}
     finally:
         program.kill()
 

@@ -19,6 +19,7 @@ from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.primitives.chain import Chain, chain
+from spark_bridge.primitives.work_queue.driver import WorkQueue
 from spark_bridge.standalone.attached import AttachedSidecar
 from tests.spark.cluster import ROOT
 from tests.spark.counting import Counting, CountingCoordinator
@@ -82,6 +83,26 @@ def counting_chain() -> Chain:
 
 async def chained(sidecar: SidecarRuntime) -> None:
     await sidecar.coordinate(OPERATOR, counting_chain(), parallelism=2, mode=RestoreMode.STREAMING)
+
+
+def page_key(page: int) -> int:
+    return page
+
+
+async def with_parts(sidecar: SidecarRuntime) -> None:
+    """Coordinate one operator with every ready-made part, and one for each that a job uses alone."""
+    queue: WorkQueue[int] = sidecar.work_queue("pages", [1], key=page_key, in_hand=2)
+    rules = sidecar.shared("rules", {"factor": 1})
+    permits = sidecar.permits("service", per_s=10_000, burst=50, concurrency=2)
+    await sidecar.coordinate("crawl", parallelism=2, uses=[queue, permits, rules])
+    await sidecar.coordinate("train", parallelism=2, uses=[sidecar.group("workers", 2)])
+    numbers = chain(double=doubled, negate=negated)
+    await sidecar.coordinate("chained", numbers, parallelism=2, uses=[sidecar.shared("rules", {"factor": 3})])
+
+
+def doubled(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
+    for number in numbers:
+        yield number, 2 * number
 
 
 def free_ports(count: int) -> list[int]:
