@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import FIGURES
-from tests.spark.program import Program
+from tests.spark.program import Program, wait_until_nobody_is_left
 
 WITHOUT_SPARK = {"local_messages", "actors_10k", "checkpoint", "under_load", "neighbour", "memory", "recovery"}
 """The modules that need no Java."""
@@ -40,7 +40,7 @@ def check_quick_run(names: list[str], file: Path) -> None:
     arguments = ("-W", "always::ResourceWarning", "-m", "benchmarks", "--quick", *only, "--json", str(file))
     with Program(*arguments, hang_s=RUN_MAX_S) as program:
         program.ends_with(0)
-        assert program.left_behind() == []
+        wait_until_nobody_is_left(program)
         assert "ResourceWarning" not in program.said, program.said
     written = json.loads(file.read_text())
     assert written["host"]["cpus"] >= 1

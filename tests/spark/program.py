@@ -92,7 +92,7 @@ class Program:
 
 
 def wait_until_nobody_is_left(program: Program) -> None:
-    """The JVM ends when the pipe from its Python process closes, a moment after that process ends."""
+    """The JVM and the helpers of multiprocessing end when the pipe from their Python process closes, a moment after it."""
     nobody = threading.Event()
     for _ in range(100):
         if not program.left_behind():
