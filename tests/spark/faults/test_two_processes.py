@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One driver attached to two sidecars in their own processes, each with its own loop: neither notices the other's death.
+
+Both have an operator of the same name, so nothing can be told apart by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from protocol.restart import FixedDelay
+from spark_bridge.standalone.attached import AttachedSidecar
+from tests.spark.actions import Action
+from tests.spark.conftest import SparkOn
+from tests.spark.faults.own_process import OPERATOR, SidecarProgram, attach, callbacks
+from tests.spark.faults.test_own_process import exchange, tasks, wait_until_ready
+
+pytestmark = pytest.mark.spark
+
+NO_RESTART = FixedDelay(restarts_max=0)
+LIFE = ("start", "ready", "failed", "reset", "reset_to_checkpoint", "run_ended")
+
+
+class Served(NamedTuple):
+    """A sidecar's process and the driver's half of it."""
+
+    program: SidecarProgram
+    sidecar: AttachedSidecar
+
+
+@pytest.fixture
+def spark(spark_on: SparkOn) -> SparkSession:
+    """Two subtasks of each operator run at the same time."""
+    return spark_on("local[4,3]")
+
+
+@pytest.fixture
+def two(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Served, Served]]:
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(served(spark, tmp_path / "first")),
+            stack.enter_context(served(spark, tmp_path / "second")),
+        )
+
+
+@contextmanager
+def served(spark: SparkSession, folder: Path) -> Iterator[Served]:
+    folder.mkdir()
+    program = SidecarProgram(folder)
+    program.start()
+    try:
+        with attach(spark, program) as sidecar:
+            yield Served(program, sidecar)
+    finally:
+        program.kill()
+
+
+def shuffled(spark: SparkSession, sidecar: AttachedSidecar, name: str) -> RDD[Any]:
+    """The operator's tasks as a stage of their own."""
+    return tasks(spark, sidecar).map(lambda output: (name, output)).partitionBy(1)
+
+
+def one_dies_and_returns(dying: Served, staying: Served) -> None:
+    """Both have run to 5 and taken a checkpoint. The one that dies loses what follows; the other one goes on to 12."""
+    for _, sidecar in (dying, staying):
+        wait_until_ready(sidecar)
+        exchange(sidecar, 5, seen=5)
+        sidecar.checkpoint()
+    exchange(dying.sidecar, 3, seen=8)  # none of this remains
+
+    dying.program.kill()
+    exchange(staying.sidecar, 3, seen=8)
+    staying.sidecar.checkpoint()
+    dying.program.start()
+
+    wait_until_ready(dying.sidecar)
+    exchange(dying.sidecar, 2, seen=7)
+    exchange(staying.sidecar, 4, seen=12)
+
+
+def check_lives(dead: Served, stayed: Served) -> None:
+    """The coordinator of the one was restored once and saw the run's end; for the other, nothing has happened."""
+    for _, sidecar in (dead, stayed):
+        assert sidecar.request(OPERATOR, "wrong") == []
+        assert callbacks(sidecar, "run_ended") == [["run_ended", True]]
+    assert [name for name, *_ in callbacks(dead.sidecar, "reset_to_checkpoint", "start")] == [
+        "reset_to_checkpoint",
+        "start",
+    ]
+    life = callbacks(stayed.sidecar, *LIFE)
+    assert life[0] == ["start"]
+    assert sorted(life[1:-1]) == [["ready", 0, 0], ["ready", 1, 0]]
+
+
+def test_two_jobs_of_two_sidecars_survive_the_death_of_one(spark: SparkSession, two: tuple[Served, Served]) -> None:
+    """H15, H52, H65: a job of each, at the same time."""
+    first, second = two
+    actions = [
+        Action(lambda sidecar=sidecar: sidecar.run(tasks(spark, sidecar).collect, restart=NO_RESTART))  # type: ignore[misc]
+        for _, sidecar in two
+    ]
+    one_dies_and_returns(dying=second, staying=first)
+    for _, sidecar in two:
+        sidecar.request(OPERATOR, "stop")
+    assert [sorted(action.result()) for action in actions] == [[(0, 12), (1, 12)], [(0, 7), (1, 7)]]
+    check_lives(dead=second, stayed=first)
+
+
+def test_one_job_with_a_stage_in_each_of_two_sidecars_survives_the_death_of_one(
+    spark: SparkSession, two: tuple[Served, Served]
+) -> None:
+    """H15, H52, H65: both stages run at the same time, and both last outputs are committed when the action returns."""
+    first, second = two
+    job = shuffled(spark, first.sidecar, "first").union(shuffled(spark, second.sidecar, "second"))
+
+    def with_second() -> list[Any]:
+        return second.sidecar.run(job.collect, restart=NO_RESTART)
+
+    action = Action(lambda: first.sidecar.run(with_second, restart=NO_RESTART, operators=[OPERATOR]))
+    one_dies_and_returns(dying=first, staying=second)
+    for _, sidecar in two:
+        sidecar.request(OPERATOR, "stop")
+    assert sorted(action.result()) == [
+        ("first", (0, 7)),
+        ("first", (1, 7)),
+        ("second", (0, 12)),
+        ("second", (1, 12)),
+    ]
+    check_lives(dead=first, stayed=second)
