@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One driver attached to two sidecars in their own processes, each with its own loop: neither notices the other's death.
+"""One driver is attached to two sidecars in their own processes, and neither notices the death of the other.
 
 Both have an operator of the same name, so nothing can be told apart by it.
 """
