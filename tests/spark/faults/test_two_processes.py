@@ -22,10 +22,12 @@ from tests.spark.actions import Action
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.own_process import OPERATOR, SidecarProgram, attach, callbacks
 from tests.spark.faults.test_own_process import exchange, tasks, wait_until_ready
+from tests.spark.faults.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
 NO_RESTART = FixedDelay(restarts_max=0)
+BOTH_RESULTS = [("first", (0, 7)), ("first", (1, 7)), ("second", (0, 12)), ("second", (1, 12))]
 LIFE = ("start", "ready", "failed", "reset", "reset_to_checkpoint", "run_ended")
 
 
@@ -52,9 +54,9 @@ def two(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Served, Served]]:
 
 
 @contextmanager
-def served(spark: SparkSession, folder: Path) -> Iterator[Served]:
+def served(spark: SparkSession, folder: Path, *more: str) -> Iterator[Served]:
     folder.mkdir()
-    program = SidecarProgram(folder)
+    program = SidecarProgram(folder, "streaming", *more)
     program.start()
     try:
         with attach(spark, program) as sidecar:
@@ -64,12 +66,17 @@ def served(spark: SparkSession, folder: Path) -> Iterator[Served]:
 
 
 def shuffled(spark: SparkSession, sidecar: AttachedSidecar, name: str) -> RDD[Any]:
-    """The operator's tasks as a stage of their own."""
+    """The operator's tasks as a separate stage."""
     return tasks(spark, sidecar).map(lambda output: (name, output)).partitionBy(1)
 
 
+def union(spark: SparkSession, first: Served, second: Served) -> RDD[Any]:
+    """A job with a stage of each, which run at the same time."""
+    return shuffled(spark, first.sidecar, "first").union(shuffled(spark, second.sidecar, "second"))
+
+
 def one_dies_and_returns(dying: Served, staying: Served) -> None:
-    """Both have run to 5 and taken a checkpoint. The one that dies loses what follows; the other one goes on to 12."""
+    """Both have run to 5 and taken a checkpoint. The one that dies loses what follows; the other one goes on to 8."""
     for _, sidecar in (dying, staying):
         wait_until_ready(sidecar)
         exchange(sidecar, 5, seen=5)
@@ -80,10 +87,25 @@ def one_dies_and_returns(dying: Served, staying: Served) -> None:
     exchange(staying.sidecar, 3, seen=8)
     staying.sidecar.checkpoint()
     dying.program.start()
-
     wait_until_ready(dying.sidecar)
-    exchange(dying.sidecar, 2, seen=7)
-    exchange(staying.sidecar, 4, seen=12)
+
+
+def finish(dead: Served, stayed: Served) -> None:
+    """Continue, the one from 5 and the other from 8, and let the tasks end."""
+    exchange(dead.sidecar, 2, seen=7)
+    exchange(stayed.sidecar, 4, seen=12)
+    for _, sidecar in (dead, stayed):
+        sidecar.request(OPERATOR, "stop")
+
+
+def both_run(spark: SparkSession, first: Served, second: Served, restart: FixedDelay) -> Action:
+    """Collect a job with a stage of each; ``restart`` is that of the outer ``run``."""
+    job = union(spark, first, second)
+
+    def with_second() -> list[Any]:
+        return second.sidecar.run(job.collect, restart=NO_RESTART)
+
+    return Action(lambda: first.sidecar.run(with_second, restart=restart, operators=[OPERATOR]))
 
 
 def check_lives(dead: Served, stayed: Served) -> None:
@@ -108,8 +130,7 @@ def test_two_jobs_of_two_sidecars_survive_the_death_of_one(spark: SparkSession, 
         for _, sidecar in two
     ]
     one_dies_and_returns(dying=second, staying=first)
-    for _, sidecar in two:
-        sidecar.request(OPERATOR, "stop")
+    finish(dead=second, stayed=first)
     assert [sorted(action.result()) for action in actions] == [[(0, 12), (1, 12)], [(0, 7), (1, 7)]]
     check_lives(dead=second, stayed=first)
 
@@ -117,21 +138,32 @@ def test_two_jobs_of_two_sidecars_survive_the_death_of_one(spark: SparkSession, 
 def test_one_job_with_a_stage_in_each_of_two_sidecars_survives_the_death_of_one(
     spark: SparkSession, two: tuple[Served, Served]
 ) -> None:
-    """H15, H52, H65: both stages run at the same time, and both last outputs are committed when the action returns."""
+    """H15, H52, H65: both stages run at the same time, and both runs have ended when the action returns."""
     first, second = two
-    job = shuffled(spark, first.sidecar, "first").union(shuffled(spark, second.sidecar, "second"))
-
-    def with_second() -> list[Any]:
-        return second.sidecar.run(job.collect, restart=NO_RESTART)
-
-    action = Action(lambda: first.sidecar.run(with_second, restart=NO_RESTART, operators=[OPERATOR]))
+    action = both_run(spark, first, second, restart=NO_RESTART)
     one_dies_and_returns(dying=first, staying=second)
-    for _, sidecar in two:
-        sidecar.request(OPERATOR, "stop")
-    assert sorted(action.result()) == [
-        ("first", (0, 7)),
-        ("first", (1, 7)),
-        ("second", (0, 12)),
-        ("second", (1, 12)),
-    ]
+    finish(dead=first, stayed=second)
+    assert sorted(action.result()) == BOTH_RESULTS
     check_lives(dead=first, stayed=second)
+
+
+def test_the_outer_run_restarts_a_failed_job_of_two_sidecars(spark: SparkSession, tmp_path: Path) -> None:
+    """H15, H55: each continues from its own last checkpoint, and the job is run again only once."""
+    with (
+        served(spark, tmp_path / "first", "--takeover", "fail") as first,
+        served(spark, tmp_path / "second") as second,
+    ):
+        action = both_run(spark, first, second, restart=FixedDelay(restarts_max=1, delay_s=0.1))
+        one_dies_and_returns(dying=first, staying=second)
+        wait_until(lambda: {(0, 1), (1, 1)} <= ready(second), "the second attempt of both subtasks")
+        finish(dead=first, stayed=second)
+        assert sorted(action.result()) == BOTH_RESULTS
+        assert ready(second) == {(0, 0), (1, 0), (0, 1), (1, 1)}
+        for _, sidecar in (first, second):
+            assert sidecar.request(OPERATOR, "wrong") == []
+        assert callbacks(second.sidecar, "run_ended") == [["run_ended", False], ["run_ended", True]]
+
+
+def ready(of: Served) -> set[tuple[int, int]]:
+    """The subtasks, with their attempts, that its coordinator has had ready."""
+    return {(subtask, attempt) for _, subtask, attempt in callbacks(of.sidecar, "ready")}
