@@ -27,7 +27,6 @@ from tests.spark.faults.waiting import wait_until
 pytestmark = pytest.mark.spark
 
 NO_RESTART = FixedDelay(restarts_max=0)
-BOTH_RESULTS = [("first", (0, 7)), ("first", (1, 7)), ("second", (0, 12)), ("second", (1, 12))]
 LIFE = ("start", "ready", "failed", "reset", "reset_to_checkpoint", "run_ended")
 
 
@@ -143,27 +142,32 @@ def test_one_job_with_a_stage_in_each_of_two_sidecars_survives_the_death_of_one(
     action = both_run(spark, first, second, restart=NO_RESTART)
     one_dies_and_returns(dying=first, staying=second)
     finish(dead=first, stayed=second)
-    assert sorted(action.result()) == BOTH_RESULTS
+    assert sorted(action.result()) == [*results("first", 7), *results("second", 12)]
     check_lives(dead=first, stayed=second)
 
 
 def test_the_outer_run_restarts_a_failed_job_of_two_sidecars(spark: SparkSession, tmp_path: Path) -> None:
-    """H15, H55: each continues from its own last checkpoint, and the job is run again only once."""
+    """H15, H55, H65: each continues from its own last checkpoint, although only the inner one's process has died."""
     with (
-        served(spark, tmp_path / "first", "--takeover", "fail") as first,
-        served(spark, tmp_path / "second") as second,
+        served(spark, tmp_path / "first") as first,
+        served(spark, tmp_path / "second", "--takeover", "fail") as second,
     ):
         action = both_run(spark, first, second, restart=FixedDelay(restarts_max=1, delay_s=0.1))
-        one_dies_and_returns(dying=first, staying=second)
-        wait_until(lambda: {(0, 1), (1, 1)} <= ready(second), "the second attempt of both subtasks")
-        finish(dead=first, stayed=second)
-        assert sorted(action.result()) == BOTH_RESULTS
-        assert ready(second) == {(0, 0), (1, 0), (0, 1), (1, 1)}
+        one_dies_and_returns(dying=second, staying=first)
+        wait_until(lambda: {(0, 1), (1, 1)} <= ready(first), "the second attempt of both subtasks")
+        finish(dead=second, stayed=first)
+        assert sorted(action.result()) == [*results("first", 12), *results("second", 7)]
+        assert ready(first) == {(0, 0), (1, 0), (0, 1), (1, 1)}
         for _, sidecar in (first, second):
             assert sidecar.request(OPERATOR, "wrong") == []
-        assert callbacks(second.sidecar, "run_ended") == [["run_ended", False], ["run_ended", True]]
+        assert callbacks(first.sidecar, "run_ended") == [["run_ended", False], ["run_ended", True]]
 
 
 def ready(of: Served) -> set[tuple[int, int]]:
     """The subtasks, with their attempts, that its coordinator has had ready."""
     return {(subtask, attempt) for _, subtask, attempt in callbacks(of.sidecar, "ready")}
+
+
+def results(name: str, last: int) -> list[tuple[str, tuple[int, int]]]:
+    """What the stage of this name gives if both subtasks have come so far."""
+    return [(name, (0, last)), (name, (1, last))]
