@@ -42,6 +42,7 @@ FIGURES = {
     "checkpoint_hold": "checkpoint",
     "load": "under_load",
     "crowd": "under_load",
+    "saturation": "saturation",
     "checkpoint_watched": "watched",
     "checkpoint_traced": "watched",
     "neighbour_flood": "neighbour",

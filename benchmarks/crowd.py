@@ -224,18 +224,24 @@ class RawCrowd:
         self._all_answered: asyncio.Future[None]
 
     def answered(self) -> None:
+        """A frame has come."""
         self._missing -= 1
         if not self._missing:
             self._all_answered.set_result(None)
 
+    def expect(self, frames: int) -> asyncio.Future[None]:
+        """The result is there when so many more frames have come."""
+        self._missing = frames
+        self._all_answered = asyncio.get_running_loop().create_future()
+        return self._all_answered
+
     async def ask_all(self, number: int) -> None:
         """Send a frame to each, and wait for an answer from each."""
-        self._missing = len(self.ends)
-        self._all_answered = asyncio.get_running_loop().create_future()
+        all_answered = self.expect(len(self.ends))
         for end in self.ends:
             body = msgpack.packb([number, b"."])
             end.transport.write(LENGTH.pack(len(body)) + body)
-        await self._all_answered
+        await all_answered
 
 
 class Child:
@@ -284,8 +290,15 @@ class Checkpoint:
 class Crowd:
     """Both ends. Subtasks are opened in portions; subtask ``i`` is in child ``i % len(children)``."""
 
-    def __init__(self, spark: PretendedSpark, runtime: CrowdRuntime, raw: RawCrowd, children: list[Child]) -> None:
-        self.coordinator = CrowdCoordinator()
+    def __init__(
+        self,
+        spark: PretendedSpark,
+        runtime: CrowdRuntime,
+        raw: RawCrowd,
+        children: list[Child],
+        coordinator: CrowdCoordinator,
+    ) -> None:
+        self.coordinator = coordinator
         self.runtime = runtime
         self.raw = raw
         self.children = children
@@ -355,6 +368,7 @@ async def running_crowd(
     processes: int = CHILDREN,
     config: SidecarConfig = DEFAULTS,
     checkpoint: CheckpointConfig = CHECKPOINT,
+    coordinator: CrowdCoordinator | None = None,
 ) -> AsyncIterator[Crowd]:
     """A streaming job of ``parallelism`` subtasks, none of which is open yet.
 
@@ -370,7 +384,7 @@ async def running_crowd(
         runtime = CrowdRuntime(spark, config)
         await stack.enter_async_context(runtime)
         children: list[Child] = []
-        crowd = Crowd(spark, runtime, raw, children)
+        crowd = Crowd(spark, runtime, raw, children, coordinator or CrowdCoordinator())
         await runtime.coordinate(
             OPERATOR,
             crowd.coordinator,

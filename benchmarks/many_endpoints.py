@@ -163,6 +163,7 @@ class Endpoints:
         self._at_close: set[int] = set()
         self._told = 0
         self._flood = b""
+        self._flood_left: dict[int, int] = {}
         self._over = False
 
     def run(self) -> None:
@@ -172,7 +173,7 @@ class Endpoints:
         try:
             while not self._over:
                 wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
-                if self._flood and self._send_flood():
+                if self._flood_left and self._send_flood():
                     wait_s = 0.0
                 for key, events in self._selector.select(wait_s):
                     key.data(events)
@@ -250,12 +251,25 @@ class Endpoints:
         say(armed=True)
 
     def _begin_flood(self, command: dict[str, Any]) -> None:
-        """Send events of this size from all subtasks, as many as the windows allow, until ``end_flood``."""
+        """Send events of this size from all subtasks, as fast as the windows allow.
+
+        Each sends ``events``, or without end until ``end_flood``.
+        """
         self._flood = encode_event([UP, bytes(command["size_bytes"])])
+        self._flood_left = dict.fromkeys(self._subtasks, command.get("events", sys.maxsize))
 
     def _end_flood(self, command: dict[str, Any]) -> None:
-        self._flood = b""
+        self._flood_left.clear()
         say(flooded=True)
+
+    def _raw_flood(self, command: dict[str, Any]) -> None:
+        """Send this many frames of this size over each bare connection, in a write for each."""
+        body = msgpack.packb([UP, bytes(command["size_bytes"])])
+        frame = LENGTH.pack(len(body)) + body
+        for sent in range(0, command["events"], FLOOD_TOGETHER):
+            for sock in self._raw:
+                for _ in range(min(FLOOD_TOGETHER, command["events"] - sent)):
+                    sock.sendall(frame)
 
     def _memory(self, command: dict[str, Any]) -> None:
         say(resident=resident_bytes())
@@ -323,13 +337,18 @@ class Endpoints:
     def _send_flood(self) -> bool:
         """Whether any window still has capacity."""
         open_window = False
-        for subtask in self._subtasks.values():
+        for number, left in list(self._flood_left.items()):
+            subtask, sent = self._subtasks[number], 0
             try:
-                for _ in range(FLOOD_TOGETHER):
+                while sent < min(FLOOD_TOGETHER, left):
                     subtask.submit_event_nowait(self._flood)
+                    sent += 1
+                open_window = True
             except GatewayFull:
-                continue
-            open_window = True
+                pass
+            self._flood_left[number] = left - sent
+            if sent == left:
+                del self._flood_left[number]
         return open_window
 
     def _send_up(self, number: int) -> None:
@@ -365,6 +384,7 @@ COMMANDS: dict[str, Callable[[Endpoints, dict[str, Any]], None]] = {
     "send_at_close": Endpoints._send_at_close,
     "flood": Endpoints._begin_flood,
     "end_flood": Endpoints._end_flood,
+    "raw_flood": Endpoints._raw_flood,
     "memory": Endpoints._memory,
 }
 

@@ -12,7 +12,16 @@ import pytest
 from benchmarks.__main__ import FIGURES
 from tests.spark.program import Program, wait_until_nobody_is_left
 
-WITHOUT_SPARK = {"local_messages", "actors_10k", "checkpoint", "under_load", "neighbour", "memory", "recovery"}
+WITHOUT_SPARK = {
+    "local_messages",
+    "actors_10k",
+    "checkpoint",
+    "under_load",
+    "saturation",
+    "neighbour",
+    "memory",
+    "recovery",
+}
 """The modules that need no Java."""
 RUN_MAX_S = 1180.0
 """On a busy machine, a figure may take half a minute, and there are forty."""

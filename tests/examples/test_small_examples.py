@@ -124,6 +124,16 @@ def test_a_coordinator_in_its_own_process_adds_up_what_tasks_report(run_example:
     assert ended.stderr == ""
 
 
+@pytest.mark.long
+@pytest.mark.spark
+def test_two_sidecars_in_their_own_processes_have_a_stage_each_of_one_job(run_example: RunExample) -> None:
+    ended = run_example("two_processes")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "totals: [5050, 5050]\n"
+    assert ended.stderr == ""
+
+
 @pytest.mark.spark
 def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExample) -> None:
     ended = run_example("squares", PYSPARK_PYTHON=sys.executable)
