@@ -92,7 +92,7 @@ class Program:
 
 
 def wait_until_nobody_is_left(program: Program) -> None:
-    """The JVM and the helpers of multiprocessing end when the pipe from their Python process closes, a moment after it."""
+    """The JVM and the helpers of multiprocessing end when a pipe from their Python process closes: a moment later."""
     nobody = threading.Event()
     for _ in range(100):
         if not program.left_behind():

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "spark" not in request.fixturenames:  # it has processes of its own
+    if "spark" not in request.fixturenames:  # it starts separate processes
         yield
         return
     request.getfixturevalue("spark")
