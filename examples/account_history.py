@@ -89,8 +89,9 @@ def main(arguments: Sequence[str]) -> int:
         while True:
             kill_at = 0
             if deaths < deaths_wanted:
-                # One task reads all changes, so those of one round are enough to reach the place of the kill.
-                kill_at = 100 + 150 * deaths
+                # Some task sees more than 600 accounts: what has been copied has changed since, and one task reads all
+                # changes; the rest are rows of the table, which two tasks read. So the place of the kill is reached.
+                kill_at = 100 + 500 * deaths // deaths_wanted
                 change_balances(database, 1)
             driver = subprocess.Popen([sys.executable, __file__, conninfo, "--driver", name, str(kill_at)])
             if kill_at:
