@@ -46,11 +46,14 @@ class FrozenHeap:
         self._ready = 0
         self._frozen_at_ready = 0
         self._frozen = False
-        self._own_threshold = 0  # the program's, for full runs
+        self._own_threshold: int | None = None  # the program's, for full runs, if this sidecar has replaced it
         self._blocks_min = 0
 
     def look(self) -> None:
-        """Freeze once no attempt has become ready since the last look, and undo it when no run is left."""
+        """Freeze once no attempt has become ready since the last look, and undo it when no run is left.
+
+        Meanwhile, make a full run if the process has grown.
+        """
         ready = sum(one.ready for one in self._statistics())
         settled, self._ready = ready == self._ready, ready
         if not self._running.operator_ids:
@@ -66,9 +69,10 @@ class FrozenHeap:
     def _freeze(self) -> None:
         gc.freeze()
         self._blocks_min = sys.getallocatedblocks()
-        if not self._frozen:
-            self._frozen = True
-            young, middle, self._own_threshold = gc.get_threshold()
+        self._frozen = True
+        young, middle, full = gc.get_threshold()
+        if full != NEVER:  # otherwise it is replaced already, by this sidecar or by another one of this process
+            self._own_threshold = full
             gc.set_threshold(young, middle, NEVER)
 
     def _collect_if_grown(self) -> None:
@@ -84,6 +88,8 @@ class FrozenHeap:
         if self._frozen:
             self._frozen = False
             gc.unfreeze()
-            young, middle, _ = gc.get_threshold()
-            gc.set_threshold(young, middle, self._own_threshold)
+            if self._own_threshold is not None:
+                young, middle, _ = gc.get_threshold()
+                gc.set_threshold(young, middle, self._own_threshold)
+                self._own_threshold = None
             log.info("heap unfrozen")

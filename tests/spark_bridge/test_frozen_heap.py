@@ -151,3 +151,14 @@ def test_python_itself_makes_no_full_run_while_it_is_frozen(running: RunningJobs
     heap.close()
     kept += [Cycle() for _ in range(10_000)]
     assert gc.get_stats()[2]["collections"] > runs
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_two_sidecars_of_one_process_leave_the_thresholds_as_they_were(
+    running: RunningJobs, *, first_ends_first: bool
+) -> None:
+    gc.set_threshold(700, 10, 7)
+    heaps = [frozen_heap(running), frozen_heap(running)]
+    for heap in heaps if first_ends_first else reversed(heaps):
+        heap.close()
+    assert gc.get_threshold() == (700, 10, 7)
