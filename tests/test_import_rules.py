@@ -272,7 +272,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
     ("module", "absent"),
     [
         # An executor has only Spark's packages and the shipped ones; the parent package is imported there too.
-        ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("spark_bridge.subtask", ["ssl", "actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("spark_bridge.sinks.files.task", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         # The settings of a sink can be made, and travel, without the package that its halves need.
         ("spark_bridge.sinks.postgres.sink", ["actors", "anyio", "pyspark", "psycopg"]),
