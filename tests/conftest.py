@@ -9,12 +9,14 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from protocol.barrier_tracker import CheckpointConfig
 from tests.spark.shared_classes import jvm_options
 
 if TYPE_CHECKING:
@@ -37,6 +39,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SHORT_LIVED_JVM = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto{jvm_options()}"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_LIVED_JVM)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--events",
+        choices=["hold", "record"],
+        default="hold",
+        help="what checkpoints do with events, where a test does not say so itself (default: hold)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("events") == "record":
+        CheckpointConfig.__init__ = partialmethod(_recording, CheckpointConfig.__init__)  # type: ignore[assignment]
+
+
+def _recording(config: CheckpointConfig, init: Callable[..., None], *args: Any, **settings: Any) -> None:
+    init(config, *args, **{"hold_events": False, **settings})
 
 
 @pytest.fixture(scope="session")
