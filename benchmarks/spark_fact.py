@@ -44,7 +44,7 @@ from protocol.facts import TaskEnded, TaskOutcome
 from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
 from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, RelayKind
-from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.bridge.relay.records import RelayedFact, decode_record
 from spark_bridge.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig

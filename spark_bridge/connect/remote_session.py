@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.logs import get_logger
-from spark_bridge.connect.relay_jar import FUNCTION_CLASS, jar_bytes
+from spark_bridge.bridge.relay.relay_jar import FUNCTION_CLASS, jar_bytes
 from spark_bridge.connect.task import SCHEMA, ExecutorLook
 from spark_bridge.driver.shipping import packages_are_files, write_archive
 from spark_bridge.errors import ConnectRefused

@@ -27,7 +27,7 @@ from protocol.barrier_tracker import (
     SubtaskResetToCheckpoint,
 )
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability.journal import Journal
 
 __all__ = ["EventLog", "EventLogActor", "Note", "note_of"]
@@ -116,7 +116,7 @@ class EventLog:
     def post(self, notes: list[dict[str, Any]]) -> None:
         """Raises one of ``PROBLEMS`` if the JVM cannot do it."""
         if self._java is None:
-            java = new_object(self._context, CLASS_NAME, _source)
+            java = new_compiled_object(self._context, CLASS_NAME, _source)
             java.open(self._context._jsc.sc())
             self._java = java
         self._java.post(json.dumps(notes, ensure_ascii=False))

@@ -18,7 +18,7 @@ import anyio
 
 from actors import Actor, ActorContext, ActorError
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 
@@ -91,7 +91,7 @@ class SparkGauges:
             if self._closed:
                 return
             if self._java is None:
-                java = new_object(self._context, CLASS_NAME, _source)
+                java = new_compiled_object(self._context, CLASS_NAME, _source)
                 java.open(self._context._jsc.sc())
                 self._java = java
             self._java.publish("\n".join(now), struct.pack(f">{len(now)}d", *now.values()))

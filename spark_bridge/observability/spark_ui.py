@@ -19,7 +19,7 @@ import anyio
 from actors import Actor, ActorContext, ActorError
 from actors.logs import get_logger
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_object
+from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.page_data import page_parts
@@ -56,7 +56,7 @@ class SparkTab:
         java_context = self._context._jsc.sc()
         if java_context.ui().isEmpty():
             return ""
-        tab = new_object(self._context, CLASS_NAME, _source)
+        tab = new_compiled_object(self._context, CLASS_NAME, _source)
         with self._lock:
             if self._closed:
                 return ""

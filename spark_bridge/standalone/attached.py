@@ -17,7 +17,7 @@ from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import parse_address
-from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.certificates import TlsCertificate, certificate_digest
 from spark_bridge.driver.actions import marked, names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Builds ``spark_bridge/connect/relay.jar`` from its Java sources: ``python -m tests.release.relay_jar`` (make relay).
+"""Builds ``relay.jar`` from its Java sources: ``python -m tests.release.relay_jar`` (make relay).
 
 The same sources and the same release of Java give the same bytes: no debug information, no dates, sorted names. The
 manifest says from which sources, and with which Java, the jar was built.
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pyspark
 
-from spark_bridge.connect.relay_jar import SOURCES, sources_digest
+from spark_bridge.bridge.relay.relay_jar import SOURCES, sources_digest
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-JAR = _ROOT / "spark_bridge" / "connect" / "relay.jar"
+JAR = _ROOT / "spark_bridge" / "bridge" / "relay" / "relay.jar"
 _FIND_JAVA = _ROOT / ".ci" / "find-java"
 
 

@@ -9,7 +9,7 @@ import base64
 import logging
 import os
 import threading
-import weakref
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,9 +33,8 @@ from protocol.facts import (
     TaskState,
 )
 from spark_bridge import jvm_classes
-from spark_bridge.bridge.relay import Relay, RelayStopped, open_relay
-from spark_bridge.bridge.relay import janino as janino_relay
-from spark_bridge.connect.relay_jar import jar_bytes
+from spark_bridge.bridge.relay import Relay, RelayStopped, jvm_relay, open_relay
+from spark_bridge.bridge.relay.relay_jar import DRIVER_CLASS, jar_bytes
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
@@ -260,13 +259,15 @@ async def test_a_task_that_a_peer_has_named_is_found_in_a_stage_that_nobody_watc
 async def test_facts_that_wait_are_bounded_and_what_is_displaced_is_counted(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = janino_relay.source()
+    source = jvm_classes.java_source("spark_bridge.bridge.relay", "TaskEventRelay")
     for before, after in (("TaskEventRelay", "SmallRelay"), ("HELD_FACTS_MAX = 50000", "HELD_FACTS_MAX = 2")):
         assert before in source
         source = source.replace(before, after)
-    monkeypatch.setattr(janino_relay, "source", lambda: source)
-    monkeypatch.setattr(janino_relay, "CLASS_NAME", "headgate.relay.SmallRelay")
-    monkeypatch.setattr(jvm_classes, "_compiled", weakref.WeakKeyDictionary())
+
+    def small_relay(context: Any) -> Any:
+        return jvm_classes.new_compiled_object(context, "headgate.relay.SmallRelay", lambda: source)
+
+    monkeypatch.setattr(jvm_relay, "new_listener", small_relay)
     async with a_relay(spark, watched_only=True) as (relay, log):
         job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(fail_twice).collect())
         assert await job == [0]
@@ -298,17 +299,41 @@ async def test_a_closed_relay_has_left_the_bus(spark: SparkSession, kind: str) -
         await relay.kill_task(1, "nobody hears this")
 
 
-async def test_without_janino_the_py4j_listener_takes_over(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["no jar", "no class", "a broken class"])
+async def test_without_a_class_that_the_jvm_can_load_the_py4j_listener_takes_over(
+    trouble: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(janino_relay, "source", lambda: "this is not Java")
-    monkeypatch.setattr(jvm_classes, "_compiled", {})  # as in a JVM where no relay was ever opened
+    monkeypatch.setattr(jvm_relay, "jar", lambda: a_broken_jar(trouble, tmp_path))
+    monkeypatch.setattr(jvm_classes, "_loaded", {})  # as in a JVM where no relay was ever opened
     with structlog.testing.capture_logs() as lines:
         async with a_relay(spark) as (relay, log):
             assert relay.kind == "py4j"
             await in_a_thread(one_row_each, spark.sparkContext, 2)
             await log.wait_for(JobEnded)
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["relay replaced by py4j"]
+    [warning] = [line for line in lines if line["log_level"] == "warning"]
+    assert warning["event"] == "relay replaced by py4j"
+    assert "could not load the relay" in warning["because"]
+
+
+def a_broken_jar(trouble: str, folder: Path) -> Path:
+    path = folder / "relay.jar"
+    if trouble == "no jar":
+        path.write_bytes(b"this is not a jar")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            name = "TaskEventRelay" if trouble == "a broken class" else "Other"
+            archive.writestr(f"headgate/relay/{name}.class", b"this is not a class")
+    return path
+
+
+def test_the_jvm_loads_the_relay_from_a_package_in_a_zip_file(spark: SparkSession, tmp_path: Path) -> None:
+    """The jar is gone from the disk when the relay's nested classes are first used."""
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
+        archive.writestr("headgate/relay.jar", jar_bytes())
+    packed = zipfile.Path(tmp_path / "packages.zip", "headgate/relay.jar")
+    loaded = jvm_classes._load(spark.sparkContext._gateway, DRIVER_CLASS, packed)
+    nested = loaded.getClassLoader().loadClass(f"{DRIVER_CLASS}$HeldFacts")
+    assert len(nested.getDeclaredMethods()) > 1
 
 
 @pytest.mark.parametrize("kind", ["jvm", pytest.param("py4j", marks=pytest.mark.long)])
@@ -341,30 +366,3 @@ async def test_no_key_appears_in_the_log_of_py4j(
     for text in (key.hex(), base64.b64encode(key).decode(), repr(key)[2:-1]):
         assert text not in caplog.text
     assert os.listdir(tmp_path) == [], "the file with the key is gone"
-
-
-def test_the_precompiled_relay_is_what_janino_compiles(spark: SparkSession, tmp_path: Path) -> None:
-    """The same interface: a Java feature that one compiler takes in another way would show here."""
-    jvm: Any = spark.sparkContext._jvm
-    path = tmp_path / "relay.jar"
-    path.write_bytes(jar_bytes())
-    parent = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(parent)
-    compiler.cook(janino_relay.source())
-    urls = spark.sparkContext._gateway.new_array(jvm.java.net.URL, 1)  # type: ignore[union-attr]
-    urls[0] = jvm.java.io.File(str(path)).toURI().toURL()
-    jar = jvm.java.net.URLClassLoader(urls, parent)
-
-    def members(loader: Any, name: str) -> set[str]:
-        """All that are not private: Janino writes private ones in its own way, for access from nested classes."""
-        found = loader.loadClass(name)
-        every = [*found.getDeclaredMethods(), *found.getDeclaredFields(), *found.getDeclaredConstructors()]
-        return {str(member.toString()) for member in every if not member.isSynthetic()}
-
-    for nested in ("", "$Record", "$Link", "$Credentials", "$Pin"):
-        name = janino_relay.CLASS_NAME + nested
-        compiled = {member for member in members(jar, name) if not member.startswith("private ")}
-        assert compiled
-        assert compiled <= members(compiler.getClassLoader(), name)
-    jar.close()

@@ -55,7 +55,7 @@ def test_the_jvm_refuses_another_certificate(spark: SparkSession, monkeypatch: p
         return replace(right, certificate_sha256=bytes(32))
 
     monkeypatch.setattr(runtime, "encryption", with_wrong_pin)
-    monkeypatch.setattr("spark_bridge.bridge.relay.janino.CONNECT_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("spark_bridge.bridge.relay.jvm_relay.CONNECT_TIMEOUT_S", 3.0)
     with capture_logs() as log, Sidecar(spark, SidecarConfig(tls=True)) as sidecar:
         assert sidecar.relay_kind == "py4j"
     assert "could not connect" in next(entry["because"] for entry in log if entry["event"] == "relay replaced by py4j")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The compiled relay of Spark Connect is what its Java sources say (``make relay``)."""
+"""The compiled relay is what its Java sources say (``make relay``)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import zipfile
 
 import pytest
 
-from spark_bridge.connect.relay_jar import jar_bytes, sources_digest
+from spark_bridge.bridge.relay.relay_jar import jar_bytes, sources_digest
 from tests.release.relay_jar import build, javac, javac_release, manifest_of
 
-AGAIN = "run `make relay`, and commit spark_bridge/connect/relay.jar"
+AGAIN = "run `make relay`, and commit spark_bridge/bridge/relay/relay.jar"
 
 
 def test_the_jar_was_built_from_the_sources_of_this_commit() -> None:

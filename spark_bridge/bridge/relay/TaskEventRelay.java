@@ -50,8 +50,8 @@ import org.apache.spark.storage.RDDInfo;
 
 /**
  * Tells the sidecar, over one loopback connection, what Spark's listener bus says about jobs, stages and tasks,
- * and carries out the few commands that come back. Compiled by Janino inside the driver's JVM, so this is old Java:
- * no lambdas, no inferred generics, no try-with-resources.
+ * and carries out the few commands that come back. This is old Java (no lambdas, no inferred generics, no
+ * try-with-resources), so that a test can compile a variant of it in the JVM, with Spark's own Janino.
  *
  * Three kinds of threads meet here:
  *   - the bus's dispatch thread runs the on... callbacks. It must never wait: a callback builds one byte array and

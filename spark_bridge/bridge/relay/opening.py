@@ -22,8 +22,8 @@ from spark_bridge.bridge.relay.interface import (
     RelayStatistics,
     RelayStopped,
 )
-from spark_bridge.bridge.relay.janino import BUFFER_CAPACITY, JaninoRelay
 from spark_bridge.bridge.relay.jvm_link import deliver
+from spark_bridge.bridge.relay.jvm_relay import BUFFER_CAPACITY, JvmRelay
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.certificates import Encryption
@@ -72,13 +72,13 @@ def open_relay(
     if kind == "jvm":
         settings = {"keys": keys, "encryption": encryption, "buffer_capacity": buffer_capacity}
         settings["watched_only"] = watched_only
-        first = partial(_janino, spark, on_fact, settings)
+        first = partial(_in_jvm, spark, on_fact, settings)
         return _WithFallback(first, Py4jRelay(spark, on_fact), on_fact, on_lost or _nobody_asked)
     raise ValueError(f"invalid relay kind {kind!r}: expected 'jvm' or 'py4j'")
 
 
-def _janino(spark: Any, on_fact: OnFact, settings: dict[str, Any], on_lost: OnLost) -> Relay:
-    return JaninoRelay(spark, on_fact, on_lost=on_lost, **settings)
+def _in_jvm(spark: Any, on_fact: OnFact, settings: dict[str, Any], on_lost: OnLost) -> Relay:
+    return JvmRelay(spark, on_fact, on_lost=on_lost, **settings)
 
 
 def _nobody_asked(error: RelayError) -> None:

@@ -332,7 +332,7 @@ def test_without_a_tab_the_job_runs_and_one_line_says_why(
 ) -> None:
     ui = "false" if trouble == "off" else "true"
     spark = spark_on("local[2,3]", spark_ui_enabled=ui, spark_ui_port="0")
-    monkeypatch.setattr(jvm_classes, "_compiled", {})
+    monkeypatch.setattr(jvm_classes, "_loaded", {})
     if trouble == "not compiled":
         monkeypatch.setattr(spark_ui, "_source", lambda: "public class Broken {")
     if trouble == "refused":

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_bridge.jvm_classes import new_object
+from spark_bridge.jvm_classes import new_compiled_object
 
 QUEUE = "headgate"
 CLASS_NAME = "headgate.tests.BusGate"
@@ -75,7 +75,7 @@ class BusGate:
 def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
     """Listeners that joined the queue before this one get one event more than those after it, and then none either."""
     java_context: Any = spark.sparkContext._jsc
-    java_gate = new_object(spark.sparkContext, CLASS_NAME, lambda: JAVA)
+    java_gate = new_compiled_object(spark.sparkContext, CLASS_NAME, lambda: JAVA)
     bus = java_context.sc().listenerBus()
     bus.addToQueue(java_gate, QUEUE)
     try:

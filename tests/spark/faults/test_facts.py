@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from protocol.facts import EngineFact, JobEnded, TaskEnded, TaskOutcome, TaskSta
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge import jvm_classes
-from spark_bridge.bridge.relay import janino as janino_relay
+from spark_bridge.bridge.relay import jvm_relay
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each
@@ -192,11 +193,11 @@ def test_a_permanently_lost_relay_is_replaced_by_the_other_one(bench: Bench) -> 
 
 
 def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """H19: the job runs the same by Py4J."""
-    monkeypatch.setattr(janino_relay, "source", lambda: "this is not Java")
-    monkeypatch.setattr(jvm_classes, "_compiled", {})  # as in a JVM where no relay was ever opened
+    monkeypatch.setattr(jvm_relay, "jar", lambda: tmp_path / "no.jar")
+    monkeypatch.setattr(jvm_classes, "_loaded", {})  # as in a JVM where no relay was ever opened
     script = one_fails()
     with structlog.testing.capture_logs() as lines:
         with Sidecar(bench.spark) as sidecar:
@@ -209,7 +210,7 @@ def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
     assert kind == "py4j"
     [warning] = [line for line in lines if line["event"] == "relay replaced by py4j"]
     assert warning["log_level"] == "warning"
-    assert "janino" in warning["because"]
+    assert "relay.jar" in warning["because"]
     assert what_became_of(script, 1) == ["ready", "failed", "reset", "ready"]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The relay that runs inside the driver's JVM: one Java source file, compiled there by Spark's own Janino."""
+"""The relay that runs inside the driver's JVM: a Java class, loaded there from ``relay.jar``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import secrets
 import tempfile
 from typing import Any
+from zipfile import BadZipFile
 
 import anyio
 from py4j.protocol import Py4JError
@@ -24,18 +25,18 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
+from spark_bridge.bridge.relay.relay_jar import DRIVER_CLASS, jar
 from spark_bridge.certificates import Encryption
-from spark_bridge.jvm_classes import java_source, new_object
+from spark_bridge.jvm_classes import new_packaged_object
 from spark_bridge.server.server import ServerStartError
 
-CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000
 CONNECT_TIMEOUT_S = 20.0
 
 _log = get_logger("headgate.relay")
 
 
-class JaninoRelay(JvmCommands):
+class JvmRelay(JvmCommands):
     """A ``Relay`` whose listener is Java in the driver's JVM, connected by one authenticated loopback socket.
 
     Args:
@@ -80,7 +81,7 @@ class JaninoRelay(JvmCommands):
         """See ``Relay.start``. A start that fails leaves nothing behind."""
         try:
             host, port = await self._listen_on_loopback()
-            await anyio.to_thread.run_sync(self._compile_and_open, host, port)
+            await anyio.to_thread.run_sync(self._load_and_open, host, port)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
                 await (self.hold_back() if self._watched_only else self.ping())
             await anyio.to_thread.run_sync(self._attach)
@@ -110,7 +111,7 @@ class JaninoRelay(JvmCommands):
 
     # --- on worker threads, because Py4J blocks ---
 
-    def _compile_and_open(self, host: str, port: int) -> None:
+    def _load_and_open(self, host: str, port: int) -> None:
         self._listener = open_listener(
             self._context, host, port, self._key, self._certificate_sha256, self._buffer_capacity
         )
@@ -135,16 +136,17 @@ def open_listener(
     the arguments of a call. With ``certificate_sha256``, the JVM uses TLS and accepts only this certificate.
 
     The object receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the
-    context stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot compile it.
+    context stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot load its class.
     """
     java_context = context._jsc.sc()
     if java_context.isStopped():
         raise RelayStopped("the SparkContext has stopped: build a new session first")
     try:
-        listener = new_object(context, CLASS_NAME, source)
-    except (Py4JError, TypeError) as problem:  # Py4J raises TypeError for a missing class
+        listener = new_listener(context)
+    except (Py4JError, TypeError, OSError, BadZipFile) as problem:  # Py4J raises TypeError for a missing class
         raise RelayRefused(
-            "the driver's JVM could not compile the relay: check that Spark's janino jar is present"
+            "the driver's JVM could not load the relay: check that it can read relay.jar in the folder of the Python "
+            f"package {__package__}, and that the Spark there is 4.1 or later"
         ) from problem
     descriptor, path = tempfile.mkstemp(prefix="headgate-relay-")
     try:
@@ -156,9 +158,9 @@ def open_listener(
     return listener
 
 
-def source() -> str:
-    """The Java source of the listener, from this package."""
-    return java_source(__package__, "TaskEventRelay")
+def new_listener(context: Any) -> Any:
+    """Make the Java object, which is not open yet."""
+    return new_packaged_object(context, DRIVER_CLASS, jar())
 
 
 def close_listener(listener: Any) -> None:

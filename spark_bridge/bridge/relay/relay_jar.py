@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The compiled relay, ``relay.jar`` in this package. ``make relay`` builds it from the Java sources."""
+"""The compiled relays, ``relay.jar`` in this package. ``make relay`` builds it from the Java sources.
+
+The driver's JVM loads ``TaskEventRelay`` from it. A Spark Connect server gets the whole jar.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from importlib import resources
+from importlib.resources.abc import Traversable
 
-__all__ = ["FUNCTION_CLASS", "LISTENER_CLASS", "SOURCES", "jar_bytes", "sources_digest"]
+__all__ = ["DRIVER_CLASS", "FUNCTION_CLASS", "LISTENER_CLASS", "SOURCES", "jar", "jar_bytes", "sources_digest"]
+
+DRIVER_CLASS = "headgate.relay.TaskEventRelay"
+"""The class of the driver's relay."""
 
 FUNCTION_CLASS = "headgate.relay.SessionFunction"
 """The class of the function that a client registers."""
@@ -23,9 +30,14 @@ SOURCES = (
 )
 
 
-def jar_bytes() -> bytes:
+def jar() -> Traversable:
     """The jar."""
-    return resources.files("spark_bridge.connect").joinpath("relay.jar").read_bytes()
+    return resources.files(__package__).joinpath("relay.jar")
+
+
+def jar_bytes() -> bytes:
+    """What is in the jar."""
+    return jar().read_bytes()
 
 
 def sources_digest() -> str:
