@@ -126,7 +126,7 @@ bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
 
 .PHONY: relay
-relay: $(STAMP) ## the compiled relays, spark_bridge/bridge/relay/relay.jar, from their Java sources; needs a JDK
+relay: $(STAMP) ## the compiled relays, spark_bridge/relay.jar, from their Java sources; needs a JDK
 	@$(with_java) && exec $(PY) -m tests.release.relay_jar
 
 .PHONY: pictures

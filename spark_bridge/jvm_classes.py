@@ -47,7 +47,7 @@ def new_packaged_object(context: Any, name: str, jar: Traversable) -> Any:
     """The same, with the compiled class and its nested classes from a jar.
 
     The jar may lie anywhere in the package, also in a zip file, and the JVM does not keep it open. Raises one of
-    ``PROBLEMS`` if the JVM cannot load the class, and ``zipfile.BadZipFile`` for a file that is no jar.
+    ``PROBLEMS`` if the JVM cannot load the class, and ``zipfile.BadZipFile`` if the file is not a jar.
     """
     return _new_object(context, name, lambda gateway: _load(gateway, name, jar))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.wire.keys import KEY_BYTES
-from spark_bridge.bridge.relay.relay_jar import LISTENER_CLASS, jar_bytes
+from spark_bridge.relay_jar import LISTENER_CLASS, jar_bytes
 
 __all__ = ["add_command", "start_options"]
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pyspark
 
-from spark_bridge.bridge.relay.relay_jar import SOURCES, sources_digest
+from spark_bridge.relay_jar import SOURCES, sources_digest
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-JAR = _ROOT / "spark_bridge" / "bridge" / "relay" / "relay.jar"
+JAR = _ROOT / "spark_bridge" / "relay.jar"
 _FIND_JAVA = _ROOT / ".ci" / "find-java"
 
 

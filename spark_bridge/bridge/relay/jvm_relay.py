@@ -25,9 +25,9 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
-from spark_bridge.bridge.relay.relay_jar import DRIVER_CLASS, jar
 from spark_bridge.certificates import Encryption
 from spark_bridge.jvm_classes import new_packaged_object
+from spark_bridge.relay_jar import DRIVER_CLASS, jar
 from spark_bridge.server.server import ServerStartError
 
 BUFFER_CAPACITY = 10_000
@@ -146,7 +146,7 @@ def open_listener(
     except (Py4JError, TypeError, OSError, BadZipFile) as problem:  # Py4J raises TypeError for a missing class
         raise RelayRefused(
             "the driver's JVM could not load the relay: check that it can read relay.jar in the folder of the Python "
-            f"package {__package__}, and that the Spark there is 4.1 or later"
+            "package spark_bridge, and that its Spark is 4.1 or later"
         ) from problem
     descriptor, path = tempfile.mkstemp(prefix="headgate-relay-")
     try:
