@@ -76,6 +76,13 @@ async def test_a_mistake_in_a_task_is_named_with_its_remedy(
     assert task.outputs == ["refused"], task.error
 
 
+@pytest.mark.parametrize("part", [QUEUE, TEAM])
+async def test_a_question_of_the_driver_to_a_part_says_whom_to_ask(part: Primitive) -> None:
+    async with running_operator(parallelism=1, uses=[part]) as world:
+        with pytest.raises(LocalProtocolError, match=r"cannot ask the part '\w+': .* names a stage .*; leave it out"):
+            await world.request("how many?", part=part.name)
+
+
 def test_a_key_that_is_not_callable_is_refused_where_the_queue_is_made() -> None:
     with pytest.raises(TypeError, match=r"key is a function of an item, such as .*, not 'url'"):
         WorkQueue("crawl", ["a"], key=cast("Any", "url"))
