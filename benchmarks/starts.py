@@ -3,8 +3,8 @@
 """How long one waits until a sidecar, a task and a new Python worker can begin.
 
 ``sidecar_start``: milliseconds from ``with Sidecar(spark)`` to the first line of the block, after the first sidecar of
-this JVM. The baseline is the least that it has to do: a thread with an event loop, a listening socket, and a call of
-the JVM through Py4J.
+this JVM, whose time is in ``details``. The baseline is the least that it has to do: a thread with an event loop, a
+listening socket, and a call of the JVM through Py4J.
 
 ``first_record``: milliseconds from the start of a task's function to its operator's first record, in a worker that has
 run such a task before. Meanwhile the task connects, the two ends prove to each other who they are, the driver finds
@@ -51,6 +51,7 @@ def sidecar_start(quick: bool, progress: Progress) -> list[Figure]:
     """Milliseconds until a sidecar is ready, compared with a bare event loop in a thread."""
     rounds, each = (1, 1) if quick else (5, 6)
     with spark_session(MASTER) as spark:
+        first_ms = _start_ms(spark)
         samples, baseline = interleave(
             rounds,
             lambda: [_bare_start_ms(spark) for _ in range(each)],
@@ -58,7 +59,7 @@ def sidecar_start(quick: bool, progress: Progress) -> list[Figure]:
             progress,
         )
     params = {"baseline": "a thread with an event loop and a listening socket, and one call through Py4J"}
-    return [Figure("sidecar_start", "ms", samples, baseline, params)]
+    return [Figure("sidecar_start", "ms", samples, baseline, params, {"first_of_the_jvm_ms": round(first_ms, 1)})]
 
 
 def _start_ms(spark: SparkSession) -> float:
