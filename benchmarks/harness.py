@@ -19,7 +19,7 @@ Measure = Callable[[bool, Progress], "list[Figure]"]
 one_jvm = False
 """Whether all Spark sessions of this process have the same JVM, which saves a quick run many seconds for each."""
 
-CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999, 1.0)
 """The fractions at which a figure's curves are drawn."""
 
 

@@ -24,7 +24,18 @@ def checkpoint_figure(subtasks: int, *, timeline: bool = False) -> Figure:
             events.append({"what": "acknowledged", "subtask": subtask, "ms": 3 + subtask / 40})
         details["timeline"] = {"events": events}
     took = [subtasks / 8 + 2, subtasks / 6 + 3]
-    return Figure("checkpoint", "ms", [took], [[1.0, 2.0]], {"case": {"subtasks": subtasks}}, details)
+    params = {"case": {"subtasks": subtasks}, "flink_p50_ms": 144.0}
+    return Figure("checkpoint", "ms", [took], [[1.0, 2.0]], params, details)
+
+
+def hold_figure(mode: str, direction: str, subtasks: int) -> Figure:
+    case = {"mode": mode, "moment": "closing", "direction": direction, "subtasks": subtasks}
+    return Figure("checkpoint_hold", "ms", [[1.0, 3.0]], [[0.1, 0.2]], {"case": case, "flink_ms": 113.0})
+
+
+def load_figure(mode: str) -> Figure:
+    params = {"case": {"mode": mode}, "subtasks": 2000, "events_per_s": 2000}
+    return Figure("load", "ms", [[1.0, 3.0]], [[0.1, 0.2]], params)
 
 
 def results(*figures: Figure) -> dict[str, Any]:
