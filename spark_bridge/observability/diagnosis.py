@@ -138,6 +138,13 @@ def _of_checkpoint(status: SidecarStatus, operator: OperatorStatus, checkpoint: 
             return f"{name} has waited {waited} for the coordinator: checkpoint_coordinator has not returned"
         case "acknowledging" if unconfirmed:
             return f"{name} has waited {waited} for {_subtasks(unconfirmed)} to confirm every event sent before it"
+        case "acknowledging" if silent := _silent_since(operator, checkpoint.triggered_at).intersection(late):
+            one = len(silent) == 1
+            either = "its task computes" if one else "their tasks compute"
+            return (
+                f"{name} waits for {_subtasks(sorted(silent))}, which {'has' if one else 'have'} not answered for "
+                f"{waited}: {either} without looking at the mailbox, or the process does not answer at all"
+            )
         case "acknowledging" if len(late) == 1:
             return f"{name} waits for subtask {late[0]}, which has computed for {waited} without looking at its mailbox"
         case "acknowledging":
@@ -155,6 +162,13 @@ def _unconfirmed_since(operator: OperatorStatus, since: float) -> set[int]:
         one.subtask
         for one in operator.attempts
         if one.is_live and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
+    }
+
+
+def _silent_since(operator: OperatorStatus, since: float) -> set[int]:
+    """The subtasks from whose process nothing has come since then."""
+    return {
+        one.subtask for one in operator.attempts if one.is_live and one.heard_at is not None and one.heard_at < since
     }
 
 

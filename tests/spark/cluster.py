@@ -91,6 +91,8 @@ class SparkProcess:
 
     def kill(self) -> None:
         """Send SIGKILL to it and to all that it has started, as if the machine were lost. Idempotent."""
+        for pid in [self._process.pid, *descendants(self._process.pid)]:
+            _signal(pid, signal.SIGSTOP)  # so that a worker does not report or replace an executor that dies before it
         for pid in [*descendants(self._process.pid), self._process.pid]:
             _signal(pid, signal.SIGKILL)
         self._process.wait()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from protocol.attempts import FailureKind
+from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import JobEnded, TaskEnded, TaskOutcome
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
@@ -49,10 +50,13 @@ def a_job(
     parallelism: int = 2,
     gateway: GatewayLimits | None = None,
     mode: RestoreMode = RestoreMode.BATCH,
+    checkpoint: CheckpointConfig | None = None,
 ) -> Iterator[Job]:
     """It has begun when each of its subtasks is ready."""
     with line or Line() as line, bench.behind_a_line(line) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=parallelism, mode=mode, gateway=gateway)
+        handle = sidecar.coordinate(
+            "op", coordinator, parallelism=parallelism, mode=mode, gateway=gateway, checkpoint=checkpoint
+        )
         tasks = bench.numbers(parallelism).through(handle, operator, *arguments)
         action = bench.start_collecting(tasks)
         coordinator.wait_for(lambda story: len({callback[1] for callback in named(story, "ready")}) == parallelism)
@@ -231,8 +235,8 @@ def test_a_cut_longer_than_the_confirmation_timeout_fails_the_receiving_attempt(
 @pytest.mark.parametrize("how", ["cut", "broken"])
 def test_a_checkpoint_waits_for_a_network_cut_to_heal(bench: Bench, how: str) -> None:
     """H24, H40: it begins at all subtasks or is not cut, and completes when they are reachable again."""
-    coordinator = CountingCoordinator()
-    with a_job(bench, coordinator, Counting, mode=RestoreMode.STREAMING) as job:
+    coordinator, held = CountingCoordinator(), CheckpointConfig(hold_events=True)
+    with a_job(bench, coordinator, Counting, mode=RestoreMode.STREAMING, checkpoint=held) as job:
         coordinator.send_numbers(0, 3)
         coordinator.wait_until_seen(0, 3)
         if how == "cut":

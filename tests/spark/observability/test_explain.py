@@ -41,6 +41,7 @@ from tests.spark_bridge.storage.checkpoints import HookedFileSystem, hooked
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
+HELD = CheckpointConfig(hold_events=True)
 WAITING_S = 0.3
 LIMIT_S = 60.0
 PATIENT = SidecarConfig(gateway=GatewayLimits(confirm_timeout_s=60.0))
@@ -227,7 +228,7 @@ def test_a_question_waits_for_a_reply_that_the_coordinator_has_deferred(spark: S
 def test_a_checkpoint_waits_for_a_subtask_that_computes(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "go on"
     with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=1, mode="streaming")
+        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=1, mode="streaming", checkpoint=HELD)
         action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Computing, str(file))).collect)
         until_computing(file, 1)
         checkpoint = Action(lambda: sidecar.checkpoint("op"))
@@ -261,7 +262,7 @@ def test_a_checkpoint_waits_for_the_coordinators_own_snapshot(spark: SparkSessio
 def test_a_checkpoint_waits_for_several_subtasks(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "go on"
     with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=2, mode="streaming")
+        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=2, mode="streaming", checkpoint=HELD)
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Computing, str(file))).collect)
         until_computing(file, 2)
         checkpoint = Action(lambda: sidecar.checkpoint("op"))
@@ -306,17 +307,22 @@ def test_a_checkpoint_waits_for_a_storage_that_does_not_answer(spark: SparkSessi
         checkpoint.result()
 
 
-def test_a_checkpoint_waits_for_a_stopped_process(spark: SparkSession) -> None:
-    script = Script({}, [])
+@pytest.mark.parametrize("hold_events", [True, False])
+def test_a_checkpoint_waits_for_a_stopped_process(spark: SparkSession, hold_events: bool) -> None:
+    script, config = Script({}, []), CheckpointConfig(hold_events=hold_events)
     with Sidecar(spark, PATIENT) as sidecar:
-        handle = sidecar.coordinate("op", script, parallelism=1, mode="streaming")
+        handle = sidecar.coordinate("op", script, parallelism=1, mode="streaming", checkpoint=config)
         action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Telling)).collect)
         with stopped(process_of(script)):
             checkpoint = Action(lambda: sidecar.checkpoint("op"))
             sentence = until_said(sidecar, "^checkpoint")
-        assert re.fullmatch(
-            r"checkpoint \d+ of 'op' waits for subtask 0, whose process has not answered for \d+ s", sentence
-        )
+        which = r"whose process has not answered for \d+ s"
+        if not hold_events:
+            which = (
+                r"which has not answered for \d+ s: its task computes without looking at the mailbox, or the process "
+                "does not answer at all"
+            )
+        assert re.fullmatch(rf"checkpoint \d+ of 'op' waits for subtask 0, {which}", sentence)
         checkpoint.result()
         script.say(["stop"])
         action.result()

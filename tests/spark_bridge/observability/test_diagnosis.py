@@ -99,6 +99,20 @@ def test_a_wait_has_its_sentence_and_a_short_one_has_none(changes: dict[str, Any
     assert explain(sidecar(operator(**changes)), waiting_s=100.0) == ()
 
 
+def test_a_checkpoint_does_not_guess_what_a_subtask_does_that_has_said_nothing_since_it_began() -> None:
+    late = checkpoint("acknowledging", 0, 1, 2, step="acknowledge")
+    silent = attempts(0, heard_at=late.triggered_at - 1)
+    heard = attempts(1, 2, heard_at=late.triggered_at + 1)
+    assert explain(sidecar(operator(checkpoints=(late,), attempts=(*silent, *heard)))) == (
+        "checkpoint 12 of 'crawl' waits for subtask 0, which has not answered for 25 s: its task computes without "
+        "looking at the mailbox, or the process does not answer at all",
+    )
+    assert explain(sidecar(operator(checkpoints=(late,), attempts=heard))) == (
+        "checkpoint 12 of 'crawl' waits for subtasks 0, 1, 2, which have computed for 25 s without looking at their "
+        "mailboxes",
+    )
+
+
 def test_a_checkpoint_names_those_that_have_not_confirmed_what_was_sent_before_it() -> None:
     late = checkpoint("acknowledging", 0, 1, 2, step="acknowledge")
     status = sidecar(operator(checkpoints=(late,), attempts=attempts(0, 1, unconfirmed_since_at=NOW - 30)))
