@@ -13,7 +13,7 @@ from typing import Any
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 ELSEWHERE = ("all_reduce_route", "load", "saturation")
-"""These have tables of their own on that page, with what else matters about them."""
+"""That page has separate tables for these, with what else matters about them."""
 HEAD = """\
 | figure | unit | p50 | p99 | baseline p50 | baseline p99 | ratio p50 (in single rounds) | ratio p99 |
 |---|---|---:|---:|---:|---:|---:|---:|"""
