@@ -36,6 +36,7 @@ from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import resident_bytes
 from headgate import SidecarConfig
+from spark_bridge.driver.bounded_selector import bounded_loop
 from spark_bridge.driver.frozen_heap import SUBTASKS_MIN
 
 SUBTASKS, EVENTS_PER_S, INTERVAL_S = 2_000, 2_000, 1.0
@@ -157,7 +158,12 @@ class _Stream:
 
 def load(quick: bool, progress: Progress) -> list[Figure]:
     """Milliseconds of an event up while checkpoints of 2,000 subtasks are taken, compared with none."""
-    return [asyncio.run(_measure_load(mode, quick, partial(_say, progress, mode))) for mode in MODES]
+    return [_run_bounded(_measure_load(mode, quick, partial(_say, progress, mode))) for mode in MODES]
+
+
+def _run_bounded(measured: Coroutine[None, None, Figure]) -> Figure:
+    with asyncio.Runner(loop_factory=bounded_loop) as runner:
+        return runner.run(measured)
 
 
 def _say(progress: Progress, prefix: str, text: str) -> None:
