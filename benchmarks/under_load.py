@@ -118,10 +118,10 @@ class _Stream:
         self.turns = Turns()
         self.checkpoints_ms: list[float] = []
 
-    async def without(self) -> list[float]:
+    async def without(self) -> array[float]:
         return await self._events()
 
-    async def during(self) -> list[float]:
+    async def during(self) -> array[float]:
         """The same while a checkpoint is taken every second; one that takes longer delays the next."""
         with watched_turns() as turns:
             async with asyncio.TaskGroup() as group:
@@ -134,7 +134,7 @@ class _Stream:
         self.turns.add(turns)
         return events.result()
 
-    async def _events(self) -> list[float]:
+    async def _events(self) -> array[float]:
         subtasks, children = len(self._crowd.coordinator.gateways), self._crowd.children
         ticks, each = round(self._seconds / TICK_S), round(EVENTS_PER_S * TICK_S)
         async with asyncio.TaskGroup() as group:
@@ -147,9 +147,12 @@ class _Stream:
                 await asyncio.sleep(began + tick * TICK_S - time.monotonic())
         return latencies.result()
 
-    async def _latencies(self, count: int) -> list[float]:
-        """In milliseconds. The events are not kept: the garbage collector would visit what the benchmark keeps, too."""
-        latencies = []
+    async def _latencies(self, count: int) -> array[float]:
+        """In milliseconds. The events are not kept: the garbage collector would visit what the benchmark keeps, too.
+
+        Floats of a list would make the process grow, so that the sidecar makes a full run of the collector.
+        """
+        latencies = _no_times()
         for _ in range(count):
             event, at = await self._crowd.coordinator.arrived.get()
             latencies.append((at - event[1]) / 1e6)
