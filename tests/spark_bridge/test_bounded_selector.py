@@ -5,19 +5,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 
 import pytest
 
-from spark_bridge.driver.bounded_selector import READY_MAX, BoundedSelector, bounded_loop
+from actors.logs import ROOT
+from protocol.wire.keys import KeyRing
+from spark_bridge.driver.bounded_selector import READY_MAX, BoundedSelector
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.loop import SidecarLoop
+from spark_bridge.standalone.command import serve
+from spark_bridge.standalone.process import Ports, SidecarProcess
 
 Pair = tuple[socket.socket, socket.socket]
 MANY = 3 * READY_MAX
+
+
+async def nothing(sidecar: object) -> None:
+    """A factory of no operator."""
 
 
 @pytest.fixture
@@ -45,40 +56,50 @@ def files_of(ready: list[tuple[selectors.SelectorKey, int]]) -> list[object]:
     return [key.fileobj for key, _ in ready]
 
 
-@pytest.mark.parametrize("new_loop", [bounded_loop, SidecarLoop])
-def test_a_turn_of_the_loop_reads_a_limited_number_of_connections(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], pairs: list[Pair]
-) -> None:
-    turns = count()
+async def read_at_most_in_a_turn(pairs: list[Pair]) -> int:
+    """Read all on the running loop. Returns how many were read in the turn that read most."""
+    loop, everything = asyncio.get_running_loop(), asyncio.Event()
+    turns, read_in = count(), Counter[int]()
     turn = 0
-    read_in: list[int] = []
 
     def next_turn() -> None:
         nonlocal turn
         turn = next(turns)
-        asyncio.get_running_loop().call_soon(next_turn)
+        if not everything.is_set():
+            loop.call_soon(next_turn)
 
-    async def read(reader: socket.socket, everything: asyncio.Event) -> None:
-        def read_one() -> None:
-            assert reader.recv(1) == b"."
-            read_in.append(turn)
-            if len(read_in) == MANY:
-                everything.set()
+    def read(reader: socket.socket) -> None:
+        assert reader.recv(1) == b"."
+        read_in[turn] += 1
+        if read_in.total() == MANY:
+            everything.set()
 
-        asyncio.get_running_loop().add_reader(reader, read_one)
+    for reader, _ in pairs:
+        loop.add_reader(reader, read, reader)
+    next_turn()
+    await everything.wait()
+    for reader, _ in pairs:
+        loop.remove_reader(reader)
+    return max(read_in.values())
 
-    async def read_all() -> None:
-        everything = asyncio.Event()
-        for reader, _ in pairs:
-            await read(reader, everything)
-        next_turn()
-        await everything.wait()
-        for reader, _ in pairs:
-            asyncio.get_running_loop().remove_reader(reader)
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(read_all())
-    assert max(map(read_in.count, set(read_in))) <= READY_MAX
+def test_a_turn_of_the_sidecars_own_loop_reads_a_limited_number_of_connections(pairs: list[Pair]) -> None:
+    with asyncio.Runner(loop_factory=SidecarLoop) as runner:
+        assert runner.run(read_at_most_in_a_turn(pairs)) <= READY_MAX
+
+
+def test_a_turn_of_a_sidecar_in_its_own_process_reads_a_limited_number_of_connections(
+    pairs: list[Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, ROOT)  # otherwise the process sets it
+    at_most: list[int] = []
+
+    class ReadsOnce(SidecarProcess):
+        async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
+            at_most.append(await read_at_most_in_a_turn(pairs))
+
+    assert serve(ReadsOnce(nothing, SidecarConfig(), KeyRing(bytes(32)), "127.0.0.1", Ports(0, 0, 0)), once=True) == 0
+    assert at_most[0] <= READY_MAX
 
 
 def test_every_file_gets_its_turn_before_one_gets_a_second(selector: BoundedSelector, pairs: list[Pair]) -> None:
