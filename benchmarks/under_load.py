@@ -58,9 +58,16 @@ class Turns:
     processor_ms: array[float] = field(default_factory=_no_times)
     collector_ms: array[float] = field(default_factory=_no_times)
     """The processor time of each run of Python's garbage collector, which is a part of some turn."""
+    full_collector_ms: array[float] = field(default_factory=_no_times)
+    """The same of its full runs alone."""
 
     def as_dict(self) -> dict[str, Any]:
-        named = (("wall", self.wall_ms), ("processor", self.processor_ms), ("collector", self.collector_ms))
+        named = (
+            ("wall", self.wall_ms),
+            ("processor", self.processor_ms),
+            ("collector", self.collector_ms),
+            ("full collector", self.full_collector_ms),
+        )
         return {
             name: {"max": max(turns), "p999": percentile(turns, 0.999), "p99": percentile(turns, 0.99)}
             for name, turns in named
@@ -72,6 +79,7 @@ class Turns:
         self.wall_ms += other.wall_ms
         self.processor_ms += other.processor_ms
         self.collector_ms += other.collector_ms
+        self.full_collector_ms += other.full_collector_ms
 
 
 @contextmanager
@@ -96,8 +104,10 @@ def watched_turns() -> Iterator[Turns]:
         nonlocal collection_began
         if phase == "start":
             collection_began = time.thread_time()
-        else:
-            turns.collector_ms.append((time.thread_time() - collection_began) * 1e3)
+            return
+        turns.collector_ms.append((time.thread_time() - collection_began) * 1e3)
+        if info["generation"] == 2:
+            turns.full_collector_ms.append(turns.collector_ms[-1])
 
     selector.select = select  # type: ignore[method-assign]
     gc.callbacks.append(collect)
