@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -239,8 +239,8 @@ async def _with_and_without_tls(
 
     Each is the first to start in half of the rounds: the second one is always slower, by a third.
     """
-    encrypted_rounds: Rounds = []
-    plain_rounds: Rounds = []
+    encrypted_rounds: list[Sequence[float]] = []
+    plain_rounds: list[Sequence[float]] = []
     for encrypted_first in (False, True):
         async with (
             running_pair(spark, config=SidecarConfig(tls=encrypted_first)) as first,

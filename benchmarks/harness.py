@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Rounds = list[list[float]]
+Rounds = Sequence[Sequence[float]]
 """The samples of each round."""
 Progress = Callable[[str], None]
 """Called with a description of each step of a long measurement."""
@@ -108,8 +108,8 @@ def interleave(
     """
     baseline()
     subject()
-    baseline_rounds: Rounds = []
-    subject_rounds: Rounds = []
+    baseline_rounds: list[Sequence[float]] = []
+    subject_rounds: list[Sequence[float]] = []
     for done in range(1, rounds + 1):
         if done % 2:
             baseline_rounds.append(baseline())
@@ -123,15 +123,15 @@ def interleave(
 
 async def interleave_async(
     rounds: int,
-    baseline: Callable[[], Awaitable[list[float]]],
-    subject: Callable[[], Awaitable[list[float]]],
+    baseline: Callable[[], Awaitable[Sequence[float]]],
+    subject: Callable[[], Awaitable[Sequence[float]]],
     progress: Progress,
 ) -> tuple[Rounds, Rounds]:
     """``interleave`` on a loop that already runs, because both ends stay connected from round to round."""
     await baseline()
     await subject()
-    baseline_rounds: Rounds = []
-    subject_rounds: Rounds = []
+    baseline_rounds: list[Sequence[float]] = []
+    subject_rounds: list[Sequence[float]] = []
     for done in range(1, rounds + 1):
         if done % 2:
             baseline_rounds.append(await baseline())
@@ -153,13 +153,13 @@ async def interleave_floors_async(
     measures = [*floors, subject]
     for measure in measures:
         await measure()
-    results: list[Rounds] = [[] for _ in measures]
+    results: list[list[Sequence[float]]] = [[] for _ in measures]
     for done in range(1, rounds + 1):
         for place in range(len(measures)):
             which = (place + done) % len(measures)
             results[which].append(await measures[which]())
         _report(done, rounds, results[-1], results[0], progress)
-    return results[-1], results[:-1]
+    return results[-1], [*results[:-1]]
 
 
 def _report(done: int, rounds: int, subject: Rounds, baseline: Rounds, progress: Progress) -> None:

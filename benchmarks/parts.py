@@ -24,7 +24,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
-from benchmarks.harness import Figure, Progress, interleave
+from benchmarks.harness import Figure, Progress, Rounds, interleave
 from benchmarks.plain_tasks import read
 from benchmarks.spark_session import spark_session
 from spark_bridge.driver.sidecar import Sidecar
@@ -174,7 +174,7 @@ def _measure_sets(
     rounds: int,
     sets: int,
     progress: Progress,
-) -> tuple[list[list[float]], list[list[float]]]:
+) -> tuple[Rounds, Rounds]:
     job = sidecar.coordinate("reads", _Broadcasts, parallelism=tasks, uses=[value])
 
     def wait(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:

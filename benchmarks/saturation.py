@@ -45,8 +45,8 @@ class _Timed:
     def __init__(self, units: int, step: Callable[[], Awaitable[None]]) -> None:
         self._units = units
         self._step = step
-        self.wall: Rounds = []
-        self.processor: Rounds = []
+        self.wall: list[list[float]] = []
+        self.processor: list[list[float]] = []
 
     async def __call__(self) -> list[float]:
         began, spent = time.perf_counter(), time.thread_time()
@@ -146,7 +146,7 @@ def _events(quick: bool, progress: Progress) -> list[Figure]:
             if name in merged:
                 for earlier, later in zip(merged[name], both, strict=True):
                     for kind, of_kind in later.items():
-                        earlier[kind] += of_kind
+                        earlier[kind] = [*earlier[kind], *of_kind]
             else:
                 merged[name] = both
     params = {"subtasks": subtasks, "payload_bytes": PAYLOAD_BYTES, "events": subtasks * each, "baseline": BARE_FRAMES}

@@ -36,6 +36,7 @@ from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import resident_bytes
 from headgate import SidecarConfig
+from spark_bridge.driver.bounded_selector import bounded_loop
 from spark_bridge.driver.frozen_heap import SUBTASKS_MIN
 
 SUBTASKS, EVENTS_PER_S, INTERVAL_S = 2_000, 2_000, 1.0
@@ -57,9 +58,16 @@ class Turns:
     processor_ms: array[float] = field(default_factory=_no_times)
     collector_ms: array[float] = field(default_factory=_no_times)
     """The processor time of each run of Python's garbage collector, which is a part of some turn."""
+    full_collector_ms: array[float] = field(default_factory=_no_times)
+    """The same of its full runs alone."""
 
     def as_dict(self) -> dict[str, Any]:
-        named = (("wall", self.wall_ms), ("processor", self.processor_ms), ("collector", self.collector_ms))
+        named = (
+            ("wall", self.wall_ms),
+            ("processor", self.processor_ms),
+            ("collector", self.collector_ms),
+            ("full collector", self.full_collector_ms),
+        )
         return {
             name: {"max": max(turns), "p999": percentile(turns, 0.999), "p99": percentile(turns, 0.99)}
             for name, turns in named
@@ -71,6 +79,7 @@ class Turns:
         self.wall_ms += other.wall_ms
         self.processor_ms += other.processor_ms
         self.collector_ms += other.collector_ms
+        self.full_collector_ms += other.full_collector_ms
 
 
 @contextmanager
@@ -95,8 +104,10 @@ def watched_turns() -> Iterator[Turns]:
         nonlocal collection_began
         if phase == "start":
             collection_began = time.thread_time()
-        else:
-            turns.collector_ms.append((time.thread_time() - collection_began) * 1e3)
+            return
+        turns.collector_ms.append((time.thread_time() - collection_began) * 1e3)
+        if info["generation"] == 2:
+            turns.full_collector_ms.append(turns.collector_ms[-1])
 
     selector.select = select  # type: ignore[method-assign]
     gc.callbacks.append(collect)
@@ -117,10 +128,10 @@ class _Stream:
         self.turns = Turns()
         self.checkpoints_ms: list[float] = []
 
-    async def without(self) -> list[float]:
+    async def without(self) -> array[float]:
         return await self._events()
 
-    async def during(self) -> list[float]:
+    async def during(self) -> array[float]:
         """The same while a checkpoint is taken every second; one that takes longer delays the next."""
         with watched_turns() as turns:
             async with asyncio.TaskGroup() as group:
@@ -133,7 +144,7 @@ class _Stream:
         self.turns.add(turns)
         return events.result()
 
-    async def _events(self) -> list[float]:
+    async def _events(self) -> array[float]:
         subtasks, children = len(self._crowd.coordinator.gateways), self._crowd.children
         ticks, each = round(self._seconds / TICK_S), round(EVENTS_PER_S * TICK_S)
         async with asyncio.TaskGroup() as group:
@@ -146,9 +157,12 @@ class _Stream:
                 await asyncio.sleep(began + tick * TICK_S - time.monotonic())
         return latencies.result()
 
-    async def _latencies(self, count: int) -> list[float]:
-        """In milliseconds. The events are not kept: the garbage collector would visit what the benchmark keeps, too."""
-        latencies = []
+    async def _latencies(self, count: int) -> array[float]:
+        """In milliseconds. The events are not kept: the garbage collector would visit what the benchmark keeps, too.
+
+        Floats of a list would make the process grow, so that the sidecar makes a full run of the collector.
+        """
+        latencies = _no_times()
         for _ in range(count):
             event, at = await self._crowd.coordinator.arrived.get()
             latencies.append((at - event[1]) / 1e6)
@@ -157,7 +171,12 @@ class _Stream:
 
 def load(quick: bool, progress: Progress) -> list[Figure]:
     """Milliseconds of an event up while checkpoints of 2,000 subtasks are taken, compared with none."""
-    return [asyncio.run(_measure_load(mode, quick, partial(_say, progress, mode))) for mode in MODES]
+    return [_run_bounded(_measure_load(mode, quick, partial(_say, progress, mode))) for mode in MODES]
+
+
+def _run_bounded(measured: Coroutine[None, None, Figure]) -> Figure:
+    with asyncio.Runner(loop_factory=bounded_loop) as runner:
+        return runner.run(measured)
 
 
 def _say(progress: Progress, prefix: str, text: str) -> None:

@@ -84,9 +84,10 @@ class SidecarConfig:
 
     **The garbage collector.** A full run of Python's garbage collector stops the event loop for some 0.1 ms for each
     subtask. With ``freeze_heap``, it ignores what exists when the subtasks of a run are ready, 100 or more, until no
-    run is left (``gc.freeze``), and meanwhile full runs are made only when the process holds a quarter more memory.
-    This concerns the whole process: what becomes garbage in a cycle meanwhile is freed after that, and objects that the
-    program itself has frozen return to the collector, too. None means: only in a sidecar's own process.
+    run is left (``gc.freeze``), and meanwhile full runs are made only when the process holds a quarter more memory,
+    and those of the middle generation more often, so that each is short. This concerns the whole process: what becomes
+    garbage in a cycle meanwhile may be freed only after that, and objects that the program itself has frozen return to
+    the collector, too. None means: only in a sidecar's own process.
 
     **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
     Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.

@@ -11,7 +11,9 @@ the end of the runs.
 
 Python begins a full run when a quarter of all objects are new. It does not count the frozen ones, so it would visit
 the states of the latest checkpoints again and again. Instead, a full run is made when the process holds a quarter more
-than after the last one.
+than after the last one. A run of the middle generation visits what a few runs of the youngest one have left. While a
+checkpoint of thousands of subtasks is taken, almost everything is left, so the middle one is run earlier. Garbage in a
+cycle that outlives it waits for a full run.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ SUBTASKS_MIN = 100
 GROWTH = 4
 """It is frozen again when a quarter as many attempts have become ready since: each time may freeze some garbage. A full
 run is made when the process holds a quarter more blocks of memory."""
+MIDDLE_RUN_AFTER = 2
+"""As a threshold: more than so many runs of the youngest generation. Python's own is 10."""
 NEVER = 2**31 - 1
 """As a threshold: after so many runs of the younger generations."""
 
@@ -46,7 +50,7 @@ class FrozenHeap:
         self._ready = 0
         self._frozen_at_ready = 0
         self._frozen = False
-        self._own_threshold: int | None = None  # the program's, for full runs, if this sidecar has replaced it
+        self._own_thresholds: tuple[int, int] | None = None  # the program's, if this sidecar has replaced them
         self._blocks_min = 0
 
     def look(self) -> None:
@@ -71,9 +75,9 @@ class FrozenHeap:
         self._blocks_min = sys.getallocatedblocks()
         self._frozen = True
         young, middle, full = gc.get_threshold()
-        if full != NEVER:  # otherwise it is replaced already, by this sidecar or by another one of this process
-            self._own_threshold = full
-            gc.set_threshold(young, middle, NEVER)
+        if full != NEVER:  # otherwise they are replaced already, by this sidecar or by another one of this process
+            self._own_thresholds = middle, full
+            gc.set_threshold(young, min(middle, MIDDLE_RUN_AFTER), NEVER)
 
     def _collect_if_grown(self) -> None:
         blocks = sys.getallocatedblocks()
@@ -88,8 +92,7 @@ class FrozenHeap:
         if self._frozen:
             self._frozen = False
             gc.unfreeze()
-            if self._own_threshold is not None:
-                young, middle, _ = gc.get_threshold()
-                gc.set_threshold(young, middle, self._own_threshold)
-                self._own_threshold = None
+            if self._own_thresholds is not None:
+                gc.set_threshold(gc.get_threshold()[0], *self._own_thresholds)
+                self._own_thresholds = None
             log.info("heap unfrozen")

@@ -19,6 +19,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors.exits import as_exception
 from actors.logs import get_logger
+from spark_bridge.driver.bounded_selector import BoundedSelector
 
 __all__ = ["SidecarLoop", "start_sidecar_loop"]
 
@@ -32,7 +33,7 @@ class SidecarLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(BoundedSelector())
         self.set_task_factory(_make_task)
 
     def run_forever(self) -> None:

@@ -183,6 +183,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     import anyio
 
     from actors.logs import ROOT, get_logger
+    from spark_bridge.driver.bounded_selector import bounded_loop
     from spark_bridge.server.server import ServerStartError
 
     headgate = logging.getLogger(ROOT)
@@ -210,7 +211,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
                 log.info("termination requested", signal=number.name)
                 scope.cancel()
 
-    return anyio.run(main)
+    return anyio.run(main, backend_options={"loop_factory": bounded_loop})
 
 
 def tell_port(port: int) -> None:

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Checkpoints in the driver's memory, for a sidecar without a directory: they end with the application."""
+"""Checkpoints in the driver's memory, for a sidecar without a directory: they end with the application.
+
+The parts of the subtasks are kept in one flat tuple of numbers and bytes. As three objects for each subtask, thousands
+of subtasks would make Python's garbage collector stop the event loop for milliseconds.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from threading import Lock
+from typing import Any
 
-from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.checkpoint_format import StoredCheckpoint
-from protocol.wire.messages import RestoreMode
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
@@ -20,6 +26,54 @@ from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
 _OWNER = Owner(1, "")
+_Value = int | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A checkpoint without the parts of the subtasks, and these parts as ``_flattened`` gives them."""
+
+    without_parts: StoredCheckpoint
+    parts: tuple[_Value, ...]
+
+    @classmethod
+    def of(cls, stored: StoredCheckpoint) -> _Kept:
+        checkpoint = stored.checkpoint
+        without = CompletedCheckpoint(
+            checkpoint.checkpoint_id, checkpoint.parallelism, checkpoint.coordinator_state, {}, checkpoint.label
+        )
+        return cls(replace(stored, checkpoint=without), _flattened(checkpoint.subtask_states))
+
+    def stored(self) -> StoredCheckpoint:
+        """The whole checkpoint, equal to the one that was given."""
+        kept = self.without_parts.checkpoint
+        whole = CompletedCheckpoint(
+            kept.checkpoint_id, kept.parallelism, kept.coordinator_state, _unflattened(self.parts), kept.label
+        )
+        return replace(self.without_parts, checkpoint=whole)
+
+
+def _flattened(parts: Mapping[int, SubtaskSnapshot]) -> tuple[_Value, ...]:
+    """For each subtask: its number, ``events_sent``, how many states and held events it has, and the fields of each."""
+    values: list[_Value] = []
+    for subtask, part in parts.items():
+        values += (subtask, part.events_sent, len(part.states), len(part.held))
+        for one in (*part.states, *part.held):
+            values += one
+    return tuple(values)
+
+
+def _unflattened(parts: tuple[_Value, ...]) -> dict[int, SubtaskSnapshot]:
+    snapshots: dict[int, SubtaskSnapshot] = {}
+    values: Iterator[Any] = iter(parts)
+    for subtask in values:
+        events_sent, states, held = islice(values, 3)
+        snapshots[subtask] = SubtaskSnapshot(
+            tuple(SubtaskState(*islice(values, 2)) for _ in range(states)),
+            tuple(HeldEvent(*islice(values, 3)) for _ in range(held)),
+            events_sent,
+        )
+    return snapshots
 
 
 class MemoryStorage:
@@ -31,7 +85,7 @@ class MemoryStorage:
         self._retained = retained
         self._lock = Lock()
         self._last_id = 0
-        self._stored: dict[str, dict[int, StoredCheckpoint]] = {}
+        self._stored: dict[str, dict[int, _Kept]] = {}
         self._void: dict[str, set[int]] = {}
         self._records: dict[str, list[RestoreRecord]] = {}
 
@@ -48,12 +102,11 @@ class MemoryStorage:
 
     def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
         options.permit()
+        created_ms = time.time_ns() // 1_000_000
+        kept = _Kept.of(StoredCheckpoint(operator_id, options.mode, created_ms, "memory", checkpoint))
         with self._lock:
             mine = self._stored.setdefault(operator_id, {})
-            created_ms = time.time_ns() // 1_000_000
-            mine[checkpoint.checkpoint_id] = StoredCheckpoint(
-                operator_id, options.mode, created_ms, "memory", checkpoint
-            )
+            mine[checkpoint.checkpoint_id] = kept
             completed_id, validity = options.completed_before(checkpoint), self._validity(operator_id)
             for stale in no_longer_kept(mine, validity, self._retained, completed_id, options.given_up):
                 del mine[stale]
@@ -88,7 +141,7 @@ class MemoryStorage:
         newest = max(filter(validity.may_restore, mine), default=NOTHING)
         if newest < validity.base and not allow_older:
             raise StorageError(base_is_elsewhere(operator_id, validity.base))
-        return mine[newest].checkpoint if newest else None
+        return mine[newest].stored().checkpoint if newest else None
 
     def _start_from(self, operator_id: str, base: int, first: int) -> None:
         problem = why_not_recorded(operator_id, base, first)
@@ -103,19 +156,19 @@ class MemoryStorage:
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
         with self._lock:
-            stored = self._stored.get(operator_id, {}).get(checkpoint_id)
-        if stored is None:
+            kept = self._stored.get(operator_id, {}).get(checkpoint_id)
+        if kept is None:
             raise StorageError(f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory")
-        return stored.checkpoint
+        return kept.stored().checkpoint
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
         """List the checkpoints. ``size_bytes`` counts states and held events."""
         with self._lock:
             mine = sorted(self._stored) if operator_id is None else [operator_id]
             found = [
-                (stored, not self._validity(name).may_restore(checkpoint_id))
+                (kept.stored(), not self._validity(name).may_restore(checkpoint_id))
                 for name in mine
-                for checkpoint_id, stored in sorted(self._stored.get(name, {}).items())
+                for checkpoint_id, kept in sorted(self._stored.get(name, {}).items())
             ]
         return [
             replace(describe(stored, self._file(stored.operator_id, id_), _size(stored.checkpoint)), void=void)

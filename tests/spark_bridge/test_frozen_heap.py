@@ -116,7 +116,7 @@ def frozen_heap(running: RunningJobs) -> FrozenHeap:
 def test_while_it_is_frozen_a_full_run_is_made_when_the_process_has_grown(running: RunningJobs) -> None:
     gc.set_threshold(100_000, 10, 10)  # the younger generations leave the cycles here alone
     heap = frozen_heap(running)
-    assert gc.get_threshold()[:2] == (100_000, 10)
+    assert gc.get_threshold()[0] == 100_000
     gc.disable()  # no other run than the one that is asked for
     try:
         heap.look()
@@ -139,6 +139,34 @@ def test_while_it_is_frozen_a_full_run_is_made_when_the_process_has_grown(runnin
         gc.enable()
         heap.close()
     assert gc.get_threshold() == (100_000, 10, 10)
+
+
+def test_a_run_of_the_middle_generation_visits_what_few_of_the_youngest_have_left(running: RunningJobs) -> None:
+    gc.set_threshold(700, 10, 10)
+    visited: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 1:
+            visited.append(sum(type(one) is Cycle for young in (0, 1) for one in gc.get_objects(generation=young)))
+
+    heap = frozen_heap(running)
+    gc.callbacks.append(note)
+    try:
+        kept = [Cycle() for _ in range(10_000)]
+    finally:
+        gc.callbacks.remove(note)
+        heap.close()
+    assert len(kept) == 10_000
+    assert 0 < max(visited) < 3_000, "with Python's threshold of 10 it would be 8,000"
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_a_program_that_runs_the_middle_generation_earlier_keeps_its_threshold(running: RunningJobs) -> None:
+    gc.set_threshold(700, 1, 10)
+    heap = frozen_heap(running)
+    assert gc.get_threshold()[:2] == (700, 1)
+    heap.close()
+    assert gc.get_threshold() == (700, 1, 10)
 
 
 def test_python_itself_makes_no_full_run_while_it_is_frozen(running: RunningJobs) -> None:
