@@ -19,7 +19,7 @@ import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -81,6 +81,16 @@ class BesiegedSidecar:
         """The number of files that the process has open."""
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
+    def open_files(self) -> list[str]:
+        """What each of them is; of a connection, the ports of both ends and its state, as Linux writes it."""
+        connections = _connections()
+        found = []
+        for name in os.listdir(f"/proc/{self._process.pid}/fd"):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                link = os.readlink(f"/proc/{self._process.pid}/fd/{name}")
+                found.append(connections.get(link, link))
+        return sorted(found)
+
     @property
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1])
@@ -107,13 +117,26 @@ class BesiegedSidecar:
                 while not condition():  # noqa: ASYNC110 - it is about another process
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"{what} has not come to pass: {self.files} files are open") from None
+            raise AssertionError(f"{what} has not come to pass; these files are open: {self.open_files()}") from None
+
+
+def _connections() -> dict[str, str]:
+    """This machine's connections over IPv4: the link that a process has to each, and its addresses and its state."""
+    found = {}
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, own, other, state, _, _, _, _, _, inode, *_ = line.split()
+        found[f"socket:[{inode}]"] = f"{_port(own)} to {_port(other)}, {state}"
+    return found
+
+
+def _port(address: str) -> int:
+    return int(address.split(":")[1], 16)
 
 
 def _listened_at() -> set[int]:
     """The ports at which this machine's processes listen, over IPv4."""
-    connections = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
-    return {int(address.split(":")[1], 16) for _, address, _, state, *_ in connections if state == _LISTEN}
+    listening = [one.split(" to ")[0] for one in _connections().values() if one.endswith(f", {_LISTEN}")]
+    return set(map(int, listening))
 
 
 @asynccontextmanager
@@ -197,6 +220,7 @@ async def attach_in_a_crowd(
                 attached += 1
                 files_most = max(files_most, sidecar.files)
         events += await _serve_once(sidecar, [])
+        await sidecar.files_at_rest()
         await sidecar.until(lambda: sidecar.files <= files, f"that {files} files are open again")
         return {"opened": crowd.opened, "times": times, "events": events, "files_most": files_most}
 
@@ -253,6 +277,7 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
                     await driver.jvm.spoil(spoilt)
             events = await driver.finish_tasks()
         events += await _serve_once(sidecar, [])
+        await sidecar.files_at_rest()
         await sidecar.until(lambda: sidecar.files <= files, f"that {files} files are open again")
         growth = sidecar.resident_bytes - resident_bytes
         assert growth <= MEMORY_GROWTH_BYTES_MAX, f"the process's memory has grown by {growth} bytes"
