@@ -14,6 +14,8 @@ import socket
 from dataclasses import dataclass, replace
 from itertools import count
 
+import anyio
+
 from actors.clock import LoopClock
 from actors.logs import get_logger
 from actors.repeated_lines import LimitedLog
@@ -160,9 +162,9 @@ class AuthenticatedServer:
         The handler is notified for each connection. On return, no socket of this server is open. Idempotent, also
         before ``start``. If it is cancelled, connections are dropped immediately.
         """
-        if self._server is not None:
-            self._server.close()
         try:
+            if self._server is not None:
+                await _stop_accepting(self._server)
             for connection in self._open():
                 if connection.state in _UNAUTHENTICATED:
                     connection.abort("the server is closing")
@@ -254,6 +256,22 @@ def _check_advertised(host: str, name: str) -> None:
             f"{name} is {host!r}, which nothing can connect to: "
             "set advertised_host to the name or address by which executors reach this machine"
         )
+
+
+async def _stop_accepting(server: asyncio.Server) -> None:
+    """Close the listening socket, but not in the turn of the loop in which it may just have accepted connections.
+
+    asyncio makes the transport of such a connection in the next turn. If its server is closed then, it drops the
+    transport half made, and only the garbage collector closes the socket.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        with anyio.CancelScope(shield=True):
+            await asyncio.sleep(0)
+    finally:
+        server.close()
 
 
 async def _listen(config: ServerConfig) -> socket.socket:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import resource
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -399,6 +400,26 @@ async def test_a_cancelled_close_drops_the_connections_immediately(running: Runn
         async with asyncio.timeout(0.01):
             await running.server.close()
     await running.handler.until(lambda: running.handler.reasons == ["the server is closing"])
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_peer_that_is_accepted_in_the_turn_in_which_the_server_closes_is_disconnected(
+    running: RunningServer, turns: int
+) -> None:
+    """asyncio drops its half-made transport, whose socket only the garbage collector would close."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        stack.callback(gc.enable)
+        gc.disable()
+        peers = [stack.enter_context(socket.create_connection(running.server.address)) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await running.server.close()
+        for peer in peers:
+            peer.setblocking(False)
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(30):
+                    assert await loop.sock_recv(peer, 1) == b""
 
 
 async def test_a_server_that_was_never_started_can_be_closed() -> None:
