@@ -204,8 +204,8 @@ class Plan:
 
 
 PLANS = {
-    "connect_event_confirm": Plan("us", Talk.confirm, 10, 500),
-    "connect_event_echo": Plan("us", Talk.echo, 10, 500),
+    "connect_event_confirm": Plan("µs", Talk.confirm, 10, 500),
+    "connect_event_echo": Plan("µs", Talk.echo, 10, 500),
     "connect_checkpoint": Plan("ms", Talk.checkpoint, 10, 50),
     "connect_failover": Plan("ms", Talk.failover, 8, 10, ("failed", "ready")),
 }

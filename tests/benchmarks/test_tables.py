@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The figures as a table: numbers, names, and which are left out."""
+"""The figures as a table, and that docs/performance.md has it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from benchmarks import tables
 from tests.benchmarks.made_up import event_figure, load_figure, results
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 def test_a_row_has_the_percentiles_and_the_ratios_of_its_figure() -> None:
@@ -28,3 +32,10 @@ def test_a_case_that_is_one_of_several_is_named_without_its_key() -> None:
 )
 def test_a_number_has_three_digits_or_all_of_the_whole_ones(value: float, text: str) -> None:
     assert tables.number(value) == text
+
+
+def test_the_page_has_the_figures_of_the_latest_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main([]) == 0
+    table = capsys.readouterr().out
+    assert table.count("\n") > 50
+    assert table in PAGE.read_text(), "run `python -m benchmarks.tables` and put its table into docs/performance.md"
