@@ -107,8 +107,8 @@ class CoordinatorChain(OperatorCoordinator):
     async def handle_client_request(self, request: Any) -> Any:
         if type(request) is PartEvent:
             part = self._part(request.name)
-            answers = type(part).handle_client_request is not OperatorCoordinator.handle_client_request
-            if not answers and request.name not in self.stages:
+            answers_none = type(part).handle_client_request is OperatorCoordinator.handle_client_request
+            if answers_none and request.name not in self.stages:
                 raise LocalProtocolError(
                     f"the driver cannot ask the part {request.name!r}: request(..., part=...) names a stage of a "
                     "chain; leave it out to ask the operator's own coordinator"

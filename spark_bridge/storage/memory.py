@@ -38,18 +38,12 @@ class _Kept:
 
     @classmethod
     def of(cls, stored: StoredCheckpoint) -> _Kept:
-        checkpoint = stored.checkpoint
-        without = CompletedCheckpoint(
-            checkpoint.checkpoint_id, checkpoint.parallelism, checkpoint.coordinator_state, {}, checkpoint.label
-        )
-        return cls(replace(stored, checkpoint=without), _flattened(checkpoint.subtask_states))
+        without_parts = replace(stored, checkpoint=replace(stored.checkpoint, subtask_states={}))
+        return cls(without_parts, _flattened(stored.checkpoint.subtask_states))
 
     def stored(self) -> StoredCheckpoint:
         """The whole checkpoint, equal to the one that was given."""
-        kept = self.without_parts.checkpoint
-        whole = CompletedCheckpoint(
-            kept.checkpoint_id, kept.parallelism, kept.coordinator_state, _unflattened(self.parts), kept.label
-        )
+        whole = replace(self.without_parts.checkpoint, subtask_states=_unflattened(self.parts))
         return replace(self.without_parts, checkpoint=whole)
 
 
@@ -69,8 +63,8 @@ def _unflattened(parts: tuple[_Value, ...]) -> dict[int, SubtaskSnapshot]:
     for subtask in values:
         events_sent, states, held = islice(values, 3)
         snapshots[subtask] = SubtaskSnapshot(
-            tuple(SubtaskState(*islice(values, 2)) for _ in range(states)),
-            tuple(HeldEvent(*islice(values, 3)) for _ in range(held)),
+            tuple(SubtaskState(*islice(values, len(SubtaskState._fields))) for _ in range(states)),
+            tuple(HeldEvent(*islice(values, len(HeldEvent._fields))) for _ in range(held)),
             events_sent,
         )
     return snapshots
@@ -166,13 +160,14 @@ class MemoryStorage:
         with self._lock:
             mine = sorted(self._stored) if operator_id is None else [operator_id]
             found = [
-                (kept.stored(), not self._validity(name).may_restore(checkpoint_id))
+                (kept, not self._validity(name).may_restore(checkpoint_id))
                 for name in mine
                 for checkpoint_id, kept in sorted(self._stored.get(name, {}).items())
             ]
         return [
             replace(describe(stored, self._file(stored.operator_id, id_), _size(stored.checkpoint)), void=void)
-            for stored, void in found
+            for kept, void in found
+            for stored in (kept.stored(),)
             for id_ in (stored.checkpoint.checkpoint_id,)
         ]
 
