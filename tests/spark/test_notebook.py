@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.manager import KernelManager
 
 from tests.spark.cluster import ROOT
 from tests.spark.faults.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-
-manager = pytest.importorskip("jupyter_client.manager", reason="needs ipykernel and jupyter-client")
 
 ANSWER_S = 300.0
 
@@ -49,7 +48,7 @@ class Notebook:
     """A kernel and its only client."""
 
     def __init__(self, folder: Path) -> None:
-        self._manager: Any = manager.KernelManager(kernel_name="python3")
+        self._manager: Any = KernelManager(kernel_name="python3")
         self._manager.shutdown_wait_time = ANSWER_S  # before the kernel is killed; this machine may be busy
         self._manager.start_kernel(cwd=str(folder))
         self._client: Any = self._manager.client()
