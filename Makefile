@@ -110,8 +110,12 @@ sim: $(STAMP) ## the simulator: SEED=n replays one world, SEEDS=n tries so many
 explore: $(STAMP) ## every interleaving of the machines in a small scope: SCOPE=name
 	@exec $(PY) -m tests.exploration $(if $(SCOPE),--scope $(SCOPE)) $(ARGS)
 
+.PHONY: coverage
+coverage: $(STAMP) ## the branches that no quick test takes; which tests reach which lines, for make mutants
+	@$(with_servers) && $(with_browser) && exec $(PY) -m tests.reached --processes $(WORKERS) $(ARGS)
+
 .PHONY: mutants
-mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some
+mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some, ARGS="--random N" for others
 	@exec $(PY) -m tests.mutants $(ARGS)
 
 .PHONY: fuzz
@@ -174,7 +178,7 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf .azurite $(VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf .azurite .mutants .coverage* $(VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -63,7 +63,7 @@ def until_said(sidecar: Sidecar, pattern: str) -> str:
 
 
 def nothing_waits(sidecar: Sidecar) -> bool:
-    """Whether nothing is said except that the machine is too busy for the sidecar's loop, which is no fault."""
+    """Whether nothing is said, except that the machine is too busy for the sidecar's loop."""
     blocked = "the sidecar's event loop was blocked"
     return all(sentence.startswith(blocked) for sentence in sidecar.explain(waiting_s=WAITING_S))
 
