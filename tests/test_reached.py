@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from coverage import Coverage
 
 from tests import reached
 
@@ -70,7 +71,7 @@ def test_untaken_statements_and_branches_are_listed_and_the_tests_of_a_line_are_
     assert not reached.is_recorded([newer(tmp_path)])
 
 
-def loaded() -> reached.Coverage:
+def loaded() -> Coverage:
     made = reached._coverage(suffix=False)
     made.load()
     return made
