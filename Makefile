@@ -12,6 +12,8 @@ SPARK := 4.3
 OTHER_SPARKS := 4.1 4.2
 OTHER_VENVS := $(OTHER_SPARKS:%=.venv-spark-%)
 RELEASE_VENV := .venv-release
+TORCH := 2.13.0
+TORCH_VENV := .venv-torch
 PACKAGES := actors headgate protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
 SEED ?=
@@ -40,6 +42,7 @@ pip_install = -m pip install --quiet --disable-pip-version-check
 install_locked = $(1)/bin/python $(pip_install) --require-hashes -r requirements.lock && \
 	$(1)/bin/python $(pip_install) --require-hashes --no-deps --no-build-isolation -r $(2) && \
 	$(1)/bin/python $(pip_install) --no-deps --no-build-isolation -e .
+site_packages = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(ARGS)
 
@@ -50,8 +53,11 @@ with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 # Looked for once, because two processes of the tests must not install it at the same time.
 with_servers = POSTGRES_BIN="$$(.ci/find-postgres)" && export POSTGRES_BIN && \
 	REDIS_SERVER="$$(.ci/find-redis)" && export REDIS_SERVER
-# Azurite needs npm, which not every machine has: without it, its tests are skipped with the line that says how to get it.
-with_all_servers = $(with_servers) && { AZURITE_BLOB="$$(.ci/find-azurite)" || :; } && export AZURITE_BLOB
+# What not every machine can get: without it, its tests are skipped, and a line says how to get it.
+with_browser = { CHROMIUM="$$(.ci/find-chromium)" || :; } && export CHROMIUM && \
+	{ IP_COMMAND="$$(.ci/find-ip)" || :; } && export IP_COMMAND
+with_all_servers = $(with_servers) && $(with_browser) && { AZURITE_BLOB="$$(.ci/find-azurite)" || :; } && export AZURITE_BLOB && \
+	{ PROMETHEUS="$$(.ci/find-prometheus)" || :; } && export PROMETHEUS
 
 .PHONY: help
 help: ## this list
@@ -63,11 +69,18 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 
 .PHONY: test
 test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark included
-	@$(with_java) && $(with_servers) && exec $(PY) -m pytest $(shared_out) $(ARGS)
+	@$(with_java) && $(with_servers) && $(with_browser) && exec $(PY) -m pytest $(shared_out) $(ARGS)
 
 .PHONY: test-long
 test-long: $(STAMP) ## all other tests: the long ones, most of them on a real Spark
-	@$(with_java) && $(with_all_servers) && $(PY) -m tests.spark.shared_classes && exec $(PY) -m pytest -m long $(shared_out) $(ARGS)
+	@$(with_java) && $(with_all_servers) && $(PY) -m tests.spark.shared_classes && exec $(PY) -m pytest -m "long and not torch" $(shared_out) $(ARGS)
+
+# The workers of Spark must find torch, too.
+.PHONY: test-torch
+test-torch: export PYSPARK_PYTHON := $(CURDIR)/$(TORCH_VENV)/bin/python
+test-torch: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(TORCH_VENV)/bin/python
+test-torch: $(TORCH_VENV)/.made-from ## the tests that need torch, with a build for machines without a GPU
+	@$(with_java) && exec $(TORCH_VENV)/bin/python -m pytest -m torch $(ARGS)
 
 .PHONY: spark
 spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters, in a driver and over Spark Connect
@@ -79,7 +92,7 @@ matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, wit
 	@$(with_java) && for venv in $(OTHER_VENVS) $(VENV); do \
 		python="$(CURDIR)/$$venv/bin/python" && \
 		echo "headgate: Spark $$("$$python" -c 'import pyspark; print(pyspark.__version__)')" >&2 && \
-		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m spark --ignore tests/benchmarks $(ARGS) || exit; \
+		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m "spark and not torch" --ignore tests/benchmarks $(ARGS) || exit; \
 	done
 
 .PHONY: check
@@ -97,8 +110,12 @@ sim: $(STAMP) ## the simulator: SEED=n replays one world, SEEDS=n tries so many
 explore: $(STAMP) ## every interleaving of the machines in a small scope: SCOPE=name
 	@exec $(PY) -m tests.exploration $(if $(SCOPE),--scope $(SCOPE)) $(ARGS)
 
+.PHONY: coverage
+coverage: $(STAMP) ## the branches that no quick test takes; which tests reach which lines, for make mutants
+	@$(with_servers) && $(with_browser) && exec $(PY) -m tests.reached --processes $(WORKERS) $(ARGS)
+
 .PHONY: mutants
-mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some
+mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some, ARGS="--random N" for others
 	@exec $(PY) -m tests.mutants $(ARGS)
 
 .PHONY: fuzz
@@ -156,11 +173,12 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 	done
 	@$(compile) pyproject.toml --group build --group dev --group docs \
 		-c requirements-spark-$(SPARK).lock --no-emit-package pyspark -o requirements.lock
+	@$(compile) --group torch -c requirements.lock -o requirements-torch.lock
 	@$(compile) --group release -o requirements-release.lock
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf .azurite $(VENV) $(RELEASE_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf .azurite .mutants .coverage* $(VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -180,6 +198,20 @@ $(RELEASE_VENV)/.made-from: requirements-release.lock
 		"$$python" -m venv $(@D) && \
 		$(@D)/bin/python $(pip_install) --require-hashes -r $< && \
 		cp $< $@
+
+# Everything except torch, and what only torch needs, comes from .venv. pip takes the build without CUDA where an index or
+# a folder that it looks at has one; what CUDA needs is not installed, so torch does not start with another build.
+$(TORCH_VENV)/.made-from: $(STAMP) requirements-torch.lock
+	@echo "headgate: building $(@D) with torch $(TORCH) (once; a minute)" >&2 && \
+		rm -rf $(@D) && \
+		$(PY) -m venv --without-pip $(@D) && \
+		echo "import site; site.addsitedir('$(call site_packages,$(VENV))')" >"$(call site_packages,$(@D))/venv.pth" && \
+		$(@D)/bin/python $(pip_install) --require-hashes -r requirements-torch.lock && \
+		$(@D)/bin/python $(pip_install) --no-deps torch==$(TORCH) && \
+		{ $(@D)/bin/python -c "import torch" || { \
+			echo "headgate: this torch does not start here. Name an index with builds for machines without a GPU:" \
+				"PIP_EXTRA_INDEX_URL=... make test-torch" >&2; exit 1; }; } && \
+		cp requirements-torch.lock $@
 
 $(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock requirements-spark-%.lock
 	@python="$$(.ci/find-python)" && \

@@ -17,6 +17,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from protocol.barrier_tracker import CheckpointConfig
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 from tests.spark.shared_classes import jvm_options
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from tests.postgres import Postgres
     from tests.redis_server import RedisServer
     from tests.spark_bridge.object_stores import ObjectStore
+
+# pytest finds hooks by their names in this module.
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 # The duration of an example depends on the machine, not on the code. pytest's own timeout bounds a hang.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])

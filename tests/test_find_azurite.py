@@ -62,6 +62,20 @@ def test_npm_installs_it_once(machine: Machine) -> None:
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
 
 
+def test_root_on_a_debian_like_machine_gets_npm_first(machine: Machine) -> None:
+    calls, program = machine.root / "calls", machine.root / "repository" / ".azurite/node_modules/.bin/azurite-blob"
+    npm = f"#!/bin/sh\n/bin/mkdir -p '{program.parent}' && echo '#!/bin/sh' > '{program}' && /bin/chmod +x '{program}'"
+    machine.script(
+        "apt-get",
+        f"echo \"$*\" >> '{calls}'\n"
+        f"case \"$*\" in *' npm') echo \"{npm}\" > '{machine.bin}/npm'; chmod +x '{machine.bin}/npm' ;; esac",
+    )
+    machine.user_is(0)
+    found = find(machine)
+    assert (found.returncode, found.stdout) == (0, f"{program}\n"), found.stderr
+    assert calls.read_text(encoding="utf-8").splitlines()[0] == "update"
+
+
 def test_when_the_install_fails_its_reason_and_the_way_out_are_told(machine: Machine) -> None:
     machine.script("npm", "echo 'npm error no network' >&2; exit 1")
     found = find(machine)

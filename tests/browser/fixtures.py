@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,19 +23,20 @@ ARGUMENTS = [
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing but this machine has a name
 ]
-HOW_TO_GET_IT = "needs Chromium: apt-get install chromium, or python -m playwright install chromium"
+FIND_CHROMIUM = Path(__file__).resolve().parents[2] / ".ci" / "find-chromium"
 NEWS_TIMEOUT_MS = 60_000
 
 
-def find_chromium() -> str | None:
-    """The path of an installed Chromium, from the system or from Playwright."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
-    return path if os.path.exists(path) else None
+class NoChromium(Exception):
+    """The text says how to get one."""
+
+
+def find_chromium() -> str:
+    """Return the path of a Chromium. Raises ``NoChromium``."""
+    found = subprocess.run([FIND_CHROMIUM], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise NoChromium(found.stderr.splitlines()[-1])
+    return found.stdout.strip()
 
 
 @dataclass
@@ -117,9 +118,10 @@ NewVisit = Callable[..., Visit]
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for the tests of one module. Its loop must not run beside those of other tests."""
-    path = find_chromium()
-    if path is None:
-        pytest.skip(HOW_TO_GET_IT)
+    try:
+        path = find_chromium()
+    except NoChromium as error:
+        pytest.skip(str(error))
     home: Path = tmp_path_factory.mktemp("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -151,4 +153,4 @@ def visit(browser: Browser) -> Iterator[NewVisit]:
     assert hosts <= {"127.0.0.1"}, hosts
 
 
-__all__ = ["NewVisit", "Visit", "browser", "find_chromium", "visit"]
+__all__ = ["NewVisit", "Visit", "browser", "visit"]

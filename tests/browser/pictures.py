@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
 
 from headgate import CheckpointConfig, Sidecar, SubtaskContext, SubtaskOperator
-from tests.browser.fixtures import ARGUMENTS, HOW_TO_GET_IT, find_chromium
+from tests.browser.fixtures import ARGUMENTS, NoChromium, find_chromium
 from tests.spark.actions import Action
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -98,9 +98,10 @@ def take(browser: Browser, name: str, url: str, ready: str, *, height: int, seco
 
 
 def main() -> int:
-    path = find_chromium()
-    if path is None:
-        print(HOW_TO_GET_IT, file=sys.stderr)
+    try:
+        path = find_chromium()
+    except NoChromium as error:
+        print(error, file=sys.stderr)
         return 1
     PICTURES.mkdir(exist_ok=True)
     session = SparkSession.Builder().master(f"local[{SUBTASKS + 4},4]").appName("crawler")

@@ -24,12 +24,13 @@ def run_example(tmp_path: Path) -> RunExample:
 
     def run(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         folder = tmp_path / "cwd"
         folder.mkdir(exist_ok=True)
         return subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -231,9 +231,8 @@ def test_the_model_of_xgboost_has_the_same_bits_though_a_worker_is_lost(
     assert int(found[1]) >= 2
 
 
-@pytest.mark.long
+@pytest.mark.torch
 @pytest.mark.spark
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 @pytest.mark.parametrize("option", [(), ("--freeze",)])
 def test_the_model_of_torch_has_the_same_bits_though_a_worker_is_lost(
     run_example: RunExample, option: tuple[str, ...]

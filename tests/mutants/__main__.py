@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from tests.mutants import results
 from tests.mutants.catalogue import BY_NAME, MUTANTS
+from tests.mutants.drawn import PACKAGES
 from tests.mutants.hunt import Budget, Finding, Place, changed, run_seed
 from tests.mutants.mutant import DoesNotFit, Mutant
 from tests.mutants.runner import run
+from tests.mutants.trial import try_all
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to hunt (default: all of them)")
     parser.add_argument("--list", action="store_true", help="only say what there is; with a NAME, the change too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed of the simulation (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="the first of the simulation; of --random (default: 0)")
     parser.add_argument(
         "--worlds", type=int, default=Budget.worlds, help=f"of the simulation, at most (default: {Budget.worlds})"
     )
@@ -30,7 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--resume", action="store_true", help="skip what results.json has as caught in this code; record the others"
     )
+    parser.add_argument(
+        "--random", type=int, metavar="N", help="draw N mutants from all other lines instead, with --seed"
+    )
+    parser.add_argument(
+        "--within",
+        nargs="+",
+        default=PACKAGES,
+        metavar="PATH",
+        help="the files and folders to draw from (default: all)",
+    )
     options = parser.parse_args(arguments)
+    if options.random is not None:
+        return try_all(options.random, options.seed, options.within, options.jobs, MUTANTS)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"no such mutant: {', '.join(unknown)} (--list names them all)")
     if min(options.jobs, options.worlds) < 1 or options.seed < 0:

@@ -55,7 +55,8 @@ def _run(tests: Sequence[str], *options: str) -> tuple[str, str]:
     """Return the test that fails and its message; or two empty texts."""
     with TemporaryDirectory() as folder:
         found = Path(folder, "found")
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "--rootdir", str(ROOT)]
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin"]
+        arguments += ["-p", "tests.mutants.recorder", "--rootdir", str(ROOT)]
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # a fork has imported some plugins already
         arguments += ["-m", "not long and not spark", "--timeout", str(TEST_S), "--found", str(found), *options]
         status = _in_a_fork([*arguments, *tests])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from headgate import GroupMember
 from tests.primitives.group_processes import Members, said
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.torch,
     pytest.mark.skipif(sys.platform != "linux", reason="it looks at processes through /proc"),
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch"),
     pytest.mark.timeout(180),
 ]
 

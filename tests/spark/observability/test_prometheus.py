@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from tests.spark_bridge.observability.dashboard import alerts, queries
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
+FIND_PROMETHEUS = Path(__file__).resolve().parents[3] / ".ci" / "find-prometheus"
 TOKEN = "a-token-for-prometheus"
 
 
@@ -61,9 +61,10 @@ class Prometheus:
 @contextmanager
 def prometheus(folder: Path, target: tuple[str, int]) -> Iterator[Prometheus]:
     """Run Prometheus, which scrapes the target every half second with the token."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("needs the program prometheus: apt-get install prometheus")
+    found = subprocess.run([FIND_PROMETHEUS], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(found.stderr.splitlines()[-1])
+    program = found.stdout.strip()
     (folder / "token").write_text(TOKEN)
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},

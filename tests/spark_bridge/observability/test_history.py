@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
+import zstandard
 
 from spark_bridge.command import main
 from spark_bridge.observability import history
@@ -130,14 +130,40 @@ def test_a_rolling_log_is_read_in_the_order_of_its_files(tmp_path: Path) -> None
 
 
 def compressed(file: Path) -> Path:
-    program = which("zstd")
-    if program is None:
-        pytest.skip("needs the program zstd: apt-get install zstd")
     packed = file.with_name(f"{file.name}.zstd")
-    subprocess.run([program, "-q", str(file), "-o", str(packed)], check=True)
+    packed.write_bytes(zstandard.compress(file.read_bytes()))
     return packed
 
 
+PROGRAM = f"""#!{sys.executable}
+import sys
+import zstandard
+
+whole = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+while part := sys.stdin.buffer.read(1 << 16):
+    sys.stdout.buffer.write(whole.decompress(part))
+sys.exit(not whole.eof)
+"""
+"""As the program `zstd` does, which not every machine has: decompresses standard input."""
+
+
+@pytest.fixture(params=["module", "program"])
+def decompressor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decompresses: a module, or the program `zstd` where there is none."""
+    if request.param == "program":
+        program = tmp_path / "zstd"
+        program.write_text(PROGRAM, encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        without_modules(monkeypatch)
+
+
+def without_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("zstandard", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.usefixtures("decompressor")
 def test_a_compressed_log_is_read_and_a_cut_one_as_far_as_it_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,8 +210,7 @@ def test_what_it_cannot_read_is_said_with_a_way_out(
         assert text in capsys.readouterr().err
     packed = compressed(written(tmp_path / "log", START))
     monkeypatch.setattr(history, "which", lambda program: None)
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    without_modules(monkeypatch)
     with pytest.raises(Unreadable, match="pip install zstandard"):
         read_timeline(packed)
 

@@ -170,6 +170,19 @@ def test_a_savepoint_is_named_so_and_one_that_fails_says_why(end: Any, name: str
     assert recorded.one(name).status.is_ok == (problem is None)
 
 
+def test_a_run_that_begins_while_another_is_open_ends_that_one_and_its_attempts_without_an_error() -> None:
+    recorded = Recorded()
+    recorded.observe(RunStarted("op", 4), accepted(FIRST), RunStarted("op", 5), accepted(SECOND))
+    first, attempt = recorded.one("run"), recorded.one("attempt")
+    assert (seconds(first), seconds(attempt)) == ((1, 3), (2, 3))
+    assert first.status.is_ok or first.status.description is None
+    recorded.observe(RunEnded("op", 5, True))
+    _, second = recorded.named("run")
+    assert (seconds(second), linked(second)) == ((3, 5), [])
+    assert (second.attributes or {})["headgate.stage_id"] == 5
+    assert recorded.named("restart") == []
+
+
 def test_a_restart_links_the_run_that_failed_with_the_next_one() -> None:
     recorded = Recorded()
     recorded.observe(RunStarted("op", 4), accepted(FIRST), RunEnded("op", 4, False, "it broke"))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Mutants that are drawn at random: which there are, and how the tests that reach them are tried."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import reached
+from tests.mutants import drawn, trial
+from tests.mutants.catalogue import BY_NAME, MUTANTS
+from tests.mutants.drawn import ROOT, Drawn, changes, draw, lines_of
+
+STREAMS = "protocol/streams.py"
+
+
+def test_a_seed_draws_the_same_mutants_again_and_another_seed_others() -> None:
+    first = draw(50, 7, ["protocol"])
+    assert draw(50, 7, ["protocol"]) == first
+    assert len({(one.path, one.line) for one in first}) == 50
+    assert set(draw(50, 8, ["protocol"])) != set(first)
+
+
+def test_each_change_is_another_program() -> None:
+    chosen = draw(400, 1)
+    assert len({one.kind for one in chosen}) > 8
+    for one in chosen:
+        before = (ROOT / one.path).read_text(encoding="utf-8")
+        after = one.source().decode()
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(before)), one.diff()
+
+
+def test_no_line_of_the_catalogue_is_drawn() -> None:
+    mutant = BY_NAME["taken-items-are-lost"]
+    ((path, lines),) = lines_of(mutant)
+    everything = {one.line for one in draw(10**6, 1, [path])}
+    rest = {one.line for one in draw(10**6, 1, [path], besides=[mutant])}
+    assert everything - rest == set(lines)
+    assert len(list(MUTANTS)) > 100
+
+
+SOURCE = '''
+from __future__ import annotations
+
+LIMIT = 3
+
+def find(values: list[int], log: object) -> int | None:
+    """Do not draw 1 here."""
+    log.info("found", count=1)
+    for value in values:
+        if value > LIMIT and not value == 7:
+            return value
+    raise ValueError(f"none of {len(values) + 1} is larger")
+'''
+
+
+def test_texts_log_events_and_annotations_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(drawn, "ROOT", tmp_path)
+    made = {(one.line - 1, one.kind) for one in changes(tmp_path / "some.py")}
+    assert made == {
+        (3, "other constant"),
+        (9, "negated condition"),
+        (9, "another comparison"),
+        (9, "and for or"),
+        (9, "first operand left out"),
+        (9, "not left out"),
+        (9, "other constant"),
+        (10, "nothing returned"),
+        (11, "error not raised"),
+    }
+
+
+def on_line_with(text: str, kind: str) -> Drawn:
+    return next(
+        one
+        for one in changes(ROOT / STREAMS)
+        if one.kind == kind and text in (ROOT / STREAMS).read_text(encoding="utf-8").splitlines()[one.line - 1]
+    )
+
+
+def test_a_mutant_is_caught_by_a_test_that_passes_without_it_and_the_work_tree_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (ROOT / STREAMS).read_bytes()
+    tests = reached_by_streams()
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([[], tests]))
+    place = trial.Workplace(tmp_path)
+    wrong = on_line_with("return self.last_seq", "nothing returned")
+    caught = place.try_out(wrong)
+    assert (caught.verdict, caught.by in tests) == ("caught", True)
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([["tests/protocol/test_framing.py::test_no_such_test"]]))
+    assert place.try_out(wrong).verdict == "survived"
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([[]]))
+    assert place.try_out(wrong).verdict == "unreached"
+    assert (ROOT / STREAMS).read_bytes() == before == (tmp_path / STREAMS).read_bytes()
+
+
+def reached_by_streams() -> list[str]:
+    module = ast.parse((ROOT / "tests/protocol/test_streams.py").read_text(encoding="utf-8"))
+    names = [node.name for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return [f"tests/protocol/test_streams.py::{name}" for name in names]
+
+
+def test_the_tests_of_the_mutants_package_come_first_and_simulations_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    far, near, wide = (
+        "tests/actors/test_a.py::test_a",
+        "tests/protocol/test_b.py::test_b",
+        "tests/simulation/c.py::test_c",
+    )
+    line = on_line_with("return self.last_seq", "nothing returned")
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [wide, far, near]})
+    assert list(trial.stages(line)) == [[near], [far], [wide]]
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
+    assert list(trial.stages(line)) == [[], [far], []]  # only its import executes it
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {5: [far]})
+    assert list(trial.stages(line)) == [[], [], []]
+
+
+def test_without_a_record_of_this_code_it_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reached, "DATA", tmp_path / "none")
+    assert trial.try_all(1, 1, ["protocol"], 1, ()) == 2
+    assert "make coverage" in capsys.readouterr().err
+
+
+def test_what_was_tried_before_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "RESULTS", tmp_path)
+    monkeypatch.setattr(reached, "is_recorded", lambda files: True)
+    chosen = draw(2, 5, [STREAMS])
+    record = trial.Record(2, 5, [STREAMS])
+    record.add(chosen[0], trial.Outcome("caught", "a test", 1, 0.5))
+    record.add(chosen[1], trial.Outcome("survived", "", 9, 0.5))
+    assert trial.try_all(2, 5, [STREAMS], 1, ()) == 1
+    said = capsys.readouterr().out
+    assert "2 of them tried before" in said
+    assert f"survived: {chosen[1].diff()}" in said
+    assert "protocol: 2 drawn, 1 not caught" in said

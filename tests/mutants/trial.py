@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``python -m tests.mutants --random N``: draws mutants, and tries whether the tests that reach their lines see them.
+
+Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
+the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
+package come first, then all others, and whole simulations last. A test counts only if it passes without the mutant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+
+from tests import reached
+from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw, files
+from tests.mutants.mutant import Mutant
+
+RESULTS = ROOT / ".mutants"
+TEST_S = 120
+"""The wall-clock time after which one test counts as hanging."""
+STAGE_S = 1200.0
+MEMORY_KIB = 8 << 20
+WIDE = ("simulation", "exploration", "pipelines", "fuzz", "load", "conformance", "examples", "release", "mutants")
+"""The folders of tests that come last: each test there runs much of the product."""
+AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
+"""The tests of a package, where they are not in the folder of the same name."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``verdict``: caught, survived, or unreached if no quick test executes the line. ``by``: the test that saw it."""
+
+    verdict: str
+    by: str
+    tests: int
+    seconds: float
+
+
+def stages(drawn: Drawn) -> Iterator[list[str]]:
+    """Yield the tests to try, without their parameters, those that know the mutant best first."""
+    by_line = reached.tests_by_line(ROOT / drawn.path)
+    tests = by_line.get(drawn.line, [])
+    if not tests and drawn.line in by_line:  # executed by the import only, such as a constant
+        tests = sorted({test for those in by_line.values() for test in those})
+    package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
+    package = package or f"tests/{drawn.path.partition('/')[0]}"
+    wide = tuple(f"tests/{folder}/" for folder in WIDE)
+    own = [test for test in tests if test.startswith(package)]
+    yield own
+    yield [test for test in tests if test not in own and not test.startswith(wide)]
+    yield [test for test in tests if test not in own and test.startswith(wide)]
+
+
+class Workplace:
+    """A copy of the repository, in which one mutant after the other is tried."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+
+    def try_out(self, drawn: Drawn) -> Outcome:
+        """Run the tests that reach the mutant, until one fails that passes without it."""
+        began, count = time.monotonic(), 0
+        for tests in stages(drawn):
+            waiting = tests
+            while waiting:
+                self._put(drawn.path, drawn.source())
+                where = self._failure(waiting)
+                self._put(drawn.path, (ROOT / drawn.path).read_bytes())
+                count += len(tests)
+                if not where:
+                    break
+                if not self._failure([where]):
+                    return Outcome("caught", where, count, time.monotonic() - began)
+                waiting = [test for test in waiting if test != where]  # it fails without the mutant as well
+        return Outcome("survived" if count else "unreached", "", count, time.monotonic() - began)
+
+    def _put(self, path: str, source: bytes) -> None:
+        file = self.folder / path
+        file.write_bytes(source)
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
+            compiled.unlink()  # it may have the same size and second
+
+    def _failure(self, tests: Sequence[str]) -> str:
+        """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text."""
+        with TemporaryDirectory() as folder:
+            listed, found = Path(folder, "listed"), Path(folder, "found")
+            listed.write_text("\n".join(tests), encoding="utf-8")
+            where = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", reached.QUICK]
+            arguments += ["--timeout", str(TEST_S), "--listed", str(listed), "--found", str(found), *where]
+            process = subprocess.Popen(
+                [
+                    "/bin/sh",
+                    "-c",
+                    f'ulimit -d {MEMORY_KIB}; exec "$0" "$@"',
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    *arguments,
+                ],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(STAGE_S)
+            except subprocess.TimeoutExpired:
+                status = -1
+            finally:
+                _end(process)
+            if status in (0, 5):  # all passed, or none was left
+                return ""
+            if not found.exists():  # the product cannot even be imported
+                return tests[0]
+            return found.read_text(encoding="utf-8").partition("\n")[0].partition("[")[0]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Record:
+    """The outcomes of one draw so far, in a file that is not committed. A change of the code makes it void."""
+
+    def __init__(self, count: int, seed: int, within: Sequence[str]) -> None:
+        digest = sha256()
+        for file in sorted(path for package in PACKAGES for path in files(package)):
+            digest.update(file.read_bytes())
+        name = (
+            f"random-{count}-{seed}-{sha256(repr(list(within)).encode()).hexdigest()[:6]}-{digest.hexdigest()[:8]}.json"
+        )
+        self.file = RESULTS / name
+        self.outcomes: dict[str, Outcome] = {}
+        if self.file.exists():
+            known = json.loads(self.file.read_text(encoding="utf-8"))
+            self.outcomes = {name: Outcome(**outcome) for name, outcome in known.items()}
+
+    def add(self, drawn: Drawn, outcome: Outcome) -> None:
+        self.outcomes[drawn.name] = outcome
+        RESULTS.mkdir(exist_ok=True)
+        text = json.dumps({name: asdict(one) for name, one in self.outcomes.items()}, indent=1)
+        self.file.write_text(text, encoding="utf-8")
+
+
+def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant]) -> int:
+    """Draw and try so many mutants; print those that survive. Returns the exit status: 1 if one survives."""
+    if not reached.is_recorded(path for package in PACKAGES for path in files(package)):
+        print("first record which tests reach which lines of the present code: make coverage", file=sys.stderr)
+        return 2
+    chosen = draw(count, seed, within, besides=catalogue)
+    record = Record(count, seed, within)
+    waiting = [drawn for drawn in chosen if drawn.name not in record.outcomes]
+    print(f"{len(chosen)} mutants of seed {seed}, {len(chosen) - len(waiting)} of them tried before", flush=True)
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        places = SimpleQueue[Workplace]()
+        for number in range(min(jobs, len(waiting))):
+            places.put(Workplace(Path(folder, str(number))))
+
+        def one(drawn: Drawn) -> tuple[Drawn, Outcome]:
+            place = places.get()
+            try:
+                return drawn, place.try_out(drawn)
+            finally:
+                places.put(place)
+
+        for drawn, outcome in pool.map(one, waiting):
+            record.add(drawn, outcome)
+            print(
+                f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
+                f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
+                flush=True,
+            )
+    return report(chosen, record)
+
+
+def report(chosen: Sequence[Drawn], record: Record) -> int:
+    """Print the survivors, and how many there are in each package."""
+    left = [drawn for drawn in chosen if record.outcomes[drawn.name].verdict != "caught"]
+    for drawn in left:
+        print(f"\n{record.outcomes[drawn.name].verdict}: {drawn.diff()}")
+    print()
+    for package in PACKAGES:
+        those = [drawn for drawn in chosen if drawn.path.startswith(package)]
+        if those:
+            print(f"{package}: {len(those)} drawn, {sum(drawn in left for drawn in those)} not caught")
+    return 1 if left else 0
