@@ -268,8 +268,11 @@ class SubtaskContext(Generic[Sent]):
         finally:
             self._inside = None
         self._awaits_start = self._operator.waits_for_subtask_ready
-        handle_urgent = self._handle_urgent if handles_urgent(self._operator) else None
-        self._channel.operator_opened(awaits_start=self._awaits_start, handle_urgent=handle_urgent)
+        self._channel.operator_opened(
+            awaits_start=self._awaits_start,
+            handle_urgent=self._handle_urgent if handles_urgent(self._operator) else None,
+            parts_without_urgent=getattr(self._operator, "parts_without_urgent", frozenset()),
+        )
 
     def wait_until_ready(self) -> None:
         """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
