@@ -285,8 +285,8 @@ class GroupMachine:
         current = self._current
         if current is None or not current.inside:
             return len(self._candidates)
-        room = max(0, self.config.max_size - len(current.members))
-        return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), room))
+        free = max(0, self.config.max_size - len(current.members))
+        return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), free))
 
     def next_deadline(self) -> float | None:
         deadlines = (next(iter(self._errors.values()), None), self._form_at)  # the first error is the first to be over
@@ -304,8 +304,7 @@ class GroupMachine:
             case Called():
                 self._call(input, effects)
             case GaveUp(member, generation):
-                if self._is_inside(member, generation):
-                    self._break(f"{_named(member)} has given up waiting for the others", effects)
+                self._give_up(member, generation, effects)
             case ErrorMet(member, generation):
                 self._meet_error(member, generation, now, effects)
             case Lost(member, reason):
@@ -439,6 +438,10 @@ class GroupMachine:
         if calls[0].kind == SAVE:
             effects.append(KeepCheckpoint(generation.members[0], calls[0].value))
         effects.append(Answer(generation.members, tuple(call.value for call in calls), self.waiting))
+
+    def _give_up(self, member: Member, generation: int, effects: list[GroupEffect]) -> None:
+        if self._is_inside(member, generation):
+            self._break(f"{_named(member)} has given up waiting for the others", effects)
 
     def _meet_error(self, member: Member, generation: int, now: float, effects: list[GroupEffect]) -> None:
         current = self._current
