@@ -61,6 +61,11 @@ copies-count-together [new; H101]
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._counting
   - yield books[min(books)]
   + yield added_up(books.values())
+counts-are-in-no-checkpoint [new; H101]
+  The driver does not know the counts of a checkpoint until the tasks report them again.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.checkpoint_coordinator
+  - if self._is_batch:
+  + if True:
 counts-are-in-no-snapshot [new; H101]
   A restored task counts from zero.
   @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state

@@ -427,13 +427,13 @@ async def given_up_history(seed: int) -> None:
         parallelism=6, uses=[permits], seed=seed, attempts_max=100, checkpoint=checkpoint
     ) as world:
         begun = world.now
-        doomed = [await world.launch_operator(subtask, greedy, []) for subtask in range(2)]
+        greedy_ones = [await world.launch_operator(subtask, greedy, []) for subtask in range(2)]
         tasks = [await world.launch_operator(subtask, impatient, []) for subtask in range(2, 5)]
         last = await world.launch_operator(5, patient, [])
         await world.advance(stop_at * chance.random())
         if chance.random() < 0.5:
             world.begin_checkpoint()
-        for task in doomed:
+        for task in greedy_ones:
             await world.advance(chance.choice([0.0, 0.3]))
             await (world.kill if chance.random() < 0.5 else world.lose_executor)(task)
         await until_done(world, [*tasks, last])

@@ -113,7 +113,7 @@ def test_an_attempt_that_is_over_may_have_used_what_was_due() -> None:
 
 
 @pytest.mark.parametrize("askers", [1, 100])
-def test_permits_ahead_of_need_reach_no_further_into_the_future_whoever_asks(askers: int) -> None:
+def test_permits_ahead_of_need_reach_no_further_into_the_future_however_many_ask(askers: int) -> None:
     book = Book(per_s=1000.0, burst=100)
     handed_out = [
         delay for subtask in range(askers) for delay in book.book.take_ahead(Asker("op", subtask, 0), 256, book.now)

@@ -33,8 +33,8 @@ class Permits(PermitsInTask, Primitive):
     places of an attempt that is lost become free when Spark or the sidecar knows that it is over.
 
     Waiting tasks are served in the order in which they ask. What was reserved for a task that stops waiting, because of
-    its timeout, an error, or its death, goes to whoever asks next. A task that already waits for a later permit looks
-    for such an earlier one every few seconds.
+    its timeout, an error, or its death, goes to the next one that asks. A task that already waits for a later permit
+    looks for such an earlier one every few seconds.
 
     Args:
         name: the name of the part, at most 200 characters.
