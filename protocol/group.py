@@ -7,18 +7,29 @@ machine forms a *generation*: a fixed list of members, in the order of their sub
 ranks. Members make *calls* (barrier, all_gather, broadcast, save) in *rounds*. A round is answered when every member of
 the generation has made its call, with the values of all in the order of the ranks.
 
-A generation *breaks* as soon as it cannot complete another round: a member is lost, its connection is lost, it has left
-with an error, or it has left and another one calls. From that moment no call of the generation succeeds. Each open call
-is refused, each member that is still inside is told, and calls that come later are refused too. A broken generation
-never recovers. Its members join again, and form the next one together with the retry of the lost attempt.
+A generation *breaks* as soon as it cannot complete another round: a member is lost, its connection is lost, it has
+waited too long for the others, it has left with an error, or it has left and another one calls. From that moment no
+call of the generation succeeds. Each open call is refused, each member that is still inside is told, and calls that
+come later are refused too. A broken generation never recovers. Its members join again, and form the next one together
+with the retry of the lost attempt.
 
 When is the next one formed? Never while a member of the current one is inside, whether it is broken or not: a survivor
-that still computes will come. Then as soon as ``max_size`` have joined; or, if ``min_size`` have, after some time.
-Subtasks that have finished for good cannot come any more, so they lower both bounds, but never below ``min_size``.
-If fewer subtasks than that are left, each is admitted *alone*: it gets the last checkpoint and may not call. So a task
-that is lost after the last step finds the result of that step and ends.
+that still computes will come. Then as soon as ``max_size`` have joined; or, if ``min_size`` have, after some time. As
+long as members of the previous one that left without an error have not come back, that time is ``start_wait_s``: all of
+them leave to let others in, and a generation without one of them would be followed by another one. Subtasks that have
+finished for good cannot come any more, so they lower both bounds, but never below ``min_size``. If fewer subtasks than
+that are left, each is admitted *alone*: it gets the last checkpoint and may not call. So a task that is lost after the
+last step finds the result of that step and ends.
 
 Copies: of several attempts of a subtask that wait, the first to join is taken. The others wait on.
+
+Members let others in by leaving and joining again. They are told how many of those that wait could be admitted beside
+them, not how many wait: nobody is admitted in a group that is full, and no copy of a member's subtask. So each
+generation that they form for it is larger than the one before.
+
+An attempt waits for at most ``join_timeout_s``. One that has not said so, because its message is held back, is
+forgotten then. An input costs a constant time, except one that forms, completes or breaks a generation: that costs a
+constant time for each member.
 
 An error in foreign code may be a consequence of a loss that nobody knows yet. A member asks whose error it was. If the
 generation breaks within ``error_grace_s``, it was the loss; otherwise it was the member's own.
@@ -35,6 +46,7 @@ before its ``TellBroken``.
 | ``Joined`` | illegal | illegal | waits |
 | ``Left`` | leaves | waits no more | ignored |
 | ``Called`` | its call, or refused if broken | refused | refused |
+| ``GaveUp`` | the generation breaks | ignored | ignored |
 | ``ErrorMet`` | waits, or answered if broken | answered: lost | answered: lost |
 | ``Lost`` | the generation breaks | waits no more | a success is revoked, or ignored |
 | ``Suspected`` | the generation breaks | ignored | ignored |
@@ -44,6 +56,8 @@ before its ``TellBroken``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from math import inf
 from typing import Any
 
 from protocol.errors import LocalProtocolError
@@ -63,6 +77,7 @@ class GroupConfig:
     join_wait_s: float = 0.1
     start_wait_s: float = 10.0
     error_grace_s: float = 5.0
+    join_timeout_s: float = inf
 
 
 @value
@@ -108,6 +123,14 @@ class Called:
 
 
 @value
+class GaveUp:
+    """A member waits for its call no longer, although it is still inside."""
+
+    member: Member
+    generation: int
+
+
+@value
 class ErrorMet:
     """A member has met an error in foreign code, and asks whether it is a consequence of a loss."""
 
@@ -137,7 +160,7 @@ class Finished:
     member: Member
 
 
-GroupInput = Joined | Left | Called | ErrorMet | Lost | Suspected | Finished | TimePassed
+GroupInput = Joined | Left | Called | GaveUp | ErrorMet | Lost | Suspected | Finished | TimePassed
 
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -177,7 +200,7 @@ class Answer:
 
     members: tuple[Member, ...]
     values: tuple[Any, ...]
-    waiting: int  # how many others wait to join
+    waiting: int  # how many others that wait could be admitted beside them
 
 
 @value
@@ -222,11 +245,12 @@ GroupEffect = Admit | AdmitAlone | KeepCheckpoint | Answer | RefuseCall | Reject
 class _Generation:
     """The members of one generation, and the round that they are in. ``broken`` is the reason, or empty."""
 
-    __slots__ = ("broken", "calls", "inside", "members", "number", "round")
+    __slots__ = ("broken", "calls", "inside", "members", "number", "round", "subtasks")
 
     def __init__(self, number: int, members: tuple[Member, ...]) -> None:
         self.number = number
         self.members = members
+        self.subtasks = frozenset(member.subtask for member in members)
         self.inside = set(members)
         self.broken = ""
         self.round = 0
@@ -239,13 +263,16 @@ class GroupMachine:
     def __init__(self, config: GroupConfig, generation: int = 0) -> None:
         self.config = config
         self.generation = generation
-        self._waiting: dict[Member, Any] = {}  # in the order of joining
-        self._finished: set[Member] = set()
+        self._waiting: dict[Member, float] = {}  # in the order of joining: until when
+        self._details: dict[int, dict[Member, Any]] = {}  # those that wait, by subtask, the first to join first
+        self._candidates: dict[int, Member] = {}  # who of each subtask can be admitted, in the order of joining
+        self._finished: dict[int, set[Member]] = {}  # by subtask
+        self._expected: set[Member] = set()  # left the previous generation without an error
         self._current: _Generation | None = None
         self._alone: dict[Member, int] = {}
         self._errors: dict[Member, float] = {}  # until when to wait for news of a loss
+        self._enough_since: float | None = None  # when ``min_size`` could be admitted
         self._form_at: float | None = None
-        self._formed = False
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -254,22 +281,30 @@ class GroupMachine:
 
     @property
     def waiting(self) -> int:
-        """How many attempts wait to join."""
-        return len(self._waiting)
+        """How many of those that wait could be admitted beside the members of the current generation."""
+        current = self._current
+        if current is None or not current.inside:
+            return len(self._candidates)
+        free = max(0, self.config.max_size - len(current.members))
+        return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), free))
 
     def next_deadline(self) -> float | None:
-        deadlines = [*self._errors.values(), *(() if self._form_at is None else (self._form_at,))]
-        return min(deadlines, default=None)
+        deadlines = (next(iter(self._errors.values()), None), self._form_at)  # the first error is the first to be over
+        return min((one for one in deadlines if one is not None), default=None)
 
     def handle(self, input: GroupInput, now: float) -> Sequence[GroupEffect]:
+        self._refuse_illegal(input, now)
         effects: list[GroupEffect] = []
+        self._end_waits(now, effects)
         match input:
             case Joined(member, details):
-                self._join(member, details)
+                self._join(member, details, now)
             case Left():
                 self._hear_leave(input, effects)
             case Called():
                 self._call(input, effects)
+            case GaveUp(member, generation):
+                self._give_up(member, generation, effects)
             case ErrorMet(member, generation):
                 self._meet_error(member, generation, now, effects)
             case Lost(member, reason):
@@ -279,7 +314,8 @@ class GroupMachine:
                     self._break(f"{_named(member)} has lost its connection", effects)
             case Finished(member):
                 self._lose(member, "", effects)
-                self._finished.add(member)
+                self._finished.setdefault(member.subtask, set()).add(member)
+                self._choose(member.subtask)
             case TimePassed():
                 self._end_grace(now, effects)
         self._form(now, effects)
@@ -287,17 +323,60 @@ class GroupMachine:
 
     # --- one input ----------------------------------------------------------------------------------------------------
 
-    def _join(self, member: Member, details: Any) -> None:
-        if member in self._waiting or (self._current is not None and member in self._current.inside):
-            raise LocalProtocolError(f"{_named(member)} joined twice")
+    def _refuse_illegal(self, input: GroupInput, now: float) -> None:
+        """Raise ``LocalProtocolError`` before anything has changed."""
+        current = self._current
+        match input:
+            case Joined(member):
+                if self._waiting.get(member, -inf) >= now or (current is not None and member in current.inside):
+                    raise LocalProtocolError(f"{_named(member)} joined twice")
+            case Called(member, generation, round_) if current is not None and self._is_inside(member, generation):
+                if not current.broken and (round_ != current.round or member in current.calls):
+                    now_in = f"a group in round {current.round}"
+                    raise LocalProtocolError(f"{_named(member)} called in round {round_} of {now_in}, or called twice")
+
+    def _join(self, member: Member, details: Any, now: float) -> None:
         self._alone.pop(member, None)
-        self._waiting[member] = details
+        self._expected.discard(member)
+        self._waiting[member] = now + self.config.join_timeout_s
+        self._details.setdefault(member.subtask, {})[member] = details
+        self._choose(member.subtask)
+
+    def _end_waits(self, now: float, effects: list[GroupEffect]) -> None:
+        """Forget those that have waited for too long. They know it, and have perhaps not been able to say so."""
+        while self._waiting:
+            member, until = next(iter(self._waiting.items()))
+            if until >= now:
+                return
+            self._wait_no_more(member)
+            effects.append(RefuseCall(member, 0, "it has waited too long for the others"))
+
+    def _wait_no_more(self, member: Member) -> Any:
+        """Return its details; ``_ABSENT`` if it does not wait."""
+        if self._waiting.pop(member, None) is None:
+            return _ABSENT
+        of_subtask = self._details[member.subtask]
+        details = of_subtask.pop(member)
+        if not of_subtask:
+            del self._details[member.subtask]
+        self._choose(member.subtask)
+        return details
+
+    def _choose(self, subtask: int) -> None:
+        """Who of this subtask can be admitted: the first to join, unless the subtask has finished."""
+        first = None if subtask in self._finished else next(iter(self._details.get(subtask, ())), None)
+        if first != self._candidates.get(subtask):
+            self._candidates.pop(subtask, None)
+            if first is not None:
+                self._candidates[subtask] = first
 
     def _hear_leave(self, left: Left, effects: list[GroupEffect]) -> None:
         member, generation = left.member, left.generation
-        if self._waiting.pop(member, _ABSENT) is not _ABSENT:
+        if self._wait_no_more(member) is not _ABSENT:
             effects.append(RefuseCall(member, generation, "it has left the group"))
         elif self._is_inside(member, generation):
+            if not left.error:
+                self._expected.add(member)
             self._leave(member, f"{_named(member)} left with an error: {left.error}" if left.error else "", effects)
         elif generation in (0, self._alone.get(member)):
             self._alone.pop(member, None)
@@ -315,9 +394,14 @@ class GroupMachine:
             self._break(reason, effects)
 
     def _lose(self, member: Member, reason: str, effects: list[GroupEffect]) -> None:
-        self._finished.discard(member)
-        self._waiting.pop(member, None)
+        finished = self._finished.get(member.subtask, set())
+        finished.discard(member)
+        if not finished:
+            self._finished.pop(member.subtask, None)
+        self._wait_no_more(member)
+        self._choose(member.subtask)
         self._alone.pop(member, None)
+        self._expected.discard(member)
         generation = self._current
         if generation is not None and member in generation.inside:
             self._errors.pop(member, None)  # nobody waits for these any more
@@ -332,10 +416,6 @@ class GroupMachine:
             effects.append(RefuseCall(member, call.generation, "its generation is over"))
         elif generation.broken:
             effects.append(RefuseCall(member, generation.number, generation.broken))
-        elif call.round != generation.round or member in generation.calls:
-            raise LocalProtocolError(
-                f"{_named(member)} called in round {call.round} of a group in round {generation.round}, or called twice"
-            )
         elif len(generation.inside) < len(generation.members):
             gone = next(one for one in generation.members if one not in generation.inside)
             effects.append(RefuseCall(member, generation.number, f"{_named(gone)} has left the group"))
@@ -357,7 +437,11 @@ class GroupMachine:
             return
         if calls[0].kind == SAVE:
             effects.append(KeepCheckpoint(generation.members[0], calls[0].value))
-        effects.append(Answer(generation.members, tuple(call.value for call in calls), len(self._waiting)))
+        effects.append(Answer(generation.members, tuple(call.value for call in calls), self.waiting))
+
+    def _give_up(self, member: Member, generation: int, effects: list[GroupEffect]) -> None:
+        if self._is_inside(member, generation):
+            self._break(f"{_named(member)} has given up waiting for the others", effects)
 
     def _meet_error(self, member: Member, generation: int, now: float, effects: list[GroupEffect]) -> None:
         current = self._current
@@ -374,7 +458,10 @@ class GroupMachine:
             self._errors[member] = now + self.config.error_grace_s
 
     def _end_grace(self, now: float, effects: list[GroupEffect]) -> None:
-        for member in [member for member, until in self._errors.items() if until <= now]:
+        while self._errors:
+            member, until = next(iter(self._errors.items()))
+            if until > now:
+                return
             del self._errors[member]
             effects.append(BlameMember(member))
 
@@ -399,41 +486,47 @@ class GroupMachine:
             effects.append(TellBroken(generation.number, inside, reason))
 
     def _form(self, now: float, effects: list[GroupEffect]) -> None:
-        if self._current is not None and self._current.inside:
-            self._form_at = None
-            return
-        finished = {member.subtask for member in self._finished}
-        candidates: dict[int, Member] = {}
-        for member in self._waiting:
-            if member.subtask not in finished:
-                candidates.setdefault(member.subtask, member)
-        left = self.config.parallelism - len(finished)
-        if finished and left < self.config.min_size:
-            self._form_at = None
-            self._admit_alone(candidates, effects)
-        elif len(candidates) >= min(self.config.max_size, left):
-            self._admit(candidates, effects)
-        elif len(candidates) < self.config.min_size:
-            self._form_at = None
-        elif self._form_at is None:
-            self._form_at = now + (self.config.join_wait_s if self._formed else self.config.start_wait_s)
-        elif self._form_at <= now:
-            self._admit(candidates, effects)
-
-    def _admit(self, candidates: dict[int, Member], effects: list[GroupEffect]) -> None:
+        config, candidates = self.config, len(self._candidates)
+        left = config.parallelism - len(self._finished)
         self._form_at = None
-        self._formed = True
-        chosen = sorted(list(candidates)[: self.config.max_size])  # the first to join
-        members = tuple(candidates[subtask] for subtask in chosen)
+        if self._current is not None and self._current.inside:
+            self._enough_since = None
+        elif self._finished and left < config.min_size:
+            self._enough_since = None
+            self._admit_alone(effects)
+        elif candidates < config.min_size:
+            self._enough_since = None
+        else:
+            if self._enough_since is None:
+                self._enough_since = now
+            due = self._enough_since + self._patience_s()
+            if candidates >= min(config.max_size, left) or due <= now:
+                self._admit(effects)
+            else:
+                self._form_at = due
+
+    def _patience_s(self) -> float:
+        """How long to wait for more than ``min_size``."""
+        config = self.config
+        if self._current is None:
+            return config.start_wait_s
+        return max(config.join_wait_s, config.start_wait_s) if self._expected else config.join_wait_s
+
+    def _admit(self, effects: list[GroupEffect]) -> None:
+        self._enough_since = None
+        self._expected.clear()
+        chosen = list(islice(self._candidates.values(), self.config.max_size))  # the first to join
+        members = tuple(sorted(chosen, key=lambda member: member.subtask))
         self.generation += 1
         self._current = _Generation(self.generation, members)
-        details = tuple(self._waiting.pop(member) for member in members)
+        details = tuple(self._wait_no_more(member) for member in members)
         effects.append(Admit(self.generation, members, details))
 
-    def _admit_alone(self, candidates: dict[int, Member], effects: list[GroupEffect]) -> None:
+    def _admit_alone(self, effects: list[GroupEffect]) -> None:
         size = min(self.config.max_size, self.config.parallelism)
-        for subtask, member in candidates.items():
-            details = self._waiting.pop(member)
+        while self._candidates:
+            subtask, member = next(iter(self._candidates.items()))
+            details = self._wait_no_more(member)
             self.generation += 1
             self._alone[member] = self.generation
             effects.append(AdmitAlone(self.generation, member, min(subtask, size - 1), size, details))
@@ -441,6 +534,15 @@ class GroupMachine:
     def check_invariants(self) -> None:
         current = self._current
         inside = set() if current is None else current.inside
+        waiting = {member for of_subtask in self._details.values() for member in of_subtask}
+        assert waiting == self._waiting.keys(), "one that waits is not in both lists"
+        assert list(self._waiting.values()) == sorted(self._waiting.values()), (
+            "waits do not end in the order of joining"
+        )
+        firsts = {subtask: next(iter(of_subtask)) for subtask, of_subtask in self._details.items()}
+        assert self._candidates == {one: firsts[one] for one in firsts if one not in self._finished}, "wrong candidates"
+        assert all(self._finished.values()), "a subtask counts as finished without an attempt that has"
+        assert not self._expected & (inside | waiting), "one that is back is still expected"
         assert not inside & self._waiting.keys(), "a member waits for the next generation"
         assert not self._alone.keys() & (inside | self._waiting.keys()), "one that is admitted alone is elsewhere too"
         assert self._errors.keys() <= inside, "one that is not a member waits for the judgement of an error"
@@ -483,6 +585,7 @@ __all__ = [
     "Called",
     "ErrorMet",
     "Finished",
+    "GaveUp",
     "GroupConfig",
     "GroupEffect",
     "GroupInput",

@@ -309,9 +309,15 @@ class _Channel:
         if self.failure is not None and not self.on_urgent_thread:
             raise self.failure
 
-    def operator_opened(self, *, awaits_start: bool, handle_urgent: Callable[[bytes], None] | None = None) -> None:
+    def operator_opened(
+        self,
+        *,
+        awaits_start: bool,
+        handle_urgent: Callable[[bytes], None] | None = None,
+        parts_without_urgent: frozenset[str] = frozenset(),
+    ) -> None:
         self._urgent = handle_urgent or self._urgent
-        self._submit(OperatorOpened(awaits_start, handle_urgent is not None))
+        self._submit(OperatorOpened(awaits_start, handle_urgent is not None, parts_without_urgent))
 
     # --- what the task says ---
 

@@ -39,6 +39,7 @@ from protocol.subtask.types import (
     ResolveRequest,
 )
 from protocol.subtask.urgent import UrgentOrder
+from protocol.wire.codec import part_of_payload
 from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
@@ -59,10 +60,22 @@ PAYLOAD = (EventMessage, AnswerMessage, UrgentEventMessage)
 class SubtaskInbound:
     """The items to one attempt. ``outbound`` is the other half, which has the valve and the open requests.
 
-    ``handles_urgent``: the operator handles urgent events apart from the others.
+    ``handles_urgent``: the operator handles urgent events apart from the others, except those for
+    ``parts_without_urgent``.
     """
 
-    __slots__ = ("_answers", "_apart", "_id", "_outbound", "_started", "_unmet", "handles_urgent", "stream", "urgent")
+    __slots__ = (
+        "_answers",
+        "_apart",
+        "_id",
+        "_outbound",
+        "_started",
+        "_unmet",
+        "handles_urgent",
+        "parts_without_urgent",
+        "stream",
+        "urgent",
+    )
 
     def __init__(self, task_attempt_id: int, incoming: IncomingStream, outbound: SubtaskOutbound) -> None:
         self._id = task_attempt_id
@@ -70,6 +83,7 @@ class SubtaskInbound:
         self.stream = incoming
         self.urgent = UrgentOrder()
         self.handles_urgent = False
+        self.parts_without_urgent: frozenset[str] = frozenset()
         self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart: the item that each waits for
         self._unmet: list[int] = []  # barriers that have come and are not met, ascending
@@ -111,7 +125,9 @@ class SubtaskInbound:
             self._meet_barriers_apart(effects)
 
     def _take_urgent(self, item: UrgentEventMessage, effects: Effects) -> None:
-        if self.handles_urgent:
+        if self.handles_urgent and not (
+            self.parts_without_urgent and part_of_payload(item.payload) in self.parts_without_urgent
+        ):
             self.urgent.come(item.payload, self._unmet[-1] if self._unmet else None, effects)
         else:
             self.urgent.put(MailboxEvent(item.payload), effects)

@@ -343,6 +343,7 @@ class SubtaskMachine:
     def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
         self._enter(SubtaskStatus.OPEN)
         self._inbound.handles_urgent = input.handles_urgent
+        self._inbound.parts_without_urgent = input.parts_without_urgent
         self._outbound.send_item(Opened(self._id, self._outbound.next_seq, input.awaits_start), effects)
 
     def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:

@@ -110,10 +110,12 @@ class OperatorOpened:
 
     ``awaits_start``: it begins with its records at ``MailboxStart``, which otherwise does not come (H66).
     ``handles_urgent``: it handles urgent events apart from the others. Otherwise they are ordinary events (H90).
+    ``parts_without_urgent``: the parts of a chain that do not; the empty name is that of the main operator.
     """
 
     awaits_start: bool = False
     handles_urgent: bool = False
+    parts_without_urgent: frozenset[str] = frozenset()
 
 
 @value

@@ -34,6 +34,7 @@ from protocol.wire.events import (
     decode_event,
     decode_event_in_steps,
     encode_event,
+    part_of_payload,
     run_steps,
 )
 from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
@@ -66,6 +67,7 @@ __all__ = [
     "encode_message",
     "encode_word",
     "fit_text",
+    "part_of_payload",
     "run_steps",
 ]
 

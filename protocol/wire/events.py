@@ -45,6 +45,7 @@ __all__ = [
     "decode_event",
     "decode_event_in_steps",
     "encode_event",
+    "part_of_payload",
     "run_steps",
 ]
 
@@ -766,6 +767,16 @@ def _part_name(data: bytes, limits: WireLimits) -> tuple[str, int]:
     if data[end : end + 4] == _PART_HEAD:
         raise RemoteProtocolError("an event of a part inside the event of a part")
     return name, end
+
+
+def part_of_payload(data: bytes) -> str:
+    """Return the name of the part that an encoded event is for. Empty for any other event, and for what is none."""
+    if data[:4] != _PART_HEAD:
+        return ""
+    try:
+        return _part_name(data, CODEC_LIMITS)[0]
+    except RemoteProtocolError:
+        return ""
 
 
 def _scan(data: bytes) -> None:

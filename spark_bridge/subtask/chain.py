@@ -59,7 +59,9 @@ class OperatorChain(SubtaskOperator):
         self.waits_for_subtask_ready = main.waits_for_subtask_ready or any(
             part.waits_for_subtask_ready for part in self.parts.values()
         )
-        self.handles_urgent = any(map(handles_urgent, (main, *self.parts.values())))
+        handlers = {name: handles_urgent(part) for name, part in (("", main), *self.parts.items())}
+        self.handles_urgent = any(handlers.values())
+        self.parts_without_urgent = frozenset(name for name, handles in handlers.items() if not handles)
 
     @property
     def snapshot_anywhere(self) -> bool:  # type: ignore[override]  # the main operator says it
@@ -132,12 +134,6 @@ class OperatorChain(SubtaskOperator):
 
     def handle_urgent(self, event: Any) -> None:
         operator, event = (self._part(event.name), event.event) if type(event) is PartEvent else (self.main, event)
-        if not handles_urgent(operator):
-            # Its place among the ordinary events is lost here: another part of this task handles urgent ones.
-            raise LocalProtocolError(
-                f"{type(operator).__name__} was sent an urgent event, but does not define handle_urgent, unlike "
-                "another part of its operator: define it, or send the event without urgent=True"
-            )
         with self._current():
             operator.handle_urgent(event)
 

@@ -231,15 +231,22 @@ class SubtaskChannel:
 
     # --- what the task sends ---
 
-    def operator_opened(self, *, awaits_start: bool, handle_urgent: Callable[[bytes], None] | None = None) -> None:
+    def operator_opened(
+        self,
+        *,
+        awaits_start: bool,
+        handle_urgent: Callable[[bytes], None] | None = None,
+        parts_without_urgent: frozenset[str] = frozenset(),
+    ) -> None:
         """The operator has restored its state (H11). ``awaits_start``: it waits for a ``MailboxStart`` (H66).
 
-        ``handle_urgent`` takes the payload of each urgent event, on the thread for these. None: they are ordinary.
+        ``handle_urgent`` takes the payload of each urgent event, on the thread for these. None: they are ordinary. So
+        are those for ``parts_without_urgent``.
         """
         if handle_urgent is not None:
             self._urgent.handle = handle_urgent
         with self._lock:
-            self._submit(OperatorOpened(awaits_start, handle_urgent is not None))
+            self._submit(OperatorOpened(awaits_start, handle_urgent is not None, parts_without_urgent))
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         """Send one encoded event. While the window is full, wait up to ``send_timeout_s`` (H27).

@@ -250,6 +250,11 @@ class SubtaskContext(Generic[Sent]):
         """The sidecar's address and the operator's settings."""
         return self._endpoint
 
+    @property
+    def checkpoint_waits(self) -> bool:
+        """Whether a checkpoint waits for this task to handle its mailbox. A request would decline it."""
+        return self._channel.mailbox.barriers > 0
+
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
         return self._channel.timed_out(failure)
@@ -268,8 +273,11 @@ class SubtaskContext(Generic[Sent]):
         finally:
             self._inside = None
         self._awaits_start = self._operator.waits_for_subtask_ready
-        handle_urgent = self._handle_urgent if handles_urgent(self._operator) else None
-        self._channel.operator_opened(awaits_start=self._awaits_start, handle_urgent=handle_urgent)
+        self._channel.operator_opened(
+            awaits_start=self._awaits_start,
+            handle_urgent=self._handle_urgent if handles_urgent(self._operator) else None,
+            parts_without_urgent=getattr(self._operator, "parts_without_urgent", frozenset()),
+        )
 
     def wait_until_ready(self) -> None:
         """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.

@@ -61,6 +61,11 @@ copies-count-together [new; H101]
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._counting
   - yield books[min(books)]
   + yield added_up(books.values())
+counts-are-in-no-checkpoint [new; H101]
+  The driver does not know the counts of a checkpoint until the tasks report them again.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.checkpoint_coordinator
+  - if self._is_batch:
+  + if True:
 counts-are-in-no-snapshot [new; H101]
   A restored task counts from zero.
   @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state
@@ -69,18 +74,73 @@ counts-are-in-no-snapshot [new; H101]
 place-of-a-lost-attempt-is-lost [new; H111]
   An attempt that is over keeps its place among the users.
   @ spark_bridge.primitives.permits.driver:_Coordinator.subtask_failed
-  - self._book.forget(self.operator_id, subtask, attempt)
+  - self._forget(subtask, attempt)
   + pass
 one-user-too-many [new; H111]
   One more user is let in than allowed.
-  @ spark_bridge.primitives.permits.driver:_Book._serve
-  - self.in_use < self._slots
-  + self.in_use <= self._slots
+  @ spark_bridge.primitives.permits.book:PermitBook._serve
+  - self.in_use >= self._slots
+  + self.in_use > self._slots
 idle-place-is-kept-from-others [new; H111]
   A task keeps an idle place although another one waits for it.
   @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
-  - if idle:
+  - if self._contended[1] and self._idle_slots:
   + if False:
+older-news-of-a-wait-counts [new; H111]
+  A task keeps an idle place although another one waits, because of older news that came later.
+  @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
+  - if version > self._contended[0]:
+  + if True:
+permit-of-a-wait-that-failed-is-used-up [new; H176]
+  A permit that nobody has used is not handed out again.
+  @ spark_bridge.primitives.permits.book:PermitBook._give_back_permit
+  - self._schedule.give_back(permit)
+  + pass
+place-that-crosses-the-give-up-is-kept [new; H176]
+  A place that was granted when its task had given up stays taken.
+  @ spark_bridge.primitives.permits.book:PermitBook.give_up
+  - self._free_slot(ticket)
+  + pass
+permits-are-reserved-for-those-who-will-be-gone [new; H176]
+  A permit is reserved for a task that will have given up when it is due.
+  @ spark_bridge.primitives.permits.book:PermitBook._grant
+  - if due > until + _ROUNDING_S:
+  + if False:
+interrupted-task-keeps-what-it-asked-for [new; H176]
+  Only a timeout gives back what was reserved, no other end of a wait.
+  @ spark_bridge.primitives.permits.task:PermitsPart.acquire
+  - except BaseException:
+  + except TimedOut:
+ahead-beyond-need [new; H176]
+  Permits ahead of need are handed out however far in the future they are due.
+  @ spark_bridge.primitives.permits.book:PermitBook.take_ahead
+  - len(delays) < most and schedule.due(now) - now <= AHEAD_S
+  + len(delays) < most and (not delays or schedule.due(now) - now <= AHEAD_S)
+call-that-was-given-up-takes-part [new; H176]
+  A member's call that timed out completes a round with those of the others.
+  @ protocol.group:GroupMachine._give_up
+  - if self._is_inside(member, generation):
+  + if False:
+wait-that-is-over-joins [new; H176]
+  An attempt whose wait is over is admitted, because its message was held back.
+  @ protocol.group:GroupMachine._end_waits
+  - if until >= now:
+  + if True:
+spare-tasks-are-let-in-without-end [new; H109]
+  Members of a full group are told that a spare task waits.
+  @ protocol.group:GroupMachine.waiting
+  - if current is None or not current.inside:
+  + if True:
+members-that-let-others-in-are-left-behind [new; H109]
+  A generation is formed without a member that has left to let others in and comes back.
+  @ protocol.group:GroupMachine._patience_s
+  - if self._expected else
+  + if False else
+urgent-event-for-a-part-without-a-handler [new; H90]
+  A part that does not define handle_urgent gets urgent events on the thread of those that do.
+  @ protocol.subtask.inbound:SubtaskInbound._take_urgent
+  - if self.handles_urgent and not (
+  + if self.handles_urgent or not (
 open-calls-stay-open [new; H104]
   Calls that wait when a member is lost are not refused.
   @ protocol.group:GroupMachine._break
@@ -94,7 +154,7 @@ first-checkpoint-stays [new; H105]
 finished-subtasks-are-waited-for [new; H106]
   A task that is lost after the others have finished waits for them.
   @ protocol.group:GroupMachine.handle
-  - self._finished.add(member)
+  - self._finished.setdefault(member.subtask, set()).add(member)
   + pass
 late-task-has-the-first-value [new; H110]
   A task that starts later gets the change of the newest version instead of its value.

@@ -31,6 +31,7 @@ from protocol.group import (
     Called,
     ErrorMet,
     Finished,
+    GaveUp,
     GroupConfig,
     GroupInput,
     GroupMachine,
@@ -48,6 +49,7 @@ from spark_bridge.primitives.group.messages import (
     Admitted,
     Broken,
     Call,
+    GiveUp,
     Join,
     Leave,
     Question,
@@ -196,9 +198,13 @@ class Members:
             case "closed", count:
                 self.listening[subtask] = count
             case "event", event:
-                leave = parse_event(event)
-                assert isinstance(leave, Leave)
-                self._tell(Left(member, leave.generation, leave.error))
+                match parse_event(event):
+                    case Leave(generation, error):
+                        self._tell(Left(member, generation, error))
+                    case GiveUp(generation):
+                        self._tell(GaveUp(member, generation))
+                    case other:
+                        raise AssertionError(f"no member sends {other} here")
             case _:
                 match parse_request(value):
                     case Join() as join:

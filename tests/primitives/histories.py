@@ -15,7 +15,7 @@ from typing import Any
 from zlib import crc32
 
 from headgate import Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
-from headgate.errors import PeerLost
+from headgate.errors import PeerLost, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.codec import encode_event
@@ -392,6 +392,55 @@ async def permits_history(seed: int) -> None:
     demand(permits.in_use == 0, "H111: a place is left behind")
 
 
+async def given_up_history(seed: int) -> None:
+    """After all who asked for permits have given up or died, a patient task is served within its time (H176)."""
+    chance = random.Random(seed)
+    per_s, concurrency = chance.choice([(1.0, None), (20.0, None), (None, 1), (1.0, 1), (200.0, 2)])
+    permits = Permits("api", per_s=per_s, burst=chance.choice([1, 1, 3]), concurrency=concurrency)
+    stop_at = 3.0
+    served: list[float] = []
+
+    def impatient(context: SubtaskContext, records: Iterator[Any]) -> None:
+        while context.now() - begun < stop_at:
+            try:
+                permits.acquire(timeout_s=0.01 + 0.1 * spread(f"{context.subtask} {context.now()}", seed))
+            except TimedOut:
+                context.sleep(0.02)
+            else:
+                context.sleep(0.01 + 0.1 * spread(context.subtask, seed))
+                permits.release()
+
+    def greedy(context: SubtaskContext, records: Iterator[Any]) -> None:
+        for _ in range(100):
+            permits.acquire()  # it never releases, until it is killed
+            context.sleep(0.05)
+
+    def patient(context: SubtaskContext, records: Iterator[Any]) -> None:
+        context.sleep(stop_at + 1.0)
+        asked_at = context.now()
+        permits.acquire(timeout_s=1.0 / (per_s or 1.0) + 0.01)
+        served.append(context.now() - asked_at)
+        permits.release()
+
+    checkpoint = replace(in_turn(seed), tolerated_failures=100)  # tasks that wait for a place decline them
+    async with running_operator(
+        parallelism=6, uses=[permits], seed=seed, attempts_max=100, checkpoint=checkpoint
+    ) as world:
+        begun = world.now
+        greedy_ones = [await world.launch_operator(subtask, greedy, []) for subtask in range(2)]
+        tasks = [await world.launch_operator(subtask, impatient, []) for subtask in range(2, 5)]
+        last = await world.launch_operator(5, patient, [])
+        await world.advance(stop_at * chance.random())
+        if chance.random() < 0.5:
+            world.begin_checkpoint()
+        for task in greedy_ones:
+            await world.advance(chance.choice([0.0, 0.3]))
+            await (world.kill if chance.random() < 0.5 else world.lose_executor)(task)
+        await until_done(world, [*tasks, last])
+    demand(last.error is None, f"H176: {last.error}")
+    demand(len(served) == 1 and permits.in_use == 0, f"H176: {permits.in_use} places are left behind")
+
+
 async def shared_history(seed: int) -> None:
     """A value is there before the first record and never becomes older; the newest arrives (H110)."""
     chance = random.Random(seed)
@@ -484,6 +533,7 @@ HISTORIES = (
     counters_history,
     counters_restored_history,
     permits_history,
+    given_up_history,
     shared_history,
     chain_history,
 )

@@ -65,6 +65,20 @@ async def test_counts_go_on_from_the_checkpoint_that_is_restored(seed: int) -> N
     await counters_restored_history(seed)
 
 
+async def test_a_restored_driver_knows_the_counts_of_tasks_that_have_not_come_back() -> None:  # H101
+    async with running_operator(parallelism=3, mode="streaming") as world:
+        for subtask in range(3):
+            await world.launch_operator(subtask, Counting, range(subtask + 1))
+            await world.advance(5.0)
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    async with running_operator(parallelism=3, mode="streaming", restored=restored) as world:
+        for subtask in range(3):
+            assert world.counters()["records"] == world.counter_totals()["records"] == 6
+            await world.launch_operator(subtask, Counting)
+        assert world.counters()["records"] == 6
+
+
 async def test_counts_are_divided_anew_with_another_parallelism() -> None:
     async with running_operator(parallelism=3, mode="streaming") as world:
         for subtask in range(3):

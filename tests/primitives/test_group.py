@@ -332,6 +332,68 @@ async def test_a_task_that_gave_up_waiting_may_join_again() -> None:  # H102
     assert results(tasks) == [0, 1]
 
 
+@pytest.mark.parametrize("waits_for", ["barrier", "all_gather", "broadcast", "save", "all_reduce"])
+async def test_who_comes_after_the_others_have_given_up_is_told_and_all_go_on(waits_for: str) -> None:
+    """H104 H176: a call that timed out takes part in no round, even if its member stays inside its block."""
+    group = Group("train", timeout_s=5.0)
+    calls: dict[str, Callable[[GroupMember], Any]] = {
+        "barrier": GroupMember.barrier,
+        "all_gather": lambda member: member.all_gather(1),
+        "broadcast": lambda member: member.broadcast(1, root=0),
+        "save": lambda member: member.save(1, b"one"),
+        "all_reduce": lambda member: member.all_reduce(np.zeros(3)),
+    }
+    lost: list[str] = []
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        is_late = context.subtask == 1
+        try:
+            with group as member:
+                if is_late:
+                    context.sleep(8.0)  # it reads a large block of data
+                try:
+                    calls[waits_for](member)
+                except TimedOut:
+                    context.sleep(6.0)  # and stays inside, which must not deceive the late one
+        except PeerLost as error:
+            lost.append(error.reason)
+        with group as member:
+            calls[waits_for](member)
+            yield member.generation
+
+    async with running_operator(parallelism=2, uses=[group]) as world:
+        tasks = [await world.launch_operator(subtask, run, []) for subtask in range(2)]
+        await until_done(world, tasks)
+    assert lost == ["subtask 0 (attempt 0) has given up waiting for the others"]
+    assert results(tasks) == [2, 2]
+
+
+@pytest.mark.parametrize("tasks_more", [0, 1, 3])
+async def test_an_elastic_training_with_spare_tasks_forms_one_generation(tasks_more: int) -> None:  # H109
+    group = Group("train", min_size=2, max_size=3, start_wait_s=2.0)
+    saved: set[tuple[int, int]] = set()
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        step = 0
+        while step < 20:
+            with group as member:
+                step = 0 if member.checkpoint is None else member.checkpoint.step
+                while step < 20:
+                    step += 1
+                    member.save(step, b"")
+                    saved.add((member.generation, member.world_size))
+                    context.sleep(0.1)
+                    if member.waiting:  # as the documentation says
+                        break
+        yield step
+
+    async with running_operator(parallelism=3 + tasks_more, uses=[group]) as world:
+        tasks = [await world.launch_operator(subtask, run, []) for subtask in range(3 + tasks_more)]
+        await until_done(world, tasks)
+    assert results(tasks) == [20] * len(tasks)
+    assert saved == {(1, 3)}
+
+
 async def test_large_blobs_travel_in_pieces() -> None:  # H105
     group = Group("train", 1)
     blob = random.Random(1).randbytes(700_001)

@@ -13,14 +13,21 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
+from protocol.wire.keys import Key
 from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
+from spark_bridge.primitives.group.messages import Question, Yours
 from spark_bridge.primitives.group.ring import Ring, listen
+from spark_bridge.primitives.group.task import GroupPart
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
 
 KEY = bytes(32)
 
@@ -256,6 +263,28 @@ def test_a_process_that_no_shutdown_frees_is_ended_but_never_one_that_computes()
         assert stands_still.exitcode == -signal.SIGKILL
     computes.join(60)
     assert computes.exitcode == 0
+
+
+def test_a_member_that_waits_for_the_driver_is_not_taken_for_one_that_stands_still() -> None:  # H107
+    part = GroupPart("train", 60.0)
+    allowed: list[bool] = []
+
+    class Driver:
+        endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
+
+        def request(self, event: Any, timeout_s: float) -> Any:
+            allowed.append(guard._may_end is not None and guard._may_end())
+            return Yours().as_event()
+
+    part.open(cast("SubtaskContext", Driver()), None)
+    with part.freeing(may_end=True) as guard:
+        assert guard._may_end is not None
+        assert guard._may_end(), "it is in foreign code"
+        part.ask(Question(1))
+        assert guard._may_end()
+    assert allowed == [False]
+    with part.freeing() as guard:
+        assert guard._may_end is None, "guard() never ends the process"
 
 
 def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_not_a_member() -> None:  # H108

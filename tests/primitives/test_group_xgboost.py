@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 import numpy as np
@@ -104,6 +105,25 @@ def test_a_task_that_ends_after_a_loss_leaves_no_tracker_behind() -> None:
     members.run()
     assert said(members.said[0]) == ["gave up"]
     assert members.listening == {0: 0}
+
+
+def stand_still(member: GroupMember) -> None:
+    with member.xgboost():
+        added_up(member)
+        threading.Event().wait()  # for something that no shutdown of a connection brings about
+
+
+def die_in_the_middle(member: GroupMember) -> None:
+    with member.xgboost():
+        added_up(member)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_member_that_does_not_leave_the_collective_after_a_loss_is_ended() -> None:  # H107
+    members = Members([stand_still, die_in_the_middle])
+    members.run()
+    assert members.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert members.said == {0: [], 1: []}
 
 
 def test_a_stranger_that_says_nothing_does_not_hold_the_tracker() -> None:

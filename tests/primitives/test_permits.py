@@ -16,7 +16,14 @@ from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.permits.schedule import EXPIRY_S, RateSchedule
-from tests.primitives.histories import passing_on, permits_history, until_done, with_held_requests
+from tests.primitives.histories import (
+    given_up_history,
+    passing_on,
+    permits_history,
+    until_done,
+    with_held,
+    with_held_requests,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +79,88 @@ async def test_at_a_high_rate_the_usual_use_costs_no_round_trip() -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_never_more_users_than_allowed_and_the_slots_of_the_lost_come_back(seed: int) -> None:
     await permits_history(seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_after_all_have_given_up_a_patient_task_is_served_within_its_time(seed: int) -> None:  # H111 H176
+    await given_up_history(seed)
+
+
+async def test_one_that_polls_with_a_short_timeout_gets_all_of_the_rate() -> None:  # H111 H176
+    permits = Permits("api", per_s=1.0)
+    used: list[float] = []
+
+    def poll(context: SubtaskContext, records: Iterator[Any]) -> None:
+        while context.now() - begun < 8.0:
+            try:
+                permits.acquire(timeout_s=0.2)
+                used.append(context.now())
+            except TimedOut:
+                context.sleep(0.05)
+
+    async with running_operator(parallelism=1, uses=[permits]) as world:
+        begun = world.now
+        await until_done(world, [await world.launch_operator(0, poll, [])])
+    assert len(used) == 8
+    check_rate(used, 1.0, 1)
+
+
+@pytest.mark.parametrize("how", ["kill", "lose_executor", "cancel_job"])
+async def test_the_permits_of_tasks_that_died_while_they_waited_are_not_waited_for(how: str) -> None:  # H111 H176
+    permits = Permits("api", per_s=0.1)
+    used: list[float] = []
+
+    def wait(context: SubtaskContext, records: Iterator[Any]) -> None:
+        permits.acquire()
+        used.append(context.now())
+
+    async with running_operator(parallelism=9, uses=[permits], attempts_max=100) as world:
+        begun = world.now
+        tasks = [await world.launch_operator(subtask, wait, []) for subtask in range(9)]
+        await world.advance(5.0)
+        assert len(used) == 1
+        if how == "cancel_job":
+            await world.cancel_job()
+        else:
+            for task in tasks[1:]:
+                await getattr(world, how)(task)
+        await until_done(world, [await world.launch_operator(8, wait, [])])
+    assert used == [begun, begun + 10.0]
+
+
+async def test_a_checkpoint_is_taken_while_a_task_waits_for_the_rate() -> None:
+    """It waits by itself, without a request that would decline the checkpoint."""
+    permits = Permits("api", per_s=0.05)
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for record in records:
+            permits.acquire()
+            yield record
+
+    async with running_operator(parallelism=1, mode="streaming", uses=[permits]) as world:
+        task = await world.launch_operator(0, call, [1, 2, 3])
+        await world.advance(1.0)
+        answer = world.begin_checkpoint()
+        await world.advance(30.0)
+        assert answer.value == 1
+        await until_done(world, [task])
+        assert task.outputs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("event", [["more", 5], ["release", [1]], ["give up", 1]])
+async def test_what_a_task_of_before_the_restore_had_said_changes_nothing(event: list[Any]) -> None:  # H73 H111
+    permits = Permits("api", per_s=1000.0, burst=100, concurrency=1)
+    kept: dict[str, Any] = {"mode": "streaming", "uses": [permits]}
+    async with running_operator(parallelism=2, **kept) as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask, passing_on)
+        await world.checkpoint()
+    restored = with_held(world.checkpoints[-1], 1, [PartEvent("api", event)])
+    async with running_operator(parallelism=1, **kept, restored=restored) as world:
+        task = await world.launch_operator(0, passing_on)
+        await world.settle()
+        assert task.outcome == ""
+        assert not world.failures
 
 
 async def test_a_slot_that_nobody_else_wants_is_kept_and_given_up_when_somebody_does() -> None:
@@ -181,12 +270,16 @@ async def test_a_rate_and_a_number_of_users_together() -> None:
 
 
 def test_wrong_limits_are_refused() -> None:
-    for limits, text in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "limit nothing"),
-        ({"per_s": 0}, "per_s must be positive"),
+        ({"per_s": 0}, "per_s must be a positive number"),
+        ({"per_s": float("inf")}, "per_s must be a positive number .* None for no limit"),
+        ({"per_s": float("nan")}, "per_s must be a positive number"),
+        ({"per_s": -1.0}, "per_s must be a positive number"),
         ({"per_s": 1, "burst": 0}, "must be at least 1"),
         ({"concurrency": 0}, "must be at least 1"),
-    ]:
+    ]
+    for limits, text in wrong:
         with pytest.raises(ValueError, match=text):
             Permits("api", **limits)
     with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
@@ -200,11 +293,13 @@ def test_the_schedule_allows_no_more_than_the_bucket_even_if_permits_are_used_wh
 ) -> None:
     chance = random.Random(seed)
     now = 0.0
-    schedule = RateSchedule(per_s, burst, now)
+    schedule = RateSchedule(per_s, burst)
     late = EXPIRY_S if schedule.shares else 0.0
     due: list[float] = []
     for _ in range(20):
-        due += [now + delay for delay in schedule.take(now, chance.choice([1, 5, 20]) if schedule.shares else 1)]
+        for _ in range(chance.choice([1, 5, 20]) if schedule.shares else 1):
+            due.append(schedule.due(now))
+            schedule.take(now)
         now += chance.expovariate(per_s / 2)
     # As many as possible are used at one moment: the late ones keep their permits for it.
     crowded = chance.choice(due) + late
@@ -217,7 +312,7 @@ async def test_a_request_of_an_attempt_before_the_restore_takes_no_slot() -> Non
     async with running_operator(**kept) as world:
         await world.launch_operator(0, passing_on)
         await world.checkpoint()
-    restored = with_held_requests(world.checkpoints[-1], PartEvent("api", ["acquire", 1, True]))
+    restored = with_held_requests(world.checkpoints[-1], PartEvent("api", ["acquire", 1, True, 600.0]))
     async with running_operator(**kept, restored=restored) as world:
         await world.launch_operator(0, passing_on)
         assert permits.in_use == 0

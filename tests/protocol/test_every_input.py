@@ -66,6 +66,7 @@ DEFAULTS: dict[str, Pool] = {
     "int": ([3], []),
     "float": ([7.0], []),
     "bytes": (PAYLOADS[0], []),
+    "frozenset[str]": ([frozenset(), frozenset({"", "part"})], []),
     "tuple[HeldEvent, ...]": ([(), (HeldEvent(2, b"held"),)], []),
     "tuple[SubtaskState, ...]": ([()], []),
 }

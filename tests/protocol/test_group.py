@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 from collections.abc import Iterator, Sequence
+from math import inf
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from protocol.group import (
     Called,
     ErrorMet,
     Finished,
+    GaveUp,
     GroupConfig,
     GroupEffect,
     GroupInput,
@@ -195,6 +200,14 @@ def test_an_error_is_a_consequence_if_somebody_is_lost(loss_first: bool) -> None
     assert group.machine.next_deadline() is None
 
 
+def test_an_error_that_is_met_after_another_member_has_left_is_a_consequence_of_that() -> None:  # H107
+    group = a_group_of(A, B, C)
+    reason = "another member has left the group"
+    assert group.tell(Left(B, 1), ErrorMet(A, 1)) == [RefuseCall(A, 1, reason), TellBroken(1, (A, C), reason)]
+    assert group.tell(ErrorMet(C, 1)) == [RefuseCall(C, 1, reason)]
+    assert group.machine.next_deadline() is None
+
+
 def test_an_elastic_group_goes_on_without_the_lost_member_after_a_short_wait() -> None:  # H109
     group = Group(3, 2, 3, join_wait_s=0.1, start_wait_s=10.0)
     group.tell(Joined(A), Joined(B), Joined(C), Lost(B, "killed"))
@@ -257,13 +270,219 @@ def test_one_that_gives_up_waiting_joins_no_generation() -> None:  # H102
     )
 
 
+def test_a_spare_task_is_not_one_that_members_could_let_in() -> None:  # H109
+    group = Group(4, 2, 3)
+    d = Member(3, 0)
+    group.tell(Joined(A), Joined(B), Joined(C), Joined(d))
+    calls = [Called(member, 1, 0, "barrier()") for member in (A, B, C)]
+    assert group.tell(*calls) == [Answer((A, B, C), (None, None, None), 0)]
+    assert group.tell(Lost(C, "killed"), Left(A, 1), Left(B, 1), Joined(B), Joined(A))[-1] == Admit(
+        2, (A, B, d), (None, None, None)
+    )
+
+
+def test_neither_is_a_copy_of_a_members_task_nor_one_whose_subtask_has_finished() -> None:  # H109
+    group = Group(4, 1, 4, start_wait_s=1.0)
+    group.tell(Joined(A), Joined(B))
+    group.pass_time()
+    finished = Member(3, 0)
+    group.tell(Joined(B1), Joined(Member(3, 1)), Finished(finished))
+    assert group.tell(Called(A, 1, 0, "x"), Called(B, 1, 0, "x")) == [Answer((A, B), (None, None), 0)]
+    group.tell(Joined(C))
+    assert group.tell(Called(A, 1, 1, "x"), Called(B, 1, 1, "x")) == [Answer((A, B), (None, None), 1)]
+    group.tell(Lost(finished, "its output is lost"))
+    assert group.tell(Called(A, 1, 2, "x"), Called(B, 1, 2, "x")) == [Answer((A, B), (None, None), 2)]
+
+
+def test_members_that_leave_to_let_others_in_are_waited_for() -> None:  # H109
+    group = Group(4, 1, 4, join_wait_s=0.1, start_wait_s=10.0)
+    group.tell(Joined(A), Joined(B))
+    assert group.pass_time() == [Admit(1, (A, B), (None, None))]
+    group.tell(Joined(C), Left(A, 1), Left(B, 1), Joined(A))
+    group.now += 5.0  # B reads its data again
+    assert group.tell(TimePassed()) == []
+    assert group.tell(Joined(B)) == [Admit(2, (A, B, C), (None, None, None))]
+
+
+@pytest.mark.parametrize("how", [Finished(B), Lost(B, "killed")])
+def test_one_that_does_not_come_back_is_waited_for_until_it_is_over(how: GroupInput) -> None:  # H109
+    group = Group(4, 1, 4, join_wait_s=0.1, start_wait_s=10.0)
+    group.tell(Joined(A), Joined(B))
+    group.pass_time()
+    group.tell(Joined(C), Left(A, 1), Left(B, 1), Joined(A))
+    assert group.machine.next_deadline() == 20.0
+    group.now += 5.0
+    assert group.tell(how) == [Admit(2, (A, C), (None, None))]
+
+
+def test_one_that_has_left_for_good_and_goes_on_delays_the_others_for_a_time() -> None:  # H109
+    group = Group(4, 1, 4, join_wait_s=0.1, start_wait_s=10.0)
+    group.tell(Joined(A), Joined(B))
+    group.pass_time()
+    group.tell(Joined(C), Left(A, 1), Left(B, 1), Joined(A))
+    assert group.pass_time() == [Admit(2, (A, C), (None, None))]
+    assert group.now == 20.0
+
+
+def test_a_member_that_gives_up_waiting_breaks_the_generation_and_stays_inside() -> None:  # H104 H176
+    group = a_group_of(A, B, C)
+    effects = group.tell(Called(A, 1, 0, "barrier()"), Called(B, 1, 0, "barrier()"), GaveUp(A, 1))
+    reason = "subtask 0 (attempt 0) has given up waiting for the others"
+    assert effects == [RefuseCall(A, 1, reason), RefuseCall(B, 1, reason), TellBroken(1, (A, B, C), reason)]
+    assert group.tell(Called(C, 1, 0, "barrier()"), GaveUp(B, 1)) == [RefuseCall(C, 1, reason)]
+    assert group.tell(Left(B, 1), Joined(B), Left(C, 1), Joined(C), GaveUp(C, 1)) == [], "the first is still inside"
+    assert group.tell(Left(A, 1), Joined(A))[0] == Admit(2, (A, B, C), (None, None, None))
+
+
+def test_one_whose_wait_is_over_joins_no_generation_even_if_it_could_not_say_so() -> None:  # H102 H176
+    group = Group(2, 2, 2, join_timeout_s=5.0)
+    group.tell(Joined(A))
+    group.now = 5.0
+    assert group.tell(TimePassed()) == [], "it still waits"
+    group.now = 5.1
+    assert group.tell(Joined(B)) == [RefuseCall(A, 0, "it has waited too long for the others")]
+    assert group.tell(Left(A, 0)) == []
+    assert group.tell(Joined(A)) == [Admit(1, (A, B), (None, None))]
+
+
+def test_one_that_joins_again_after_its_wait_is_admitted_though_nobody_has_looked() -> None:  # H102 H176
+    group = Group(2, 2, 2, join_timeout_s=5.0)
+    group.tell(Joined(A))
+    group.now = 6.0
+    assert group.tell(Joined(A)) == [RefuseCall(A, 0, "it has waited too long for the others")]
+    assert group.tell(Joined(B)) == [Admit(1, (A, B), (None, None))]
+
+
+# --- how much an input costs ------------------------------------------------------------------------------------------
+
+
+class CountedMember(Member):
+    """A member that counts how often it is looked up."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        CountedMember.hashed += 1
+        return hash((self.subtask, self.attempt))
+
+    def __eq__(self, other: object) -> bool:
+        CountedMember.hashed += 1
+        return isinstance(other, Member) and (self.subtask, self.attempt) == (other.subtask, other.attempt)
+
+
+def steps_of(members: int, spares: int) -> int:
+    """How many instructions of the machine, and look-ups of members, the life of a group takes.
+
+    All join, call, break, join again, ask about an error, give up, and finish; some are spare.
+    """
+    config = GroupConfig(members + spares, 1, members, join_timeout_s=600.0)
+    machine = GroupMachine(config)
+    everybody = [CountedMember(subtask, 0) for subtask in range(members + spares)]
+    instructions = 0
+
+    def within(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal instructions
+        instructions += event == "opcode"
+        return within
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith("group.py"):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return within
+
+    def tell(input: GroupInput, now: float) -> Sequence[GroupEffect]:
+        effects = machine.handle(input, now)
+        machine.next_deadline()
+        return effects
+
+    CountedMember.hashed = 0
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for member in everybody:
+            tell(Joined(member), 0.0)
+        for member in everybody[:members]:
+            tell(Called(member, 1, 0, "barrier()"), 1.0)
+        for member in everybody[: members - 1]:
+            tell(ErrorMet(member, 1), 2.0)
+        tell(Lost(everybody[0], "killed"), 3.0)
+        for member in everybody[1:members]:
+            tell(Left(member, 1), 4.0)
+        for member in everybody[1:members]:
+            tell(Joined(member), 5.0)
+        tell(TimePassed(), 100.0)
+        for member in everybody:
+            tell(Finished(member), 200.0)
+    finally:
+        sys.settrace(before)
+    return instructions + CountedMember.hashed
+
+
+@pytest.mark.parametrize(("members", "spares"), [(100, 0), (100, 100), (2, 198)])
+def test_ten_times_as_many_tasks_cost_about_ten_times_as_much(members: int, spares: int) -> None:  # H109
+    large = members * 10 if members > 2 else 2
+    assert steps_of(large, spares * 10) < 12 * steps_of(members, spares)
+
+
+# --- generations without losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_without_losses_the_number_of_generations_is_bounded(seed: int) -> None:
+    """H109: the documented loop of an elastic group, with spare tasks, tasks that come one by one, and some that leave.
+
+    A task that sees others waiting leaves and comes back after a moment. Each that comes is let in at most once.
+    """
+    chance = random.Random(seed)
+    parallelism = chance.randrange(2, 9)
+    min_size = chance.randrange(1, parallelism + 1)
+    max_size = chance.randrange(min_size, parallelism + 1)
+    group = Group(parallelism, min_size, max_size, start_wait_s=10.0)
+    known = set[Member]()
+    comes = [(chance.choice([0.0, 1.0, 30.0]) * chance.random(), Member(n, 0)) for n in range(parallelism)]
+    comes += [(30.0 * chance.random(), Member(n, 1)) for n in range(parallelism) if chance.random() < 0.3]
+    came, generation, inside, quiet = 0, 0, dict[Member, int](), 0
+    while comes or (inside and quiet < 20) or group.machine.next_deadline() is not None:
+        comes.sort(key=lambda one: one[0])
+        deadline = group.machine.next_deadline()
+        due = min([at for at in (deadline, comes[0][0] if comes else None) if at is not None], default=inf)
+        effects: list[GroupEffect] = []
+        if inside and group.now + 0.1 < due:
+            group.now += 0.1
+            quiet += due == inf
+            for member, round_ in list(inside.items()):
+                effects += group.tell(Called(member, generation, round_, "barrier()"))
+                inside[member] = round_ + 1
+        elif due == deadline:
+            effects = group.pass_time()
+        else:
+            group.now, member = comes.pop(0)
+            came += member not in known
+            known.add(member)
+            effects = group.tell(Joined(member))
+        for effect in effects:
+            if isinstance(effect, Admit):
+                generation, inside = effect.generation, dict.fromkeys(effect.members, 0)
+            elif isinstance(effect, Answer) and effect.waiting:
+                inside = {}
+                for member in effect.members:
+                    effects += group.tell(Left(member, generation))  # the next one may form now: see the loop
+                    comes.append((group.now + chance.choice([0.0, 0.05, 2.0]), member))
+    assert 1 <= generation <= came, f"seed {seed}: {generation} generations of {came} that came"
+    assert len(inside) == max_size, f"seed {seed}: somebody is not let in"
+
+
 # --- every order in a small scope -------------------------------------------------------------------------------------
 
 STEPS = 2
 
 
 class Attempt:
-    """A task that trains: it saves each step until the last one, leaves, and succeeds. It joins again after a loss."""
+    """A task that trains: it saves each step until the last one, leaves, and succeeds.
+
+    It joins again after a loss, and to let others in.
+    """
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -272,9 +491,10 @@ class Attempt:
         self.round = 0
         self.step = 0
         self.told = False
+        self.others_wait = False
 
     def key(self) -> Any:
-        return (self.member, self.phase, self.generation, self.round, self.step, self.told)
+        return (self.member, self.phase, self.generation, self.round, self.step, self.told, self.others_wait)
 
 
 class Training:
@@ -299,7 +519,8 @@ class Training:
         due = machine.next_deadline() is not None
         return (
             (tuple(one.key() for one in self.attempts), self.kills, self.suspicions, self.checkpoint, generation, due),
-            (tuple(machine._waiting), frozenset(machine._finished), frozenset(machine._alone), self.machine.generation),
+            (tuple(machine._waiting), tuple(machine._candidates.values()), frozenset(machine._expected)),
+            (frozenset(machine._finished), frozenset(machine._alone), self.machine.generation),
         )
 
     def moves(self) -> Iterator[tuple[str, int]]:
@@ -336,7 +557,7 @@ class Training:
             one.phase = "over"
             self.succeeded.add(one.member.subtask)
             self._tell(Finished(one.member))
-        elif one.told:
+        elif one.told or (one.others_wait and one.step < STEPS):
             one.phase = "outside"
             self._tell(Left(one.member, one.generation))
         elif one.step == STEPS:
@@ -367,7 +588,7 @@ class Training:
             case KeepCheckpoint(_, step):
                 assert step == self.checkpoint + 1, "no step is left out, and none is taken back"
                 self.checkpoint = step
-            case Answer(members):
+            case Answer(members, _, waiting):
                 calling = [by_member[member] for member in members]
                 assert {(one.phase, one.round, one.step + 1) for one in calling} == {
                     ("calling", calling[0].round, self.checkpoint)
@@ -376,6 +597,10 @@ class Training:
                 assert calling[0].generation not in self.broken, "no call of a broken generation succeeds"
                 for one in calling:
                     one.phase, one.round, one.step = "inside", one.round + 1, one.step + 1
+                    one.others_wait = waiting > 0
+                free = self.machine.config.max_size - len(members)
+                others = {one.member.subtask for one in self.attempts if one.phase == "joining"}
+                assert waiting <= min(free, len(others)), "only those that can be admitted count"
             case RefuseCall(member, generation):
                 one = by_member[member]
                 assert (one.phase, one.generation) == ("calling", generation)
@@ -390,12 +615,13 @@ class Training:
 
     def _admit(self, one: Attempt, generation: int) -> None:
         assert one.phase == "joining"
+        one.others_wait = False
         one.phase, one.generation, one.round, one.told, one.step = "inside", generation, 0, False, self.checkpoint
 
 
 @pytest.mark.parametrize(
     ("parallelism", "min_size", "max_size", "kills", "suspicions"),
-    [(2, 2, 2, 2, 0), (2, 1, 2, 1, 1), (3, 3, 3, 1, 0), (3, 2, 3, 1, 0), (3, 2, 2, 1, 0)],
+    [(2, 2, 2, 2, 0), (2, 1, 2, 1, 1), (3, 3, 3, 1, 0), (3, 2, 3, 1, 0), (3, 2, 2, 1, 0), (3, 1, 2, 0, 0)],
 )
 def test_every_order_of_steps_and_kills_ends_with_the_last_step_saved_once(
     parallelism: int, min_size: int, max_size: int, kills: int, suspicions: int

@@ -11,6 +11,8 @@ from protocol.gateway import types as g
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
+from protocol.wire.codec import encode_event
+from protocol.wire.extension_types import PartEvent
 from tests.protocol.refusals import unchanged
 from tests.protocol.test_gateway import a_gateway
 from tests.protocol.test_gateway import hear as hear_up
@@ -76,6 +78,30 @@ def test_operator_without_a_handler_gets_it_as_an_ordinary_event() -> None:  # H
     subtask = a_subtask()
     assert hear(subtask, m.UrgentEventMessage(7, 1, b"u"))[0] == s.PutInMailbox(s.MailboxEvent(b"u"))
     assert subtask.may_finish
+
+
+@pytest.mark.parametrize(
+    ("without", "payload", "is_ordinary"),
+    [
+        ({""}, encode_event("u"), True),
+        ({"sink"}, encode_event("u"), False),
+        ({"", "sink"}, encode_event(PartEvent("sink", "u")), True),
+        ({"", "sink"}, encode_event(PartEvent("rules", "u")), False),
+        ({"s" * 40}, encode_event(PartEvent("s" * 40, "u")), True),
+        ({"s" * 256}, encode_event(PartEvent("s" * 256, ["u"])), True),
+        ({"sink"}, encode_event(PartEvent("sink", "u"))[:6], False),
+        ({""}, b"no event", True),
+    ],
+)
+def test_an_event_for_a_part_without_a_handler_is_an_ordinary_one(
+    without: set[str], payload: bytes, is_ordinary: bool
+) -> None:  # H90, H80
+    subtask = a_subtask(limits=WIDE, opened=False)
+    subtask.handle(s.OperatorOpened(handles_urgent=True, parts_without_urgent=frozenset(without)), 0.0)
+    hear(subtask, m.Confirm(7, 1))
+    effect = hear(subtask, m.UrgentEventMessage(7, 1, payload))[0]
+    assert effect == (s.PutInMailbox(s.MailboxEvent(payload)) if is_ordinary else s.HandleUrgent(payload))
+    assert subtask.urgent_idle == is_ordinary
 
 
 def test_duplicate_of_an_urgent_event_is_dropped() -> None:  # H91, H22

@@ -26,6 +26,7 @@ from protocol.group import (
     Called,
     ErrorMet,
     Finished,
+    GaveUp,
     GroupConfig,
     GroupEffect,
     GroupInput,
@@ -49,6 +50,7 @@ from spark_bridge.primitives.group.messages import (
     Broken,
     Call,
     Fetch,
+    GiveUp,
     Join,
     Leave,
     Question,
@@ -92,7 +94,8 @@ class Group(GroupInTask, Primitive):
         max_size: the greatest number; by default ``size``.
         timeout_s: how long a member waits for others, in seconds, until ``TimedOut`` is raised. Losses need no timeout.
         join_wait_s: how long an elastic group that has ``min_size`` members waits for more, after a loss.
-        start_wait_s: the same for the first generation, whose tasks may start at different times.
+        start_wait_s: the same for the first generation, whose tasks may start at different times, and for members that
+            have left without an error and may come back.
         error_grace_s: how long ``GroupMember.guard`` waits for news of a loss before it believes that an error was the
             member's own.
         resume: whether an action that follows a failed one continues from its checkpoint, in batch mode. That is what
@@ -126,7 +129,12 @@ class Group(GroupInTask, Primitive):
         if timeout_s <= 0 or min(join_wait_s, start_wait_s, error_grace_s) < 0:
             raise ValueError("timeout_s must be positive, and the other times of a group must not be negative")
         self._timeout_s = timeout_s
-        self._times = {"join_wait_s": join_wait_s, "start_wait_s": start_wait_s, "error_grace_s": error_grace_s}
+        self._times = {
+            "join_wait_s": join_wait_s,
+            "start_wait_s": start_wait_s,
+            "error_grace_s": error_grace_s,
+            "join_timeout_s": timeout_s,
+        }
         self._resume = resume
         self._latest: _GroupCoordinator | None = None
 
@@ -189,6 +197,8 @@ class _GroupCoordinator(OperatorCoordinator):
         member, parsed = Member(subtask, attempt), parse_request(request)
         if isinstance(parsed, Fetch):
             return self._piece(parsed)
+        if isinstance(parsed, Join) and member in self._replies:
+            await self._tell(Left(member, 0))  # it does not wait any more for what it has asked before
         self._replies[member] = reply = Reply()
         try:
             match parsed:
@@ -209,6 +219,8 @@ class _GroupCoordinator(OperatorCoordinator):
             case Leave(generation, error):
                 self._blobs.pop(member, None)
                 await self._tell(Left(member, generation, error))
+            case GiveUp(generation):
+                await self._tell(GaveUp(member, generation))
             case Blob(generation, offset, size, data):
                 self._take_blob(member, generation, offset, size, data)
 

@@ -17,6 +17,7 @@ __all__ = [
     "Broken",
     "Call",
     "Fetch",
+    "GiveUp",
     "Join",
     "Leave",
     "Question",
@@ -86,6 +87,16 @@ class Leave:
 
 
 @value
+class GiveUp:
+    """An event: I am still inside, but no longer wait for my call."""
+
+    generation: int
+
+    def as_event(self) -> list[Any]:
+        return ["give up", self.generation]
+
+
+@value
 class Blob:
     """An event of rank 0: a piece of the blob that it is about to save, of ``size`` bytes in all."""
 
@@ -118,7 +129,7 @@ class Admitted:
 
 @value
 class Values:
-    """The answer to ``Call``: the values of all, or that of the root alone; and how many attempts wait to join."""
+    """The answer to ``Call``: the values of all, or that of the root alone; and how many attempts could be let in."""
 
     values: tuple[Any, ...]
     waiting: int
@@ -161,11 +172,13 @@ def parse_request(event: Any) -> Join | Call | Question | Fetch:
             raise ValueError(f"not a request of a group: {event!r:.80}")
 
 
-def parse_event(event: Any) -> Leave | Blob:
+def parse_event(event: Any) -> Leave | GiveUp | Blob:
     """Raises ``ValueError`` for anything else."""
     match event:
         case ["leave", int(generation), str(error)]:
             return Leave(generation, error)
+        case ["give up", int(generation)]:
+            return GiveUp(generation)
         case ["blob", int(generation), int(offset), int(size), bytes(data)]:
             return Blob(generation, offset, size, data)
         case _:

@@ -22,6 +22,7 @@ from spark_bridge.primitives.group.messages import (
     Broken,
     Call,
     Fetch,
+    GiveUp,
     Join,
     Leave,
     Question,
@@ -67,8 +68,9 @@ class GroupMember:
         store_address: host and port at rank 0 that was free a moment ago, for a store such as torch's ``TCPStore``.
         checkpoint: the last step that all members had saved when the generation began; None if there is none. It is
             the same for all members.
-        waiting: how many tasks wait to join, as of the last call. The number is the same for all members. In an elastic
-            group, leave the block and enter it again to let them in.
+        waiting: how many of the tasks that wait to join could be admitted beside the present members, as of the last
+            call. The number is the same for all members. In an elastic group, leave the block and enter it again to let
+            them in. A spare task of a group that is full does not count.
     """
 
     def __init__(self, part: GroupPart, admitted: Admitted, checkpoint: GroupCheckpoint | None) -> None:
@@ -135,6 +137,7 @@ class GroupMember:
             self._over = f"an earlier call ended with {type(error).__name__}"
             if not isinstance(error, TimedOut):
                 self._part.judge(self.generation, error)
+            self._part.give_up(self.generation)
             raise
 
     def guard(self) -> AbstractContextManager[None]:
@@ -262,6 +265,7 @@ class GroupMember:
             answer = self._part.ask(Call(self.generation, self._round, kind, value))
         except BaseException as error:
             self._over = f"an earlier call ended with {type(error).__name__}"
+            self._part.give_up(self.generation)
             raise
         if not isinstance(answer, Values):
             self._part.lose(answer)
@@ -448,6 +452,11 @@ class GroupPart(TaskPart):
         member._end()
         own = isinstance(error, Exception) and not isinstance(error, PeerLost)
         self._send_leave(member.generation, f"{type(error).__name__}: {error}" if own else "", error)
+
+    def give_up(self, generation: int) -> None:
+        """Tell the others, who may call later, that this member waits for them no longer. The first error counts."""
+        with suppress(Exception):
+            self.context.send_event(GiveUp(generation).as_event())
 
     def _send_leave(self, generation: int, text: str, error: BaseException | None = None) -> None:
         with suppress(AttemptOver, *(() if error is None else (Exception,))):

@@ -1,34 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The driver's half of permits: a schedule of the rate and a count of the slots, for all operators that use them."""
+"""The driver's half of permits: answers what the tasks of all operators ask, as the book decides."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
 from protocol.errors import GatewayFull
+from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["Permits"]
-
-_User = tuple[str, int, int]  # operator, subtask, attempt
-
-
-class _Waiting(NamedTuple):
-    """A request for a slot. ``number`` is the task's own; ``half`` passed it on."""
-
-    user: _User
-    number: int
-    reply: Reply
-    half: _Coordinator
 
 
 class Permits(PermitsInTask, Primitive):
@@ -40,12 +30,15 @@ class Permits(PermitsInTask, Primitive):
     In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. At a high rate the tasks hold a
     few permits ahead of need, so that the usual use costs no round trip; a task that dies takes those of about a tenth
     of a second with it. At most ``concurrency`` tasks or threads are inside ``with permits:`` at the same time. The
-    places of an attempt that is lost become free when Spark or the sidecar knows that it is over. Waiting tasks are
-    served in the order in which they ask.
+    places of an attempt that is lost become free when Spark or the sidecar knows that it is over.
+
+    Waiting tasks are served in the order in which they ask. What was reserved for a task that stops waiting, because of
+    its timeout, an error, or its death, goes to the next one that asks. A task that already waits for a later permit
+    looks for such an earlier one every few seconds.
 
     Args:
         name: the name of the part, at most 200 characters.
-        per_s: permits a second. None for no limit.
+        per_s: permits a second, a finite number above 0. None for no limit.
         burst: how many permits may be used at one moment after a pause, at least 1.
         concurrency: how many may be in use at the same time, at least 1. None for no limit.
 
@@ -60,13 +53,13 @@ class Permits(PermitsInTask, Primitive):
         Primitive.__init__(self, name)
         if per_s is None and concurrency is None:
             raise ValueError(f"permits {name!r} limit nothing: pass per_s, concurrency or both")
-        if per_s is not None and not per_s > 0:
-            raise ValueError(f"per_s must be positive, not {per_s}")
+        if per_s is not None and not 0 < per_s < inf:
+            raise ValueError(f"per_s must be a positive number of permits a second, or None for no limit, not {per_s}")
         if burst < 1 or (concurrency is not None and concurrency < 1):
             raise ValueError(f"burst and concurrency must be at least 1, not {burst} and {concurrency}")
         self._slots = concurrency or 0
-        self._book = _Book(per_s, burst, self._slots)
-        self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst, 0.0).shares
+        self._desk = _Desk(PermitBook(per_s, burst, self._slots))
+        self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst).shares
         self._limits_rate = per_s is not None
 
     def __reduce__(self) -> Any:
@@ -77,85 +70,58 @@ class Permits(PermitsInTask, Primitive):
         """How many of the ``concurrency`` are taken now: by those inside, and by tasks that keep one for the next use.
 
         For any thread."""
-        return self._book.in_use
+        return self._desk.book.in_use
 
     def coordinator(self, operator_id: str) -> OperatorCoordinator:
-        return _Coordinator(self._name, self._book, operator_id)
+        return _Coordinator(self._name, self._desk, operator_id)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
         return partial(PermitsPart, self._name, self._limits_rate, self._slots > 0, self._hands_out_ahead)
 
 
-class _Book:
-    """What is handed out of one ``Permits``. On the loop."""
+class _Desk:
+    """Carries out what the book of one ``Permits`` decides, for all operators that use it. On the loop.
 
-    def __init__(self, per_s: float | None, burst: int, slots: int) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._slots = slots
-        self._schedule: RateSchedule | None = None
-        self._used: Counter[_User] = Counter()
-        self._waiting: deque[_Waiting] = deque()
-        self._halves: dict[str, _Coordinator] = {}
+    Attributes:
+        changes: how often ``contended`` has changed. Tasks may hear of changes in another order.
+    """
+
+    def __init__(self, book: PermitBook) -> None:
+        self.book = book
         self.contended = False
-        """Whether some task waits for a slot, so that nobody keeps one for later."""
+        self.changes = 0
+        self._halves: dict[str, _Coordinator] = {}
+        self._replies: dict[Ticket, Reply] = {}
 
-    @property
-    def in_use(self) -> int:
-        """How many slots are taken. Any thread."""
-        return sum(list(self._used.values()))
-
-    def attach(self, half: _Coordinator, now: float) -> None:
+    def attach(self, half: _Coordinator) -> None:
         """An operator uses these permits."""
         self._halves[half.operator_id] = half
-        if self._per_s is not None and self._schedule is None:
-            self._schedule = RateSchedule(self._per_s, self._burst, now)
 
     def detach(self, half: _Coordinator) -> None:
         """It has ended."""
         self._halves.pop(half.operator_id, None)
-        self.forget(half.operator_id)
+        self.carry_out(self.book.forget(half.now, half.operator_id), half.now)
 
-    def take(self, now: float, count: int) -> list[float]:
-        """Permits of the rate: how long each may not yet be used."""
-        return self._schedule.take(now, count) if self._schedule is not None else [0.0] * count
+    def ask(self, half: _Coordinator, ticket: Ticket, needs_slot: bool, timeout_s: float) -> Reply:
+        """Answer with the time to wait as soon as there is what is needed; with None if it would come too late."""
+        effects = self.book.ask(ticket, needs_slot, half.now + timeout_s, half.now)
+        self._replies[ticket] = reply = Reply()
+        self.carry_out(effects, half.now)
+        return reply
 
-    def acquire(self, waiting: _Waiting) -> None:
-        """Answer as soon as there is a slot."""
-        self._waiting.append(waiting)
-        self._serve()
-
-    def cancel(self, user: _User, number: int) -> None:
-        """The task waits no longer. If it was answered meanwhile, it did not hear that."""
-        kept = [one for one in self._waiting if (one.user, one.number) != (user, number)]
-        if len(kept) < len(self._waiting):
-            self._waiting = deque(kept)
-            self._serve()
-        else:
-            self.release(user, 1)
-
-    def release(self, user: _User, count: int) -> None:
-        """An attempt gives slots back; not more than it has."""
-        self._used[user] -= min(count, self._used[user])
-        self._used += Counter()  # without those that have none
-        self._serve()
-
-    def forget(self, operator_id: str, subtask: int | None = None, attempt: int | None = None) -> None:
-        """These attempts are over."""
-        for user in [one for one in self._used if _is_of(one, operator_id, subtask, attempt)]:
-            del self._used[user]
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting and (self._waiting[0].reply.over or self.in_use < self._slots):
-            waiting = self._waiting.popleft()
-            if not waiting.reply.over:
-                self._used[waiting.user] += 1
-                waiting.reply.answer(self.take(waiting.half.now, 1)[0])
-        if self.contended != bool(self._waiting):
-            self.contended = bool(self._waiting)
-            for half in list(self._halves.values()):
-                half.tell_contended()
+    def carry_out(self, effects: Sequence[PermitEffect], now: float) -> None:
+        todo = list(effects)
+        for effect in todo:
+            reply = self._replies.pop(effect.ticket)
+            if isinstance(effect, Grant) and reply.over:  # its attempt is over, which this half has yet to hear
+                todo += self.book.give_up(effect.ticket, now)
+            else:
+                reply.answer(effect.delay_s if isinstance(effect, Grant) else None)
+        if self.contended != self.book.contended:
+            self.contended = self.book.contended
+            self.changes += 1
+            for one in list(self._halves.values()):
+                one.tell_contended()
 
 
 async def _raise_error(result: object, error: Exception | None) -> None:
@@ -163,59 +129,60 @@ async def _raise_error(result: object, error: Exception | None) -> None:
         raise error
 
 
-def _is_of(user: _User, operator_id: str, subtask: int | None, attempt: int | None) -> bool:
-    return user[0] == operator_id and subtask in (None, user[1]) and attempt in (None, user[2])
-
-
 class _Coordinator(OperatorCoordinator):
     """Passes on what one operator's tasks want."""
 
-    def __init__(self, name: str, book: _Book, operator_id: str) -> None:
+    def __init__(self, name: str, desk: _Desk, operator_id: str) -> None:
         self._name = name
-        self._book = book
+        self._desk = desk
         self.operator_id = operator_id
         self._context: CoordinatorContext
 
     async def start(self, context: CoordinatorContext) -> None:
         self._context = context
-        self._book.attach(self, context.clock.now())
+        self.clock = context.clock
+        self._desk.attach(self)
 
     async def close(self) -> None:
-        self._book.detach(self)
+        if hasattr(self, "clock"):
+            self._desk.detach(self)
 
     @property
     def now(self) -> float:
         """The time of the sidecar's clock."""
-        return self._context.clock.now()
+        return self.clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         if self._context.handles_restored:  # nobody would give back what it gets
             return None
         match request:
-            case ["acquire", int(), False]:
-                return self._book.take(self.now, 1)[0]
-            case ["acquire", int(number), True]:
-                reply = Reply()
-                self._book.acquire(_Waiting((self.operator_id, subtask, attempt), number, reply, self))
-                return reply
+            case ["acquire", int(number), bool(needs_slot), int() | float() as timeout_s]:
+                ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
+                return self._desk.ask(self, ticket, needs_slot, timeout_s)
             case _:
                 raise ValueError(f"not a request for permits: {request!r:.80}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if self._context.handles_restored:  # of an attempt that is over, and has nothing any more
+            return
+        asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
             case ["more", int(count)]:
-                delays = self._book.take(self.now, min(max(count, 1), 1000))
+                delays = book.take_ahead(asker, min(max(count, 1), 1000), self.now)
                 await self._context.gateways.send(subtask, ["permits", delays], attempt=attempt, urgent=True)
-            case ["cancel", int(number)]:
-                self._book.cancel((self.operator_id, subtask, attempt), number)
-            case ["release", int(count)]:
-                self._book.release((self.operator_id, subtask, attempt), count)
+            case ["give up", int(number)]:
+                self._desk.carry_out(book.give_up(Ticket(asker, number), self.now), self.now)
+            case ["release", [*numbers]]:
+                self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:
                 raise ValueError(f"not an event of permits: {event!r:.80}")
 
+    def _contended(self) -> list[Any]:
+        return ["contended", self._desk.changes, self._desk.contended]
+
     def tell_contended(self) -> None:
         """Tell all attempts whether some task waits for a slot."""
-        event = ["contended", self._book.contended]
+        event = self._contended()
         try:
             self._context.gateways.broadcast_nowait(event, urgent=True)
         except GatewayFull:  # some task is slow; no other task waits for it
@@ -224,19 +191,23 @@ class _Coordinator(OperatorCoordinator):
             )
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        if self._book.contended:
-            await gateway.send_event(["contended", True], urgent=True)
+        if self._desk.contended:
+            await gateway.send_event(self._contended(), urgent=True)
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._book.forget(self.operator_id, subtask, attempt)
+        self._forget(subtask, attempt)
 
     async def subtask_finished(self, subtask: int, attempt: int) -> None:
-        self._book.forget(self.operator_id, subtask, attempt)
+        self._forget(subtask, attempt)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self._book.forget(self.operator_id)
+        self._forget()
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         if state:
             raise not_the_state_of("permits", self._name)
-        self._book.forget(self.operator_id)
+        if hasattr(self, "clock"):  # a restore comes before `start`
+            self._forget()
+
+    def _forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
+        self._desk.carry_out(self._desk.book.forget(self.now, self.operator_id, subtask, attempt), self.now)

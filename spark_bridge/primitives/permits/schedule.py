@@ -6,42 +6,77 @@ A bucket holds up to ``burst`` permits and fills with ``per_s`` permits a second
 knows when the bucket would be full again, and so the moment from which the next permit may be used. This is the generic
 cell rate algorithm (ITU-T I.371). A permit is handed out with that moment, which may lie ahead: the task that gets it
 waits until then, and asks once.
+
+A permit that was not used can be given back. If it was the last one, it is as if it had never been handed out.
+Otherwise it is handed out again as long as it is valid: until the moment at which the bucket would have been full.
 """
 
 from __future__ import annotations
 
+from bisect import insort
+from math import inf
+
 __all__ = ["AHEAD_S", "EXPIRY_S", "RateSchedule"]
 
 AHEAD_S = 0.1
-"""Permits are handed out ahead of need at most this far into the future, so that a task that dies takes few with it."""
+"""Permits are handed out at most this far into the future, so that a task that dies takes few with it."""
 LATE_MIN = 5
-"""Below so many permits in ``EXPIRY_S``, none is handed out ahead: a round trip is short beside the wait for one."""
+"""Below so many permits in ``EXPIRY_S``, none is handed out ahead of need: a round trip is short beside the wait."""
 EXPIRY_S = 0.05
-"""A permit expires this long after the moment from which it may be used. So permits do not pile up in a task."""
+"""A permit that is held ahead of need expires this long after the moment from which it may be used. So permits do not
+pile up in a task."""
 
 
 class RateSchedule:
-    """The moments from which permits may be used. Times are seconds of one clock. One thread at a time.
+    """The moments from which permits may be used. Times are seconds of one clock, and never go back.
 
     In any ``w`` seconds, at most ``burst + per_s * w`` permits can be used, although each may be used until it expires:
     as many as that makes late are kept back from the burst.
+
+    A *permit* is a number: when the bucket would have been full if nobody had taken it.
     """
 
-    __slots__ = ("_full_at", "_interval_s", "_slack_s", "shares")
+    __slots__ = ("_full_at", "_interval_s", "_late_s", "_returned", "_slack_s", "shares")
 
-    def __init__(self, per_s: float, burst: int, now: float) -> None:
+    def __init__(self, per_s: float, burst: int) -> None:
         self._interval_s = 1.0 / per_s
         late = int(per_s * EXPIRY_S)
         self.shares = burst > late >= LATE_MIN
         """Whether permits may be handed out ahead of need. Otherwise each is used the moment that it is due."""
         self._slack_s = (burst - (late if self.shares else 0) - 1) * self._interval_s
-        self._full_at = now
+        self._late_s = EXPIRY_S if self.shares else 0.0
+        self._full_at = -inf
+        self._returned: list[float] = []  # ascending
 
-    def take(self, now: float, count: int) -> list[float]:
-        """Hand out up to ``count`` permits, at least one; return how long from now each may not yet be used."""
-        delays: list[float] = []
-        while not delays or (len(delays) < count and self._full_at - self._slack_s - now <= AHEAD_S):
-            self._full_at = max(self._full_at, now)
-            delays.append(max(0.0, self._full_at - self._slack_s - now))
-            self._full_at += self._interval_s
-        return delays
+    def due(self, now: float) -> float:
+        """From when the permit may be used that ``take`` would hand out."""
+        while self._returned and not self.is_valid(self._returned[0], now):
+            del self._returned[0]
+        return max(now, self.due_of(self._returned[0] if self._returned else max(self._full_at, now)))
+
+    def take(self, now: float) -> float:
+        """Hand out a permit, which may be used from ``due`` on."""
+        self.due(now)
+        if self._returned:
+            return self._returned.pop(0)
+        permit = max(self._full_at, now)
+        self._full_at = permit + self._interval_s
+        return permit
+
+    def due_of(self, permit: float) -> float:
+        """From when the permit may be used, unless it was handed out later."""
+        return permit - self._slack_s
+
+    def is_valid(self, permit: float, now: float) -> bool:
+        """Whether the permit can be used by somebody else, if it is given back now and was not the last one."""
+        return now <= permit + self._late_s
+
+    def is_last(self, permit: float) -> bool:
+        """Whether none was handed out after it."""
+        return permit + self._interval_s == self._full_at
+
+    def give_back(self, permit: float) -> None:
+        """Take back a permit that was not used."""
+        insort(self._returned, permit)
+        while self._returned and self.is_last(self._returned[-1]):
+            self._full_at = self._returned.pop()

@@ -2,23 +2,27 @@
 
 """The task's half of permits, and what user code sees of it there.
 
-to the coordinator   request ["acquire", number, slot]      a permit of the rate, and a slot if one is needed;
-                                                            the answer is how long not to use them
-                     ["cancel", number]                     the task waits no longer
-                     ["more", count]                        permits ahead of need
-                     ["release", slots]
-to a task            ["permits", delays]                    answer to "more"
-                     ["contended", bool]                    whether others wait for slots (urgent)
+to the coordinator   request ["acquire", number, slot, timeout_s]   a permit of the rate, and a slot if one is needed;
+                                                                    the answer is how long not to use them, or None
+                                                                    if that would be too late. Asked again, it may
+                                                                    be shorter
+                     ["give up", number]                            the task has not used what it asked for there
+                     ["more", count]                                permits ahead of need
+                     ["release", numbers]                           slots, by the requests that got them
+to a task            ["permits", delays]                            answer to "more"; perhaps none
+                     ["contended", version, bool]                   whether others wait for slots (urgent)
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections import deque
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
@@ -30,6 +34,13 @@ __all__ = ["PermitsInTask", "PermitsPart"]
 
 AHEAD_MAX = 256
 """The most permits that a task holds ahead of need."""
+LOOK_S_MIN, LOOK_S_MAX = 1.0, 10.0
+"""A task that waits for a permit looks for an earlier one after half of the time, within these bounds."""
+
+
+class _Wait(NamedTuple):
+    timeout_s: float
+    deadline: float
 
 
 class PermitsPart(TaskPart):
@@ -43,12 +54,13 @@ class PermitsPart(TaskPart):
         self._limits_rate = limits_rate
         self._limits_users = limits_users
         self._hands_out_ahead = hands_out_ahead
-        self._permits: deque[float] = deque()  # the moments from which they may be used, ascending
+        self._permits: list[float] = []  # the moments from which they may be used, ascending
         self._ahead = 0 if not hands_out_ahead else 1  # how many to hold, as the use demands
         self._asked = False
-        self._idle_slots = 0
-        self._users = 0  # in this task, each with a slot
-        self._contended = False
+        self._idle_slots: list[int] = []
+        self._used_slots: list[int] = []
+        self._contended = 0, False  # the version, and whether others wait
+        self._unsent: deque[list[Any]] = deque()  # what is given back, and could not be sent yet
         self._lock = threading.Lock()
         self._context: SubtaskContext
 
@@ -56,69 +68,129 @@ class PermitsPart(TaskPart):
         self._context = context
 
     def acquire(self, timeout_s: float) -> None:
-        """Wait until one may be used. A slot must be released."""
-        deadline = self._now() + timeout_s
-        with self._lock:
-            needs_slot = self._limits_users and not self._idle_slots
-            if self._limits_users and not needs_slot:
-                self._idle_slots -= 1
-                self._users += 1
-            due = self._take() if self._limits_rate and not needs_slot else None
-        if needs_slot or (self._limits_rate and due is None):
-            due = self._ask(needs_slot, timeout_s)
-        if due is not None and due > self._now():
-            if due > deadline:
-                self.release()
-                raise self._context.timed_out(f"no permit of {self._name!r} within {timeout_s:g} s")
-            self._context.sleep(due - self._now())
+        """Wait until one may be used. A slot must be released.
 
-    def _ask(self, needs_slot: bool, timeout_s: float) -> float:
-        """Ask for a permit of the rate, as far as there is one, and for a slot. Return when they may be used."""
+        However this ends without a use, what was reserved for it is given back.
+        """
+        wait = _Wait(timeout_s, self._now() + timeout_s)
+        self._send_back()
         with self._lock:
-            self._requests += 1
-            number = self._requests
+            slot = self._idle_slots.pop() if self._idle_slots else None
+            needs_slot = self._limits_users and slot is None
+            due = self._take_ahead() if self._limits_rate and not needs_slot else None
+            number = None
+            if needs_slot or (self._limits_rate and due is None):
+                number = self._requests = self._requests + 1
         try:
-            delay: float = self._context.request(["acquire", number, needs_slot], timeout_s)
+            if number is not None:
+                due = self._ask(number, needs_slot, wait)
+            if due is not None:
+                self._wait_until(due, number, wait)
+            if self._limits_users:
+                self._used_slots.append(cast("int", number) if slot is None else slot)
+        except BaseException:
+            self._undo(slot, number, due)
+            raise
+
+    def _ask(self, number: int, needs_slot: bool, wait: _Wait) -> float:
+        """Ask until there is a permit of the rate, and a slot if one is needed. Return when they may be used."""
+        while (due := self._look(number, needs_slot, wait)) is None:
+            self._sleep_before_a_look(wait.deadline)
+            if self._now() >= wait.deadline:
+                raise self._timed_out(wait)
+        return due
+
+    def _wait_until(self, due: float, number: int | None, wait: _Wait) -> None:
+        """Wait until the permit may be used. Others may give theirs back meanwhile, so look now and then."""
+        while (left_s := due - self._now()) > 0:
+            if due > wait.deadline:
+                raise self._timed_out(wait)
+            if number is None or left_s <= LOOK_S_MIN:
+                self._context.sleep(left_s)
+                return
+            self._sleep_before_a_look(due)
+            if not self._context.checkpoint_waits:  # it would be declined
+                due = min(due, self._look(number, False, wait) or due)
+
+    def _look(self, number: int, needs_slot: bool, wait: _Wait) -> float | None:
+        left_s = max(0.0, wait.deadline - self._now())
+        try:
+            delay: float | None = self._context.request(["acquire", number, needs_slot, left_s], left_s)
         except TimedOut as error:
-            self._context.send_event(["cancel", number])
-            raise self._context.timed_out(
-                f"no permit of {self._name!r} within {timeout_s:g} s: others use them all, or this task itself holds "
-                "one that it has not released; wait longer, or raise the limit"
-            ) from error
-        if needs_slot:
-            with self._lock:
-                self._users += 1
-        return self._now() + delay
+            raise self._timed_out(wait) from error
+        return None if delay is None else self._now() + delay
+
+    def _sleep_before_a_look(self, until: float) -> None:
+        left_s = until - self._now()
+        self._context.sleep(max(0.0, min(left_s, LOOK_S_MAX, max(LOOK_S_MIN, left_s / 2))))
+
+    def _timed_out(self, wait: _Wait) -> TimedOut:
+        return self._context.timed_out(
+            f"no permit of {self._name!r} within {wait.timeout_s:g} s: others use them all, or this task itself holds "
+            "one that it has not released; wait longer, or raise the limit"
+        )
+
+    def _undo(self, slot: int | None, number: int | None, due: float | None) -> None:
+        """Give back what was not used: a slot of this task, what was asked of the driver, or a permit held ahead.
+
+        Never raises: the caller raises why it was not used. What cannot be sent now leaves with the next call.
+        """
+        with self._lock:
+            if number is not None:
+                self._unsent.append(["give up", number])
+            elif due is not None:
+                insort(self._permits, due)
+            if slot is not None:
+                self._keep_or_return(slot)
+        with suppress(Exception):
+            self._send_back()
 
     def release(self) -> None:
         """Give a slot back, or keep it for the next use if nobody else waits for one."""
         if not self._limits_users:
             return
         with self._lock:
-            if not self._users:
+            if not self._used_slots:
                 raise LocalProtocolError(
                     f"release() of the permits {self._name!r} without an acquire() before it: call it once after each, "
                     "or use `with permits:`"
                 )
-            self._users -= 1
-            keeps = not self._contended and not self._idle_slots
-            if keeps:
-                self._idle_slots += 1
-        if not keeps:
-            self._context.send_event(["release", 1])
+            self._keep_or_return(self._used_slots.pop())
+        self._send_back()
 
-    def _take(self) -> float | None:
-        """The moment from which the next permit of the rate may be used; None if there is none here."""
+    def _keep_or_return(self, slot: int) -> None:
+        """Keep a slot for the next use, unless others wait or one is kept already. Under the lock."""
+        if self._contended[1] or self._idle_slots:
+            self._unsent.append(["release", [slot]])
+        else:
+            self._idle_slots.append(slot)
+
+    def _send_back(self) -> None:
+        """Send what is given back, in its order. What fails to leave is sent by a later call."""
+        while True:
+            try:
+                event = self._unsent.popleft()
+            except IndexError:
+                return
+            try:
+                self._context.send_event(event)
+            except BaseException:
+                self._unsent.appendleft(event)
+                raise
+
+    def _take_ahead(self) -> float | None:
+        """The moment from which the next permit held ahead may be used; None if there is none. Under the lock."""
         now = self._now()
         while self._permits and self._permits[0] < now - EXPIRY_S:
-            self._permits.popleft()
+            del self._permits[0]
             self._ahead = max(1, self._ahead // 2)  # it holds more than it uses
-        due = self._permits.popleft() if self._permits else None
+        due = self._permits.pop(0) if self._permits else None
         if self._hands_out_ahead and not self._asked and len(self._permits) <= self._ahead // 2:
             if due is None or due <= now:
                 self._ahead = min(AHEAD_MAX, 2 * self._ahead)
-            self._asked = True
-            self._context.send_event(["more", self._ahead])
+            with suppress(GatewayFull):  # then the driver is asked for each use
+                self._context.send_event_nowait(["more", self._ahead])
+                self._asked = True
         return due
 
     def handle_event(self, event: Any) -> None:
@@ -126,14 +198,16 @@ class PermitsPart(TaskPart):
             case ["permits", delays]:
                 now = self._now()
                 with self._lock:
-                    self._permits.extend(now + delay for delay in delays)
+                    self._permits = sorted([*self._permits, *(now + delay for delay in delays)])
                     self._asked = False
-            case ["contended", bool(contended)]:
+            case ["contended", int(version), bool(contended)]:
                 with self._lock:
-                    self._contended = contended
-                    idle, self._idle_slots = (self._idle_slots, 0) if contended else (0, self._idle_slots)
-                if idle:
-                    self._context.send_event(["release", idle])
+                    if version > self._contended[0]:
+                        self._contended = version, contended
+                    if self._contended[1] and self._idle_slots:
+                        self._unsent.append(["release", self._idle_slots])
+                        self._idle_slots = []
+                self._send_back()
             case _:
                 raise ValueError(f"not an event of permits: {event!r:.80}")
 
@@ -160,7 +234,12 @@ class PermitsInTask:
     def acquire(self, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 
-        A checkpoint that begins while this waits for the driver is declined, as in ``context.request``.
+        A checkpoint that begins while this waits for a place is declined, as in ``context.request``. While it waits for
+        the rate, the checkpoint waits for this task.
+
+        Args:
+            timeout_s: how many seconds to wait at most. A wait that times out, or ends with another error, uses up
+                nothing.
 
         Raises:
             TimedOut: no permit within ``timeout_s`` seconds.

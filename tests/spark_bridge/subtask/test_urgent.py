@@ -425,9 +425,26 @@ def test_chain_without_a_handler_gets_them_in_their_place(peer: Peer) -> None:  
     assert ("event", 1) in part.calls
 
 
-def test_part_without_a_handler_next_to_one_that_has_it_fails_the_task(peer: Peer) -> None:  # H90, H80
-    main = Steered(lambda context: context.wait_for_event())
-    task, connection = peer.run(OperatorChain(main, {"part": Recorder}))
-    connection.send(of_part(1, "part", 1))
-    assert "Recorder was sent an urgent event, but does not define handle_urgent" in connection.finish().failure
-    assert isinstance(task.error(), LocalProtocolError)
+def test_part_without_a_handler_next_to_one_that_has_it_gets_them_in_their_place(peer: Peer) -> None:  # H90, H80
+    def body(context: SubtaskContext) -> None:
+        handled = 0
+        while handled < 3:
+            handled += context.wait_for_event()
+
+    part, main = Recorder(), Steered(body)
+    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    connection.send(connection.event(1, "ordinary"), of_part(2, "part", "urgent"), connection.event(3, "last"))
+    peer.finish(task)
+    assert [call for call in part.calls if call[0] == "event"] == [("event", "urgent")]
+
+
+def test_operator_without_a_handler_gets_them_in_their_place_next_to_a_part_that_has_one(peer: Peer) -> None:
+    """H90, H80: adding a ready-made part changes nothing for the operator."""
+    seen: queue.Queue[Any] = queue.Queue()
+    main, part = EventSource(), Steered(lambda context: None, lambda event: seen.put(("part", event)))
+    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    connection.send(
+        connection.event(1, "a"), urgent(2, "b"), of_part(3, "part", 1), urgent(4, "c"), connection.event(5, "end")
+    )
+    assert peer.finish(task) == ["a", "b", "c"]
+    assert seen.get(timeout=PATIENCE_S) == ("part", 1)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Who waits for permits, and what is handed out: pure, on the times that it is given.
+
+A request has a *ticket*: who asks, and its own number. It waits for a slot, if it needs one, in the order of arrival.
+Then it is answered with the moment from which a permit of the rate may be used; its task waits until then by itself. So
+a task that waits for the rate asks nothing meanwhile, and can take part in a checkpoint.
+
+What is reserved for a ticket ends with its wait, its attempt or its time, whichever is first (H176):
+
+| what happens | a ticket that waits | one that was granted | any other |
+|---|---|---|---|
+| ``ask`` again | refused | its permit becomes an earlier one, if one was given back | a new wait |
+| ``give_up``: its wait has ended without a use | waits no more | slot and permit are free again | ignored |
+| ``release``: its use is over | ignored | the slot is free again | ignored |
+| ``forget``: its attempt is over | waits no more | the slot is free again, and the permit if it is not due | ignored |
+| its time ends before it can be served | waits no more, and gets nothing | nothing | nothing |
+
+A request and the word that it was given up arrive in this order, so the word also finds a grant that it has crossed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import count
+from typing import NamedTuple
+
+from spark_bridge.primitives.permits.schedule import AHEAD_S, RateSchedule
+
+__all__ = ["Asker", "Grant", "PermitBook", "PermitEffect", "Ticket", "Withdraw"]
+
+_ROUNDING_S = 1e-6
+
+
+class Asker(NamedTuple):
+    """An attempt."""
+
+    operator_id: str
+    subtask: int
+    attempt: int
+
+
+class Ticket(NamedTuple):
+    """A request. ``number`` is the asker's own, and never comes again after it was given up or released."""
+
+    asker: Asker
+    number: int
+
+
+class Grant(NamedTuple):
+    """Tell the asker that it may begin after ``delay_s``."""
+
+    ticket: Ticket
+    delay_s: float
+
+
+class Withdraw(NamedTuple):
+    """Tell the asker that it gets nothing, if it still waits."""
+
+    ticket: Ticket
+
+
+PermitEffect = Grant | Withdraw
+
+
+class PermitBook:
+    """What one ``Permits`` hands out. ``slots``: how many may be in use at a time; 0 for any number.
+
+    Attributes:
+        in_use: how many slots are taken.
+    """
+
+    def __init__(self, per_s: float | None, burst: int, slots: int) -> None:
+        self.in_use = 0
+        self._slots = slots
+        self._schedule = None if per_s is None else RateSchedule(per_s, burst)
+        self._waiting: dict[Ticket, float] = {}  # for a slot: until when
+        self._waits: dict[Asker, set[int]] = {}  # their numbers
+        self._held: dict[Asker, set[int]] = {}  # the numbers of those with a slot
+        self._permits: dict[Ticket, float] = {}  # of the rate, as long as they can be given back
+        self._ahead = count(-1, -1)  # numbers for permits that nobody has asked for one by one
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody waits for a slot, so that nobody keeps one for later."""
+        return bool(self._waiting)
+
+    def ask(self, ticket: Ticket, needs_slot: bool, until: float, now: float) -> list[PermitEffect]:
+        """Wait for a slot, if one is needed, and get a permit of the rate, if that is limited.
+
+        Raises ``ValueError``, and changes nothing, if the ticket waits already, or has a slot and needs another one.
+        """
+        asker, number = ticket
+        if number in self._waits.get(asker, ()) or (needs_slot and number in self._held.get(asker, ())):
+            raise ValueError(f"{ticket} has asked already")
+        effects: list[PermitEffect] = []
+        if needs_slot and self._slots:
+            self._waiting[ticket] = until
+            self._waits.setdefault(asker, set()).add(number)
+        else:
+            self._give_back_permit(ticket)  # what comes now is not later
+            effects.append(self._grant(ticket, until, now))
+        return self._serve(now, effects)
+
+    def take_ahead(self, asker: Asker, most: int, now: float) -> list[float]:
+        """Hand out permits of the rate ahead of need, as far as they are due soon; return how long each is not due."""
+        delays: list[float] = []
+        schedule = self._schedule
+        while schedule is not None and len(delays) < most and schedule.due(now) - now <= AHEAD_S:
+            delays.append(schedule.due(now) - now)
+            self._permits[Ticket(asker, next(self._ahead))] = schedule.take(now)
+        self._forget_used(now)
+        return delays
+
+    def give_up(self, ticket: Ticket, now: float) -> list[PermitEffect]:
+        """The asker does not wait any more, and uses nothing."""
+        effects: list[PermitEffect] = []
+        self._withdraw(ticket, effects)
+        self._free_slot(ticket)
+        self._give_back_permit(ticket)
+        return self._serve(now, effects)
+
+    def release(self, asker: Asker, numbers: Collection[int], now: float) -> list[PermitEffect]:
+        """The asker uses these slots no longer. Not more than it has."""
+        for number in numbers:
+            self._free_slot(Ticket(asker, number))
+        return self._serve(now, [])
+
+    def forget(
+        self, now: float, operator_id: str, subtask: int | None = None, attempt: int | None = None
+    ) -> list[PermitEffect]:
+        """These attempts are over. A permit that one of them may have used is gone."""
+
+        def is_over(asker: Asker) -> bool:
+            return operator_id == asker[0] and subtask in (None, asker[1]) and attempt in (None, asker[2])
+
+        effects: list[PermitEffect] = []
+        if subtask is None or attempt is None:
+            askers = [one for one in {*self._waits, *self._held} if is_over(one)]
+        else:
+            askers = [Asker(operator_id, subtask, attempt)]
+        for asker in askers:
+            for number in list(self._waits.get(asker, ())):
+                self._withdraw(Ticket(asker, number), effects)
+            for number in list(self._held.get(asker, ())):
+                self._free_slot(Ticket(asker, number))
+        for ticket in [one for one in self._permits if is_over(one.asker)]:
+            if self._schedule is not None and self._schedule.due_of(self._permits[ticket]) > now:
+                self._give_back_permit(ticket)
+            else:
+                del self._permits[ticket]
+        return self._serve(now, effects)
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, now: float, effects: list[PermitEffect]) -> list[PermitEffect]:
+        while self._waiting:
+            ticket, until = next(iter(self._waiting.items()))
+            if until < now:
+                self._withdraw(ticket, effects)
+            elif self.in_use >= self._slots:
+                break
+            else:
+                self._leave_queue(ticket)
+                self._held.setdefault(ticket.asker, set()).add(ticket.number)
+                self.in_use += 1
+                effects.append(self._grant(ticket, until, now))
+                if isinstance(effects[-1], Withdraw):
+                    self._free_slot(ticket)
+        self._forget_used(now)
+        return effects
+
+    def _grant(self, ticket: Ticket, until: float, now: float) -> PermitEffect:
+        """Hand out a permit of the rate, unless it comes too late."""
+        schedule = self._schedule
+        due = now if schedule is None else schedule.due(now)
+        if due > until + _ROUNDING_S:
+            return Withdraw(ticket)
+        if schedule is not None:
+            self._permits[ticket] = schedule.take(now)
+        return Grant(ticket, due - now)
+
+    def _leave_queue(self, ticket: Ticket) -> bool:
+        if self._waiting.pop(ticket, None) is None:
+            return False
+        numbers = self._waits[ticket.asker]
+        numbers.discard(ticket.number)
+        if not numbers:
+            del self._waits[ticket.asker]
+        return True
+
+    def _withdraw(self, ticket: Ticket, effects: list[PermitEffect]) -> None:
+        if self._leave_queue(ticket):
+            effects.append(Withdraw(ticket))
+
+    def _free_slot(self, ticket: Ticket) -> None:
+        numbers = self._held.get(ticket.asker, set())
+        if ticket.number in numbers:
+            numbers.discard(ticket.number)
+            self.in_use -= 1
+            if not numbers:
+                del self._held[ticket.asker]
+
+    def _give_back_permit(self, ticket: Ticket) -> None:
+        permit = self._permits.pop(ticket, None)
+        if permit is not None and self._schedule is not None:
+            self._schedule.give_back(permit)
+
+    def _forget_used(self, now: float) -> None:
+        """Forget what cannot be given back any more. The last one can be at any time."""
+        while self._permits and self._schedule is not None:
+            ticket, permit = next(iter(self._permits.items()))
+            if self._schedule.is_valid(permit, now) or self._schedule.is_last(permit):
+                return
+            del self._permits[ticket]
+
+    def check_invariants(self) -> None:
+        waiting = [Ticket(asker, number) for asker, numbers in self._waits.items() for number in numbers]
+        assert sorted(self._waiting) == sorted(waiting), "one that waits is not in both lists"
+        held = {Ticket(asker, number) for asker, numbers in self._held.items() for number in numbers}
+        assert len(held) == self.in_use, "slots are lost or doubled"
+        assert all(self._waits.values()), "an asker that does not wait is kept"
+        assert all(self._held.values()), "an asker without slots is kept"
+        assert not self._slots or self.in_use <= self._slots, "more slots are in use than there are"
+        assert not self._waiting or self.in_use == self._slots, "one waits although a slot is free"
+        assert not held & self._waiting.keys(), "one with a slot waits for one"
+        assert not self._permits.keys() & self._waiting.keys(), "one that waits has a permit"

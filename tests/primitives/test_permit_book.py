@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is reserved for somebody who waits for permits ends with the wait, the attempt or the time (H111, H176)."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any, cast
+
+import pytest
+
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
+from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, RateSchedule
+from spark_bridge.primitives.permits.task import PermitsPart
+from spark_bridge.subtask.context import SubtaskContext
+from spark_bridge.subtask.errors import TimedOut
+
+A, B, C = (Asker("op", subtask, 0) for subtask in range(3))
+
+
+def ticket(asker: Asker, number: int = 1) -> Ticket:
+    return Ticket(asker, number)
+
+
+class Book:
+    """A book with a clock, whose invariants are checked after each call."""
+
+    def __init__(self, per_s: float | None = None, burst: int = 1, slots: int = 0) -> None:
+        self.book = PermitBook(per_s, burst, slots)
+        self.now = 100.0
+
+    def ask(self, asker: Asker, number: int = 1, *, slot: bool = False, for_s: float = inf) -> list[PermitEffect]:
+        return self._checked(self.book.ask(ticket(asker, number), slot, self.now + for_s, self.now))
+
+    def give_up(self, asker: Asker, number: int = 1) -> list[PermitEffect]:
+        return self._checked(self.book.give_up(ticket(asker, number), self.now))
+
+    def release(self, asker: Asker, *numbers: int) -> list[PermitEffect]:
+        return self._checked(self.book.release(asker, numbers, self.now))
+
+    def forget(self, asker: Asker) -> list[PermitEffect]:
+        return self._checked(self.book.forget(self.now, *asker))
+
+    def delay(self, asker: Asker, number: int = 1, for_s: float = inf) -> float:
+        """How long a request for a permit of the rate has to wait."""
+        (effect,) = self.ask(asker, number, for_s=for_s)
+        assert isinstance(effect, Grant)
+        return round(effect.delay_s, 6)
+
+    def _checked(self, effects: list[PermitEffect]) -> list[PermitEffect]:
+        self.book.check_invariants()
+        return effects
+
+
+# --- the rate ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_could_not_be_served_in_time_reserves_nothing() -> None:
+    book = Book(per_s=1.0)
+    assert book.delay(A) == 0.0
+    for number in range(2, 100):
+        assert book.ask(A, number, for_s=0.2) == [Withdraw(ticket(A, number))]
+    assert book.delay(B) == 1.0
+
+
+@pytest.mark.parametrize("ends", ["give_up", "forget"])
+def test_a_permit_that_was_not_used_is_there_for_the_next_one(ends: str) -> None:
+    book = Book(per_s=1.0)
+    assert [book.delay(one) for one in (A, B, C)] == [0.0, 1.0, 2.0]
+    getattr(book, ends)(B)
+    assert book.delay(C, 2) == 1.0, "the hole is filled first"
+    getattr(book, ends)(C)
+    book.give_up(C, 2)
+    assert book.delay(A, 2) == 1.0, "and those at the end are as if they had never been handed out"
+
+
+def test_who_waits_can_get_an_earlier_permit_when_others_have_given_up() -> None:
+    book = Book(per_s=1.0)
+    assert [book.delay(one) for one in (A, B, C)] == [0.0, 1.0, 2.0]
+    book.give_up(B)
+    book.now += 0.5
+    assert book.delay(C) == 0.5
+    assert book.delay(A, 2) == 1.5
+
+
+def test_asking_again_never_makes_it_later() -> None:
+    book = Book(per_s=1.0)
+    assert [book.delay(one) for one in (A, B, C)] == [0.0, 1.0, 2.0]
+    book.now += 0.25
+    assert [book.delay(one) for one in (B, C)] == [0.75, 1.75]
+
+
+def test_a_grant_that_crosses_the_give_up_is_given_back_however_late_that_is_heard() -> None:
+    book = Book(per_s=1.0)
+    assert book.delay(A) == 0.0
+    assert book.delay(B, for_s=1.0) == 1.0
+    book.now += 1.3  # its task gave up before it heard of the grant
+    book.give_up(B)
+    assert book.delay(C) == 0.0
+
+
+def test_an_attempt_that_is_over_may_have_used_what_was_due() -> None:
+    book = Book(per_s=1.0)
+    assert book.delay(A) == 0.0
+    book.forget(A)
+    assert book.delay(B) == 1.0
+
+
+@pytest.mark.parametrize("askers", [1, 100])
+def test_permits_ahead_of_need_reach_no_further_into_the_future_however_many_ask(askers: int) -> None:
+    book = Book(per_s=1000.0, burst=100)
+    handed_out = [
+        delay for subtask in range(askers) for delay in book.book.take_ahead(Asker("op", subtask, 0), 256, book.now)
+    ]
+    assert max(handed_out) <= AHEAD_S
+    assert book.delay(A) <= 2 * AHEAD_S
+
+
+def test_those_that_an_attempt_held_ahead_and_cannot_have_used_come_back() -> None:
+    book = Book(per_s=1000.0, burst=100)
+    delays = book.book.take_ahead(A, 256, book.now)
+    assert max(delays) > 0.05
+    book.forget(A)
+    assert book.delay(B) <= 0.001
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["give_up", "forget"])
+def test_one_that_waits_no_more_gets_no_slot(ends: str) -> None:
+    book = Book(slots=1)
+    assert book.ask(A, slot=True) == [Grant(ticket(A), 0.0)]
+    assert book.ask(B, slot=True) == book.ask(C, slot=True) == []
+    assert getattr(book, ends)(B) == [Withdraw(ticket(B))]
+    assert book.release(A, 1) == [Grant(ticket(C), 0.0)]
+
+
+@pytest.mark.parametrize("ends", ["give_up", "forget"])
+def test_a_slot_that_was_granted_when_its_asker_gave_up_goes_to_the_next_one(ends: str) -> None:
+    book = Book(slots=1)
+    book.ask(A, slot=True)
+    book.ask(B, slot=True)
+    assert getattr(book, ends)(A) == [Grant(ticket(B), 0.0)]
+    assert getattr(book, ends)(A) == []
+
+
+def test_what_was_never_granted_frees_nobody_elses_slot() -> None:
+    """A task gives up a request that has not left it, while another of its threads uses a slot."""
+    book = Book(slots=1)
+    book.ask(A, 1, slot=True)
+    assert book.give_up(A, 2) == book.release(A, 3) == []
+    assert book.ask(B, slot=True) == []
+    assert book.book.in_use == 1
+
+
+def test_one_whose_time_is_over_gets_no_slot_even_if_nothing_was_heard_of_it() -> None:
+    book = Book(slots=1)
+    book.ask(A, slot=True)
+    book.ask(B, slot=True, for_s=1.0)
+    book.ask(C, slot=True, for_s=60.0)
+    book.now += 1.5
+    assert book.release(A, 1) == [Withdraw(ticket(B)), Grant(ticket(C), 0.0)]
+
+
+def test_a_slot_is_free_again_if_the_rate_would_be_too_late() -> None:
+    book = Book(per_s=1.0, slots=2)
+    assert book.ask(A, slot=True) == [Grant(ticket(A), 0.0)]
+    assert book.ask(B, slot=True, for_s=0.5) == [Withdraw(ticket(B))]
+    assert book.book.in_use == 1
+    assert book.ask(B, slot=True, for_s=1.5) == [Grant(ticket(B), 1.0)]
+    assert book.give_up(B) == []
+    assert book.book.in_use == 1
+    assert book.delay(C) == 1.0
+
+
+def test_a_ticket_that_waits_or_has_a_slot_is_not_taken_twice() -> None:
+    book = Book(slots=1)
+    book.ask(A, slot=True)
+    book.ask(B, slot=True)
+    for asker in (A, B):
+        with pytest.raises(ValueError, match="has asked already"):
+            book.ask(asker, slot=True)
+    assert book.release(A, 1) == [Grant(ticket(B), 0.0)]
+
+
+# --- random histories -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Task:
+    """One attempt that asks, uses, gives up, and dies; its messages are late, and keep their order."""
+
+    asker: Asker
+    alive: bool = True
+    heard_at: float = 0.0
+    told_at: float = 0.0
+    number: int = 0
+    waits: dict[int, float] = field(default_factory=dict)  # number to deadline
+    due: dict[int, float] = field(default_factory=dict)
+    granted: dict[int, float] = field(default_factory=dict)  # number to the moment in the book
+    uses: set[int] = field(default_factory=set)
+
+
+class World:
+    """Tasks around one book. What is late crosses what was sent before it in the other direction."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.seed = seed
+        self.per_s = chance.choice([None, 0.5, 5.0, 50.0, 200.0])
+        self.burst = chance.choice([1, 1, 3, 20])
+        self.slots = chance.choice([0, 1, 2] if self.per_s else [1, 2, 5])
+        self.book = PermitBook(self.per_s, self.burst, self.slots)
+        self.now = 0.0
+        self.todo: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.used: list[float] = []
+        self.tasks = [Task(Asker("op", n, 0)) for n in range(chance.randrange(1, 6))]
+
+    def later(self, at: float, do: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.todo, (at, self.count, do))
+
+    def run(self, until: float) -> None:
+        while self.todo and self.todo[0][0] <= until:
+            self.now, _, do = heapq.heappop(self.todo)
+            do()
+            self.book.check_invariants()
+            inside = sum(len(task.uses) for task in self.tasks if task.alive)
+            assert not self.slots or inside <= self.slots, f"seed {self.seed}: {inside} are inside"
+        self.now = max(self.now, until if until < inf else self.now)
+
+    def _latency(self) -> float:
+        return self.chance.choice([0.0, 0.001, 0.001, 0.05, 0.3])
+
+    def up(self, task: Task, do: Callable[[], list[PermitEffect]]) -> None:
+        task.heard_at = max(task.heard_at, self.now + self._latency())
+        self.later(task.heard_at, lambda: self.carry_out(do()) if task.alive else None)
+
+    def carry_out(self, effects: list[PermitEffect]) -> None:
+        by_asker = {task.asker: task for task in self.tasks}
+        for effect in effects:
+            task = by_asker[effect.ticket.asker]
+            task.told_at = max(task.told_at, self.now + self._latency())
+            if isinstance(effect, Grant):
+                task.granted[effect.ticket.number] = self.now + effect.delay_s
+                self.later(task.told_at, partial(self.hear_grant, task, effect.ticket.number, effect.delay_s))
+
+    def ask(self, task: Task) -> None:
+        task.number += 1
+        number, for_s = task.number, self.chance.choice([0.01, 0.2, 1.0, 5.0])
+        task.waits[number] = self.now + for_s
+        needs_slot = self.slots > 0
+        it = Ticket(task.asker, number)
+        self.up(task, lambda: self.book.ask(it, needs_slot, self.now + for_s, self.now))
+        ends_at = self.now + for_s * self.chance.choice([1.0, 1.0, self.chance.random()])  # or it is interrupted
+        self.later(ends_at, lambda: self.give_up(task, number) if number in task.waits else None)
+
+    def give_up(self, task: Task, number: int) -> None:
+        if task.alive:
+            del task.waits[number]
+            self.up(task, lambda: self.book.give_up(Ticket(task.asker, number), self.now))
+
+    def hear_grant(self, task: Task, number: int, delay_s: float) -> None:
+        if not task.alive or number not in task.waits:
+            return
+        if self.now + delay_s > task.waits[number]:
+            self.give_up(task, number)
+        else:
+            self.later(self.now + delay_s, lambda: self.use(task, number) if number in task.waits else None)
+
+    def use(self, task: Task, number: int) -> None:
+        if not task.alive:
+            return
+        del task.waits[number]
+        self.used.append(task.granted[number])
+        task.uses.add(number)
+        self.later(self.now + self.chance.choice([0.0, 0.1, 2.0]), lambda: self.release(task, number))
+
+    def release(self, task: Task, number: int) -> None:
+        if task.alive:
+            task.uses.discard(number)
+            self.up(task, lambda: self.book.release(task.asker, [number], self.now))
+
+    def die(self, task: Task) -> None:
+        """Nothing of it arrives any more, and a moment later the book hears that it is over."""
+        task.alive = False
+
+        def forget() -> None:
+            self.carry_out(self.book.forget(self.now, *task.asker))
+            self.tasks.append(Task(task.asker._replace(attempt=task.asker.attempt + 1)))
+
+        self.later(self.now + self._latency(), forget)
+
+
+def check_rate(times: list[float], per_s: float, burst: int) -> None:
+    times = sorted(times)
+    for first in range(len(times)):
+        for last in range(first, min(len(times), first + 60)):
+            allowed = burst + per_s * (times[last] - times[first])
+            assert last - first + 1 <= allowed + 1e-6, f"{last - first + 1} uses from {times[first]} to {times[last]}"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_after_all_have_given_up_the_next_one_is_served_within_its_time(seed: int) -> None:
+    """H111 H176: whatever timed out, was interrupted or died, and whatever crossed whatever."""
+    world = World(seed)
+    chance = world.chance
+    for _ in range(chance.randrange(5, 80)):
+        alive = [task for task in world.tasks if task.alive]
+        if alive:
+            task = chance.choice(alive)
+            (world.die if chance.random() < 0.1 else world.ask)(task)
+        world.run(world.now + chance.choice([0.0, 0.01, 0.1, 0.5]))
+    for task in world.tasks:
+        if task.alive and chance.random() < 0.5:
+            world.die(task)
+    world.run(inf)
+    assert world.book.in_use == 0, f"seed {seed}: slots are lost"
+    assert not world.book.contended
+    if world.per_s is not None:
+        check_rate(world.used, world.per_s, world.burst)
+    patient = Ticket(Asker("op", 99, 0), 1)
+    interval_s = 1.0 / world.per_s if world.per_s else 0.0
+    (effect,) = world.book.ask(patient, world.slots > 0, world.now + interval_s, world.now)
+    assert isinstance(effect, Grant), f"seed {seed}: it gets none within {interval_s} s"
+    world.book.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_permits_that_are_given_back_are_neither_lost_nor_doubled(seed: int) -> None:
+    """H111 H176: those that are used keep to the rate, and the schedule forgets those that are not."""
+    chance = random.Random(seed)
+    per_s, burst = chance.choice([(1.0, 1), (10.0, 5), (200.0, 60), (1000.0, 200)])
+    schedule = RateSchedule(per_s, burst)
+    now, kept, open_ = 0.0, [], dict[float, float]()
+    for _ in range(200):
+        due = schedule.due(now)
+        permit = schedule.take(now)
+        assert permit not in open_, "the same one is handed out twice"
+        open_[permit] = due
+        for one in [one for one in open_ if chance.random() < 0.3]:
+            due = open_.pop(one)
+            if chance.random() < 0.5:
+                schedule.give_back(one)
+            else:
+                kept.append(due)
+        now += chance.choice([0.0, 0.0, chance.expovariate(per_s)])
+    for one in list(open_):
+        schedule.give_back(one)
+    check_rate(kept, per_s, burst + 1)  # a whole number of permits
+    assert schedule.due(max([now, *kept])) <= max([now, *kept]) + 1.0 / per_s + 1e-9, f"seed {seed}: some are lost"
+
+
+# --- the task's half --------------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """What a signal raises in a thread that waits."""
+
+
+class Line:
+    """As much of a context as the task's half needs, with a book at its other end. Time passes only while it waits.
+
+    ``fails``: what a method raises the next time that it is called, before or after it has had its effect.
+    """
+
+    def __init__(self, book: PermitBook) -> None:
+        self.book = book
+        self.asker = A
+        self.time = 0.0
+        self.fails: dict[str, tuple[str, BaseException]] = {}
+        self.checkpoint_waits = False
+        self.part: PermitsPart
+
+    def now(self) -> float:
+        return self.time
+
+    def timed_out(self, text: str) -> TimedOut:
+        return TimedOut(text)
+
+    def _fail(self, method: str, moment: str) -> None:
+        if self.fails.get(method, ("",))[0] == moment:
+            raise self.fails.pop(method)[1]
+
+    def request(self, request: Any, timeout_s: float) -> float | None:
+        self._fail("request", "before")
+        _, number, needs_slot, left_s = request
+        effects = self.book.ask(Ticket(self.asker, number), needs_slot, self.time + left_s, self.time)
+        self.book.check_invariants()
+        self._fail("request", "after")
+        if not effects:
+            self.time += timeout_s
+            raise TimedOut("no answer")
+        (effect,) = effects
+        return effect.delay_s if isinstance(effect, Grant) else None
+
+    def sleep(self, seconds: float) -> None:
+        self._fail("sleep", "before")
+        self.time += seconds
+
+    def send_event(self, event: Any) -> None:
+        self._fail("send_event", "before")
+        match event:
+            case ["give up", number]:
+                self.book.give_up(Ticket(self.asker, number), self.time)
+            case ["release", numbers]:
+                self.book.release(self.asker, numbers, self.time)
+            case ["more", most]:
+                self.part.handle_event(["permits", self.book.take_ahead(self.asker, most, self.time)])
+        self.book.check_invariants()
+
+    def send_event_nowait(self, event: Any) -> None:
+        self._fail("send_event_nowait", "before")
+        self.more = event
+
+
+def a_task(book: PermitBook, *, ahead: bool = False) -> tuple[PermitsPart, Line]:
+    rate, users = book._schedule is not None, book._slots > 0
+    part = PermitsPart("api", rate, users, ahead)
+    line = Line(book)
+    line.part = part
+    part.open(cast("SubtaskContext", line), None)
+    return part, line
+
+
+LIMITS: list[tuple[float | None, int]] = [(1.0, 0), (None, 1), (1.0, 1)]
+ENDS: list[BaseException] = [Interrupt(), AttemptOver("over"), TimedOut("no capacity"), ValueError("of handle_urgent")]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: type(end).__name__)
+@pytest.mark.parametrize("where", [("request", "before"), ("request", "after"), ("sleep", "before")], ids="-".join)
+@pytest.mark.parametrize(("per_s", "slots"), LIMITS)
+def test_whatever_ends_a_wait_gives_back_what_was_reserved(
+    per_s: float | None, slots: int, where: tuple[str, str], end: BaseException
+) -> None:
+    book = PermitBook(per_s, 1, slots)
+    part, line = a_task(book)
+    if per_s is not None:
+        part.acquire(10.0)
+        if slots:
+            part.release()
+            part.handle_event(["contended", 1, True])  # so that it asks for the next slot too
+    elif where[0] == "sleep":
+        return  # nothing sleeps without a rate
+    line.fails[where[0]] = where[1], end
+    with pytest.raises(type(end) if not isinstance(end, TimedOut) else TimedOut):
+        part.acquire(10.0)
+    assert book.in_use == 0
+    (effect,) = book.ask(Ticket(B, 1), slots > 0, inf, line.time)
+    assert isinstance(effect, Grant)
+    assert effect.delay_s <= 1.0, "it is the next one, and not the one after that"
+    if slots:
+        with pytest.raises(LocalProtocolError, match="without an acquire"):
+            part.release()
+
+
+def test_a_slot_that_is_kept_stays_kept_if_the_rate_comes_too_late() -> None:
+    book = PermitBook(1.0, 1, 2)
+    part, _ = a_task(book)
+    part.acquire(1.0)
+    part.release()
+    assert book.in_use == 1
+    for _ in range(5):
+        with pytest.raises(TimedOut, match=r"no permit of 'api' within 0\.1 s"):
+            part.acquire(0.1)
+    assert book.in_use == 1
+    with pytest.raises(LocalProtocolError, match="without an acquire"):
+        part.release()
+    part.handle_event(["contended", 1, True])
+    assert book.in_use == 0
+
+
+def test_a_permit_held_ahead_is_kept_for_the_next_use_if_it_is_due_too_late() -> None:
+    book = PermitBook(1000.0, 100, 0)
+    part, line = a_task(book, ahead=True)
+    part.handle_event(["permits", [0.09, 0.095]])
+    with pytest.raises(TimedOut):
+        part.acquire(0.01)
+    part.acquire(1.0)
+    assert line.time == pytest.approx(0.09)
+    line.fails["sleep"] = "before", Interrupt()
+    with pytest.raises(Interrupt):
+        part.acquire(1.0)
+    part.acquire(1.0)
+    assert line.time == pytest.approx(0.095)
+
+
+def test_what_cannot_be_given_back_now_is_given_back_by_the_next_call() -> None:
+    book = PermitBook(None, 1, 1)
+    part, line = a_task(book)
+    no_capacity = "before", TimedOut("no capacity")
+    line.fails = {"request": ("after", Interrupt()), "send_event": no_capacity}
+    with pytest.raises(Interrupt):
+        part.acquire(1.0)
+    assert book.in_use == 1, "the word has not left"
+    part.acquire(1.0)
+    part.release()
+    line.fails["send_event"] = no_capacity
+    with pytest.raises(TimedOut):
+        part.handle_event(["contended", 1, True])
+    assert book.in_use == 1
+    line.fails["request"] = "before", Interrupt()
+    with pytest.raises(Interrupt):
+        part.acquire(1.0)
+    assert book.in_use == 0
+
+
+def test_news_that_others_wait_counts_even_if_older_news_comes_after_it() -> None:
+    book = PermitBook(None, 1, 1)
+    part, _ = a_task(book)
+    part.handle_event(["contended", 3, True])
+    part.handle_event(["contended", 2, False])
+    part.acquire(1.0)
+    part.release()
+    assert book.in_use == 0
+
+
+def test_a_task_that_has_no_capacity_for_permits_ahead_asks_for_each_use() -> None:
+    book = PermitBook(1000.0, 100, 0)
+    part, line = a_task(book, ahead=True)
+    for _ in range(3):
+        line.fails["send_event_nowait"] = "before", GatewayFull("full")
+        part.acquire(1.0)
+    assert line.time <= EXPIRY_S
+    part.acquire(1.0)
+    assert line.more == ["more", part._ahead]
+
+
+def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None:
+    book = PermitBook(0.1, 1, 0)
+    part, line = a_task(book)
+    for number in range(20):
+        book.ask(Ticket(B, number), False, inf, 0.0)
+    sleep = line.sleep
+
+    def give_up_meanwhile(seconds: float) -> None:
+        sleep(seconds)
+        book.forget(line.time, *B)
+
+    line.sleep = give_up_meanwhile  # type: ignore[method-assign]
+    part.acquire(600.0)
+    assert line.time <= 30.0, "it waits for its look, and for one interval"
+
+
+def test_it_does_not_look_while_a_checkpoint_waits_for_it() -> None:
+    book = PermitBook(0.1, 1, 0)
+    part, line = a_task(book)
+    part.acquire(1.0)
+    line.checkpoint_waits = True
+    asked: list[Any] = []
+    request = line.request
+
+    def count(event: Any, timeout_s: float) -> float | None:
+        asked.append(event)
+        return request(event, timeout_s)
+
+    line.request = count  # type: ignore[method-assign, assignment]
+    part.acquire(60.0)
+    assert len(asked) == 1
+    assert line.time == pytest.approx(10.0)
