@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A sidecar's process survives drivers that die, freeze or leave at any moment, and serves the next one (H61).
+"""A sidecar's process survives drivers that die, freeze or leave at any moment, and serves the next one (H48).
 
 The drivers have the secret: strangers are the subject of ``test_three_ports``.
 """
@@ -56,7 +56,7 @@ async def vanishing(sidecar: BesiegedSidecar, until: str, how: signal.Signals) -
 
 
 @pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "tls"])
-def test_drivers_that_die_at_any_step_leave_a_sidecar_that_serves_the_next_one(*, tls: bool) -> None:  # H61
+def test_drivers_that_die_at_any_step_leave_a_sidecar_that_serves_the_next_one(*, tls: bool) -> None:  # H48
     async def main() -> None:
         async with besieged_sidecar(Random(), tls=tls) as sidecar:
             for step in STEPS:
@@ -70,7 +70,7 @@ def test_drivers_that_die_at_any_step_leave_a_sidecar_that_serves_the_next_one(*
 
 @pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_drivers_that_freeze_at_any_step_are_replaced_and_do_no_harm_when_they_go_on(*, tls: bool) -> None:  # H61
+def test_drivers_that_freeze_at_any_step_are_replaced_and_do_no_harm_when_they_go_on(*, tls: bool) -> None:  # H48
     async def main() -> None:
         async with besieged_sidecar(Random(), tls=tls) as sidecar:
             for step in STEPS:
@@ -86,7 +86,7 @@ def test_drivers_that_freeze_at_any_step_are_replaced_and_do_no_harm_when_they_g
 
 
 @pytest.mark.long
-def test_the_process_outlives_a_driver_that_freezes_just_after_it_has_joined() -> None:  # H61
+def test_the_process_outlives_a_driver_that_freezes_just_after_it_has_joined() -> None:  # H48
     """Nobody else comes, until the sidecar has given it up."""
 
     async def main() -> None:

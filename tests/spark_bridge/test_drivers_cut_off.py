@@ -165,7 +165,7 @@ def some_of(count: int, seed: int, *, all_of_them: bool) -> list[int]:
 @pytest.mark.parametrize("step", ["attach", "join"])
 async def test_a_driver_cut_off_after_any_byte_leaves_a_process_that_serves_the_next_one(
     step: str, stalls: bool, tls: bool, seed: int, cut: type[CutLine]
-) -> None:  # H61
+) -> None:  # H48
     print(f"seed {seed}")
     async with a_process(SidecarConfig(tls=tls), Echoed()) as served:
         count = await bytes_to(step, served)
@@ -187,7 +187,7 @@ class Refusing(PlayedJvm):
         return record(10, struct.pack(">q?", request_id, False), text("no"))
 
 
-async def test_a_jvm_that_refuses_every_command_does_not_end_the_process(cut: type[CutLine]) -> None:  # H61
+async def test_a_jvm_that_refuses_every_command_does_not_end_the_process(cut: type[CutLine]) -> None:  # H48
     async with a_process(served=Echoed()) as served:
         for _ in range(3):
             peer = Peer(served)
@@ -200,7 +200,7 @@ async def test_a_jvm_that_refuses_every_command_does_not_end_the_process(cut: ty
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["joined", "only-attached"])
-async def test_a_driver_that_comes_and_leaves_at_once_a_hundred_times_is_served_each_time(joins: bool) -> None:  # H61
+async def test_a_driver_that_comes_and_leaves_at_once_a_hundred_times_is_served_each_time(joins: bool) -> None:  # H48
     async with a_process(served=Echoed()) as served:
         for _ in range(100):
             driver = PlayedDriver(served.address)
@@ -214,7 +214,7 @@ async def test_a_driver_that_comes_and_leaves_at_once_a_hundred_times_is_served_
         assert len(served.runtimes) == 101 * joins + (not joins)
 
 
-async def test_the_second_of_two_drivers_at_a_time_is_refused_and_the_first_not_hurt() -> None:  # H61
+async def test_the_second_of_two_drivers_at_a_time_is_refused_and_the_first_not_hurt() -> None:  # H48
     async with a_process(served=Echoed()) as served, PlayedDriver(served.address) as first:
         await first.start_tasks()
         await first.until_at_work()
@@ -228,7 +228,7 @@ async def test_the_second_of_two_drivers_at_a_time_is_refused_and_the_first_not_
 @pytest.mark.parametrize("together", [2, 5])
 async def test_of_drivers_that_attach_at_the_same_moment_one_is_served_and_the_others_are_refused(
     together: int,
-) -> None:  # H61
+) -> None:  # H48
     """Also before the JVM of the first has joined."""
     outcomes: list[str] = []
     all_known = anyio.Event()
@@ -259,7 +259,7 @@ async def test_of_drivers_that_attach_at_the_same_moment_one_is_served_and_the_o
 
 async def test_a_driver_that_never_joins_keeps_the_next_one_only_for_some_seconds(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # H61
+) -> None:  # H48
     monkeypatch.setattr(standalone, "RESERVED_S", 0.3)
     async with a_process(served=Echoed()) as served:
         lost = PlayedDriver(served.address)
@@ -272,7 +272,7 @@ async def test_a_driver_that_never_joins_keeps_the_next_one_only_for_some_second
 
 async def test_a_jvm_that_proves_its_key_after_another_driver_has_attached_does_not_take_its_place(
     cut: type[CutLine],
-) -> None:  # H61
+) -> None:  # H48
     async with a_process(served=Echoed()) as served:
         late, driver = PlayedDriver(served.address), PlayedDriver(served.address)
         place = await late.ask("attach")
@@ -290,7 +290,7 @@ async def test_a_jvm_that_proves_its_key_after_another_driver_has_attached_does_
 
 async def test_a_process_for_one_application_outlives_drivers_that_are_lost_before_theirs_has_started(
     cut: type[CutLine],
-) -> None:  # H61
+) -> None:  # H48
     """``--once`` counts applications whose operators have started."""
     served = Echoed()
     process = SidecarProcess(served.coordinate, SidecarConfig(), KEYS, "127.0.0.1", Ports(0, 0, 0))
@@ -339,7 +339,7 @@ async def test_a_factory_that_fails_for_a_driver_that_is_there_ends_the_process_
 
 async def test_an_error_that_comes_with_the_loss_of_its_driver_does_not_end_the_process(
     cut: type[CutLine],
-) -> None:  # H61
+) -> None:  # H48
     """The factory waits for something that the loss of the driver makes impossible."""
     served, failures = Echoed(), [True]
 
