@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.folder).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / JAR).write_bytes(jar_bytes())
+        _put_jar(folder / JAR)
         if options.new_client is not None:
             add_client(folder / SECRETS, Path(options.new_client))
     except OSError as error:
@@ -52,11 +52,27 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _put_jar(jar: Path) -> None:
+    """Write the relay's jar whole, under its name at once: a server that runs may be reading the one before."""
+    written = jar.with_name(f".{jar.name}.{secrets.token_hex(8)}")
+    try:
+        with written.open("xb") as file:
+            file.write(jar_bytes())
+        written.replace(jar)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
 def add_client(of_server: Path, of_client: Path) -> None:
     """Add a secret to the server's file, and write the client's. Both are for their owner only. Raises ``OSError``."""
     line = f"{secrets.token_hex(KEY_BYTES)}\n"
     _write(of_client, line, os.O_EXCL)
-    _write(of_server, line, os.O_APPEND)
+    try:
+        _write(of_server, line, os.O_APPEND)
+    except BaseException:  # the server does not know it
+        of_client.unlink()
+        raise
 
 
 def _write(file: Path, text: str, how: int) -> None:

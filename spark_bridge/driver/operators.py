@@ -105,6 +105,8 @@ class Operators:
         self._coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
         self._stuck: set[str] = set()
+        self._savepoints_awaited = 0
+        self._savepoint_files: dict[int, str] = {}  # by checkpoint id, until its requester takes it
         self._heard_failure = heard_failure
         self.fenced: StorageFenced | None = None
         """Set, permanently, when a later application has taken over the storage."""
@@ -245,6 +247,8 @@ class Operators:
 
         async def store_savepoint(checkpoint: CompletedCheckpoint, directory: str) -> None:
             file = await port.store_savepoint(directory, checkpoint)
+            if self._savepoints_awaited:
+                self._savepoint_files[checkpoint.checkpoint_id] = file
             log.info("savepoint written", operator_id=operator_id, checkpoint_id=checkpoint.checkpoint_id, file=file)
 
         return OperatorPorts(
@@ -290,6 +294,18 @@ class Operators:
             return await operator.tracker_ref.ask(
                 lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
             )
+
+    async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
+        """Take a savepoint and return its file. Raises as ``checkpoint`` does."""
+        self._savepoints_awaited += 1
+        try:
+            return self._savepoint_files.pop(
+                await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
+            )
+        finally:
+            self._savepoints_awaited -= 1
+            if not self._savepoints_awaited:  # those that are left were requested by calls that gave up
+                self._savepoint_files.clear()
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""

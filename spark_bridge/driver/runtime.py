@@ -476,7 +476,7 @@ class SidecarRuntime(PartFactories):
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
 
     @must_be_awaited
-    async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
+    async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """See ``Sidecar.savepoint``."""
         self._require_running()
         roots = self._config.savepoint_roots
@@ -484,7 +484,7 @@ class SidecarRuntime(PartFactories):
             roots = [] if self._config.storage is None else [self._config.storage]
         if roots is not None:
             await anyio.to_thread.run_sync(check_savepoint_directory, directory, roots)
-        return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
+        return await self._operators.savepoint(operator_id, directory, timeout_s=timeout_s)
 
     @must_be_awaited
     async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:

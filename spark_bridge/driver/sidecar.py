@@ -249,13 +249,17 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(partial(runtime.checkpoint, operator_id, timeout_s=timeout_s))
 
-    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
-        """Write a savepoint of an operator into ``directory`` (a path or URL) and return its id.
-
-        Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``.
+    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
+        """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
 
         Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
-        ``coordinate(..., restore=...)``. Raises as ``checkpoint`` does.
+        ``coordinate(..., restore=file)``.
+
+        The file's name, ``savepoint-OPERATOR-ID-TOKEN.hgc``, is unique, so any number of applications may write into
+        one directory. Nothing there is replaced, and a savepoint that fails deletes only what it has written itself.
+
+        Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``, and otherwise as
+        ``checkpoint`` does. After ``AskTimeout`` the savepoint may still be written.
         """
         portal, runtime = self._entered()
         return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))

@@ -15,12 +15,16 @@ a coordinator, and each confirmed event.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from actors import Actor, ActorContext, ActorError
 from actors.coordination import LatencyRecorder
@@ -71,17 +75,40 @@ log = get_logger("headgate.observability")
 
 Event = dict[str, Any]
 
+_BEGINNING, _FIRST_EVENT = "[\n", '{"name":"'
+
+
+def _created(path: Path) -> TextIO:
+    """Open the file for a new trace; a finished one is replaced. Raises ``OSError``."""
+    # H162
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            begins = os.read(descriptor, len(_BEGINNING) + len(_FIRST_EVENT)).decode("utf-8", errors="replace")
+            if begins not in ("", _BEGINNING, _BEGINNING + _FIRST_EVENT):
+                raise FileExistsError(errno.EEXIST, "there is a file that is not a trace")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the file is closed
+            except BlockingIOError:
+                raise FileExistsError(errno.EEXIST, "another sidecar is writing its trace there") from None
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        return open(descriptor, "w", encoding="utf-8")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
 
 class TraceFile:
     """Writes events to a file from a thread. ``add`` is cheap, and for the event loop only."""
 
     def __init__(self, path: Path, bytes_max: int = BYTES_MAX) -> None:
-        """Raises ``OSError`` if the file cannot be created."""
-        self._file = path.open("w", encoding="utf-8")
+        """Raises ``OSError`` if the file cannot be created. One that is not a trace, or grows now, is not replaced."""
+        self._file = _created(path)
         self._path = path
         self._bytes_max = bytes_max
         self._waiting: deque[Event] = deque()
-        self._size = self._file.write("[\n")
+        self._size = self._file.write(_BEGINNING)
         self._first = True
         self._over = threading.Event()
         self.left_out = 0

@@ -198,12 +198,12 @@ class AttachedSidecar(StaysOnDriver):
         checkpoint_id: int = self._ask("checkpoint", [operator_id, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return checkpoint_id
 
-    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
-        """See ``Sidecar.savepoint``. The sidecar's process writes into ``directory``."""
+    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
+        """See ``Sidecar.savepoint``. The sidecar's process writes into ``directory``, a path or URL there."""
         self._require_attached()
         argument = [operator_id, directory, timeout_s]
-        checkpoint_id: int = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
-        return checkpoint_id
+        file: str = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+        return file
 
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``. Payload and result must be plain values, as in events."""

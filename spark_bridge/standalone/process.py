@@ -14,8 +14,9 @@ import anyio
 from actors import ActorError
 from actors.logs import get_logger
 from protocol.wire.keys import KeyRing
-from spark_bridge.bridge.relay import RelayError, RelayStopped
+from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
+from spark_bridge.bridge.takeover import ActiveStage
 from spark_bridge.certificates import encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
@@ -34,6 +35,8 @@ Factory = Callable[[SidecarRuntime], Awaitable[None]]
 """Coordinates the operators of one application, with ``await sidecar.coordinate(...)`` for each."""
 
 READY_TIMEOUT_S = 120.0
+RESERVED_S = 10.0
+"""For so long after it has attached, a driver is waited for whose JVM has not joined yet, if another one comes."""
 RENEWAL_S = 5.0
 
 
@@ -54,6 +57,8 @@ class SidecarProcess:
 
     A driver that has been away for ``lost_after_s`` seconds is given up. ``resume`` says whether runs that an earlier
     sidecar has left behind may continue; otherwise they fail.
+
+    Whatever a driver does, and at whatever moment it ends or freezes, the process then waits for the next one.
 
     Reads the files that ``config.tls`` names, so it may block. Raises ``SidecarError`` if they cannot be used.
     """
@@ -81,27 +86,25 @@ class SidecarProcess:
         self._relay_address = "", 0
         self._lease_s: float | None = None  # of the driver, if it is not known to end with its JVM
         self._renewed = 0.0
-        self._relay: AwaitedRelay | None = None
-        self._listening = anyio.Event()
-        self._runtime: SidecarRuntime | None = None
-        self._ready = anyio.Event()
+        self._relay: AwaitedRelay | None = None  # which listens
+        self._runtime: SidecarRuntime | None = None  # whose operators have started
+        self._change = anyio.Event()  # of the two, or of the driver that the relay expects
+        self._reserved_until = 0.0
         self._ended = anyio.Event()  # the application that is served now
         self._left_uncommitted = ""  # by the latest application
         self._served_driver: bytes | None = None  # of that application
 
     async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
-        """Serve until cancelled, or, with ``once``, until the first application has ended.
+        """Serve until cancelled, or, with ``once``, until the first application has ended whose operators had started.
 
         ``started`` is called with the port for drivers' requests. Raises ``ServerStartError`` for a port in use, and
-        what the factory raises.
+        what the factory raises for a driver that is there.
         """
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(serve_control, self._answer, self._keys, self._control_config())
             started(port)
-            while True:
-                await self._serve_application()
-                if once:
-                    break
+            while not (await self._serve_application() and once):
+                pass
             tasks.cancel_scope.cancel()
 
     def _control_config(self) -> ServerConfig:
@@ -113,44 +116,59 @@ class SidecarProcess:
             connections_max=CONNECTIONS_MAX,
         )
 
-    async def _serve_application(self) -> None:
-        self._relay = relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
+    async def _serve_application(self) -> bool:
+        """Serve one driver; False if it was lost before its operators had started."""
+        relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
+        served = False
         try:
             self._relay_address = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
-            self._listening.set()
+            self._relay = relay
+            self._notify()
+            await relay.first_connected()
+            self._notify()
             try:
-                stages = await relay.join()
-            except RelayStopped as error:
-                log.warning("driver disconnected during startup", error=str(error))
-                return
-            self._listening = anyio.Event()  # this relay has its driver: the next one waits for the next relay
-            if stages:
-                log.warning("running jobs taken over", stages=len(stages), resume=self._resume)
-            driver = RemoteDriver(relay, self._keys, stages, resume=self._resume)
-            self._left_uncommitted, self._served_driver = "", relay.driver
-            try:
-                async with SidecarRuntime(driver, self._config) as runtime:
-                    await self._factory(runtime)
-                    runtime.take_tasks()
-                    self._runtime = runtime
-                    self._ready.set()
-                    log.info("driver attached", operators=sorted(runtime.handles))
-                    await self._end_of(relay)
-                    log.info("driver detached")
-            except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
-                self._left_uncommitted = str(error)
+                served = await self._serve(relay, await relay.join())
+            except Exception as error:
+                if not isinstance(error, RelayError) and not relay.lost:
+                    raise  # the next driver would not fare better
+                served = self._runtime is not None
+                unexpected = None if isinstance(error, RelayError) else error
+                log.warning("driver lost, application ended", started=served, error=str(error), exc_info=unexpected)
         finally:
             leased, self._lease_s = self._lease_s is not None, None
             self._relay = self._runtime = None
-            self._ready = anyio.Event()
-            if self._listening.is_set():  # nobody has joined; if it is not set, drivers may wait for it
-                self._listening = anyio.Event()
+            self._notify()
             self._ended.set()
             self._ended = anyio.Event()
             with anyio.CancelScope(shield=True):
                 if leased:
                     await relay.leave()
                 await relay.close()
+        return served
+
+    async def _serve(self, relay: AwaitedRelay, stages: tuple[ActiveStage, ...]) -> bool:
+        """Serve the driver that has joined, until its application ends. Returns True."""
+        if stages:
+            log.warning("running jobs taken over", stages=len(stages), resume=self._resume)
+        driver = RemoteDriver(relay, self._keys, stages, resume=self._resume)
+        self._left_uncommitted, self._served_driver = "", relay.driver
+        try:
+            async with SidecarRuntime(driver, self._config) as runtime:
+                await self._factory(runtime)
+                runtime.take_tasks()
+                self._runtime = runtime
+                self._notify()
+                log.info("driver attached", operators=sorted(runtime.handles))
+                await self._end_of(relay)
+                log.info("driver detached")
+        except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
+            self._left_uncommitted = str(error)
+        return True
+
+    def _notify(self) -> None:
+        """Wake the requests that wait for a relay or a runtime; they look again."""
+        change, self._change = self._change, anyio.Event()
+        change.set()
 
     async def _end_of(self, relay: AwaitedRelay) -> None:
         """Return when the application is over, or its driver has not renewed its lease in time."""
@@ -224,29 +242,42 @@ class SidecarProcess:
         """Return the address for the driver's JVM, as soon as the previous application has been closed.
 
         ``lease_s`` is that of a driver whose JVM outlives it: after so long without a renewal, it is dead. A driver
-        that is lost is not waited for any longer. A second one is refused while the first is connected.
+        that is lost or does not answer is not waited for any longer. A second one is refused while the first answers.
         """
-        relay = self._relay
-        if relay is not None and relay.joined and not relay.over.is_set():
-            if relay.connected:
-                raise SidecarError(
-                    "another driver is attached to this sidecar, which serves one at a time: exit its "
-                    "`with AttachedSidecar(...)` block first, or start a second sidecar"
-                )
-            log.warning("lost driver replaced by another")
-            relay.detach()
-        with anyio.move_on_after(READY_TIMEOUT_S) as waiting:
-            await self._listening.wait()
-        if waiting.cancelled_caught:
+        relay = None
+        with anyio.move_on_after(READY_TIMEOUT_S):
+            relay = await self._free_relay(driver)
+        if relay is None:
             raise SidecarError(
                 f"the previous driver's application has not been closed within {READY_TIMEOUT_S:g} s: look in the "
                 "sidecar's log for the method that does not return, then attach again"
             )
-        assert self._relay is not None
-        self._relay.expect(driver)
+        relay.expect(driver)
+        self._reserved_until = anyio.current_time() + RESERVED_S
         self._renew(driver, lease_s)
         host, port = self._relay_address
         return {"instance": self._instance, "host": host, "relay_port": port}
+
+    async def _free_relay(self, driver: bytes) -> AwaitedRelay:
+        """Wait for a relay that no other driver uses. Raises ``SidecarError`` if another one does, and answers."""
+        while True:
+            relay, change = self._relay, self._change
+            if relay is not None and relay.joined and not relay.over.is_set():
+                if await relay.answers():
+                    raise SidecarError(
+                        "another driver is attached to this sidecar, which serves one at a time: exit its "
+                        "`with AttachedSidecar(...)` block first, or start a second sidecar"
+                    )
+                if not relay.over.is_set():
+                    log.warning("lost driver replaced by another")
+                    relay.detach()
+            reserved_s = 0.0
+            if relay is not None and not relay.joined:
+                reserved_s = self._reserved_until - anyio.current_time()
+                if relay.driver in (None, driver) or reserved_s <= 0:
+                    return relay
+            with anyio.move_on_after(reserved_s or None):
+                await change.wait()
 
     async def _joined(self, driver: bytes, within_s: float) -> bool:
         """Whether the driver's JVM has connected to the relay, after waiting for that up to ``within_s`` seconds."""
@@ -271,11 +302,15 @@ class SidecarProcess:
     def _detach(self, driver: bytes) -> None:
         """End the application whose driver leaves, so that the next driver is not taken for it."""
         relay = self._relay
-        if relay is not None and relay.joined and relay.driver == driver:
-            if self._lease_s is None:
-                relay.detach()
-            else:
-                relay.over.set()  # its JVM goes on, and is told to let go when all else has ended
+        if relay is None or relay.driver != driver:
+            return
+        if not relay.joined:
+            relay.expect(None)
+            self._notify()
+        elif self._lease_s is None:
+            relay.detach()
+        else:
+            relay.over.set()  # its JVM goes on, and is told to let go when all else has ended
 
     async def _uncommitted_output(self, driver: bytes) -> str:
         """Why output of a driver that is leaving or has left is not committed.
@@ -295,7 +330,8 @@ class SidecarProcess:
 
     async def _served(self, driver: bytes) -> SidecarRuntime:
         with anyio.move_on_after(READY_TIMEOUT_S):
-            await self._ready.wait()
+            while self._runtime is None:
+                await self._change.wait()
         if self._runtime is None:
             raise SidecarError(
                 "no driver is attached to this sidecar, or its operators have not started yet: attach one with "

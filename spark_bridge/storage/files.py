@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -169,14 +170,59 @@ class Files:
                     self._put(path, data)
                 else:
                     self._move(temporary, path)
-                written = self.size(path)
-                if written != len(data):
-                    raise OSError(f"{len(data)} bytes were written, but the file has {written}")
+                self._require_size(path, len(data))
         except BaseException:
             self.sweep(temporary)
             raise
         if self._writes_in_place:
             self.sweep(temporary)
+
+    def write_new(self, path: str, data: bytes, permit: Callable[[], None]) -> None:
+        """Write a file whose name nobody else uses, so that a reader sees all of it or nothing; replaces nothing.
+
+        The name has a random token, so no other call writes it or its temporary file, ``path`` with ``.tmp``. Where a
+        filesystem can create a file exclusively, that is verified too. After an error, only what this call has written
+        is deleted. ``permit`` is called before the file appears and after it, and may raise.
+        """
+        temporary = f"{path}.tmp"
+        with self._refusals("write", path, missing_too=True):
+            if self._writes_in_place:
+                permit()
+                self._appear(path, len(data), permit, partial(self._put, path, data))
+                return
+            with self._taken_back(temporary):
+                if self._local is not None:
+                    self._local.write(temporary, data, replace=False)
+                else:
+                    self._put(temporary, data)
+            try:
+                permit()
+                self._appear(path, len(data), permit, partial(self._move, temporary, path, replace=False))
+            finally:
+                self.sweep(temporary)
+
+    def _appear(self, path: str, size_bytes: int, permit: Callable[[], None], make: Callable[[], None]) -> None:
+        """Make the file visible; takes it back if it is not whole or no longer wanted."""
+        with self._taken_back(path):
+            make()
+            self._require_size(path, size_bytes)
+            permit()
+
+    @contextmanager
+    def _taken_back(self, path: str) -> Iterator[None]:
+        """Delete the file that the block creates if the block fails, but never one that was there before."""
+        try:
+            yield
+        except FileExistsError:  # it is another's
+            raise
+        except BaseException:
+            self.sweep(path)
+            raise
+
+    def _require_size(self, path: str, size_bytes: int) -> None:
+        written = self.size(path)
+        if written != size_bytes:
+            raise OSError(f"{size_bytes} bytes were written, but the file has {written}")
 
     def sweep(self, path: str) -> None:
         """Delete what a failure may have left, ignoring errors, because that failure is the one to report."""
@@ -197,9 +243,9 @@ class Files:
         else:
             self._filesystem.pipe_file(self._full(path), data)
 
-    def _move(self, source: str, target: str) -> None:
+    def _move(self, source: str, target: str, *, replace: bool = True) -> None:
         if self._local is not None:
-            self._local.move(source, target)
+            self._local.move(source, target, replace=replace)
             return
         self._filesystem.mv(self._full(source), self._full(target))
         self._filesystem.invalidate_cache(os.path.dirname(self._full(target)))

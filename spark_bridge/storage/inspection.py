@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
 from spark_bridge.storage.layout import SUFFIX
-from spark_bridge.storage.single_files import read_url
+from spark_bridge.storage.single_files import read_url, savepoints_in
 from spark_bridge.storage.store import CheckpointStorage
 
 _ALL_INTACT, _SOME_DAMAGED, _NO_STORAGE = 0, 1, 2
@@ -25,12 +25,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command ``checkpoints``; its ``run`` takes the arguments and returns the exit status."""
     parser = commands.add_parser(
         "checkpoints",
-        help="list and verify the checkpoints of a directory",
-        description="List the checkpoints of a directory, newest last, and verify each: every byte is read. "
-        "Changes nothing, and may be used while an application is running.",
-        epilog="Exit status: 0 all are intact, 1 some are damaged, 2 there is no storage or it cannot be read.",
+        help="list and verify the checkpoints and savepoints of a directory",
+        description="List the checkpoints and savepoints of a directory, newest last, and verify each: every byte is "
+        "read. Changes nothing, and may be used while an application is running.",
+        epilog="Exit status: 0 all are intact, 1 some are damaged, 2 there are none, or the directory cannot be read.",
     )
-    parser.add_argument("directory", metavar="DIR|URL", help=f"the storage, or one file that ends with {SUFFIX}")
+    parser.add_argument("directory", metavar="DIR|URL", help=f"the directory, or one file that ends with {SUFFIX}")
     parser.add_argument("--operator", metavar="NAME", help="only this operator's")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object for each checkpoint")
     parser.set_defaults(run=run)
@@ -38,35 +38,41 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        infos = _look(arguments.directory, arguments.operator)
+        checkpoints, savepoints = _look(arguments.directory, arguments.operator)
     except StorageError as error:
         sys.stderr.write(f"headgate: {error}\n")
         return _NO_STORAGE
+    infos = [*checkpoints, *savepoints]
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(info) for info in infos], indent=2) + "\n")
     else:
-        sys.stdout.write(_as_text(infos))
+        sys.stdout.write(_as_text(infos, with_files=bool(savepoints)))
     return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_INTACT
 
 
-def _look(url: str, operator_id: str | None) -> Sequence[CheckpointInfo]:
+def _look(url: str, operator_id: str | None) -> tuple[Sequence[CheckpointInfo], Sequence[CheckpointInfo]]:
+    """The checkpoints of a storage, and the savepoints in the directory; a single file counts as a checkpoint."""
     if url.endswith(SUFFIX):
         try:
             stored, size_bytes = read_url(url)
-            return [describe(stored, url, size_bytes)]
+            return [describe(stored, url, size_bytes)], ()
         except CheckpointUnreadable as error:
-            return [CheckpointInfo("?", 0, error.file, 0, error.problem)]
+            return [CheckpointInfo("?", 0, error.file, 0, error.problem)], ()
     storage = CheckpointStorage(url)
-    if not storage.exists():
-        raise StorageError(f"{storage.url}: no application has stored checkpoints here; check the path")
-    return storage.list(operator_id)
+    savepoints = savepoints_in(url, operator_id)
+    if not savepoints and not storage.exists():
+        raise StorageError(f"{storage.url}: no application has stored checkpoints or savepoints here; check the path")
+    return storage.list(operator_id), savepoints
 
 
-def _as_text(infos: Sequence[CheckpointInfo]) -> str:
+def _as_text(infos: Sequence[CheckpointInfo], *, with_files: bool) -> str:
+    """One line for each, and ``with_files`` the file, because two savepoints may have the same operator and id."""
     if not infos:
         return "no checkpoints\n"
     rows = [_COLUMNS, *(_row(info) for info in infos)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
+    if with_files:
+        rows = [(*row, file) for row, file in zip(rows, ("FILE", *(info.file for info in infos)), strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
         "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1])) for row in rows
     ]

@@ -141,5 +141,10 @@ class Storage(Protocol):
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
+        permit: Permit = always_permitted,
     ) -> str:
-        """Write a savepoint into a directory of the user's (H49); returns its file. No checkpoint is deleted for it."""
+        """Write a savepoint into a directory of the user's (H49); returns its file, which is new (H162).
+
+        ``permit`` is called just before the file appears and once more after it; an exception from it takes the file
+        back. After an error, nothing is deleted that this call has not written.
+        """

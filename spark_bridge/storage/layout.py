@@ -8,12 +8,15 @@ ROOT/OPERATOR/checkpoint-ID.hgc                       a complete checkpoint
 ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       a checkpoint that is being written
 ROOT/OPERATOR/void-ID-EPOCH-TOKEN                     a void marker: an empty file; the checkpoint was discarded
 ROOT/OPERATOR/restored-EPOCH-NUMBER-BASE-FIRST-TOKEN  a restore record: an empty file; see ``validity``
-DIRECTORY/savepoint-OPERATOR-ID.hgc                   a savepoint, in a directory of the user's
+DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc             a savepoint, in a directory of the user's
+DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc.tmp         a savepoint that is being written
 ```
 
-EPOCH counts the applications that have used the storage. TOKEN is random for each application. LAST is the highest id
-that it has reserved. NUMBER counts the restores of an application, BASE is what it restored, and FIRST is the first id
-that it may use for the operator. OPERATOR is the operator id, percent-quoted. A long one is cut and ends in a digest.
+EPOCH counts the applications that have used the storage. TOKEN is random for each application. That of a savepoint is
+random for each savepoint, because applications with separate storages assign the same ids and may write into one
+directory. LAST is the highest id that the application has reserved. NUMBER counts the restores of an application, BASE
+is what it restored, and FIRST is the first id that it may use for the operator. OPERATOR is the operator id,
+percent-quoted. A long one is cut and ends in a digest.
 
 A name whose numbers exceed ``ID_MAX`` or ``EPOCH_MAX`` counts as a name that is not ours (``why_ignored``). Otherwise
 anybody who can create a file here could use up all ids.
@@ -143,8 +146,8 @@ def parse_checkpoint(name: str) -> int | None:
     return int(match[1]) if match and int(match[1]) <= ID_MAX else None
 
 
-def savepoint_name(operator_id: str, checkpoint_id: int) -> str:
-    return f"savepoint-{operator_folder(operator_id)}-{checkpoint_id}{SUFFIX}"
+def savepoint_name(operator_id: str, checkpoint_id: int, token: str) -> str:
+    return f"savepoint-{operator_folder(operator_id)}-{checkpoint_id}-{token}{SUFFIX}"
 
 
 def temporary_name(name: str, owner: Owner) -> str:

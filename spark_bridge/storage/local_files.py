@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 
 __all__ = ["LocalFiles", "NotRegular"]
 
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a named pipe must not wait for its writer
@@ -90,21 +91,33 @@ class LocalFiles:
             os.close(os.open(name, flags, _FILE_MODE, dir_fd=folder))
             os.fsync(folder)
 
-    def write(self, path: str, data: bytes) -> None:
-        """Write a new file; replaces one that is left of an earlier try. Its name is not durable yet."""
+    def write(self, path: str, data: bytes, *, replace: bool = True) -> None:
+        """Write a new file. Its name is not durable yet.
+
+        Replaces one that is left of an earlier try, or raises ``FileExistsError`` if ``replace`` is False.
+        """
         with self._parent(path) as (folder, name):
-            with suppress(FileNotFoundError):  # it may be a link, or another name of a file elsewhere
-                os.unlink(name, dir_fd=folder)
+            if replace:
+                with suppress(FileNotFoundError):  # it may be a link, or another name of a file elsewhere
+                    os.unlink(name, dir_fd=folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(name, flags, _FILE_MODE, dir_fd=folder), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
 
-    def move(self, source: str, target: str) -> None:
-        """Rename a file within its folder, in one step."""
+    def move(self, source: str, target: str, *, replace: bool = True) -> None:
+        """Rename a file within its folder, in one step.
+
+        With ``replace=False``, raises ``FileExistsError`` if there is a file of the new name, and may leave the old
+        name behind.
+        """
         with self._parent(target) as (folder, name):
-            os.replace(source.rpartition("/")[2], name, src_dir_fd=folder, dst_dir_fd=folder)
+            old = source.rpartition("/")[2]
+            if replace:
+                os.replace(old, name, src_dir_fd=folder, dst_dir_fd=folder)
+            else:
+                _link(old, name, folder)
             os.fsync(folder)
 
     def remove(self, path: str) -> None:
@@ -151,6 +164,20 @@ class LocalFiles:
             with suppress(FileExistsError):  # another thread or application was faster
                 os.mkdir(folder, _FOLDER_MODE)
             _sync(os.path.dirname(folder))
+
+
+def _link(old: str, name: str, folder: int) -> None:
+    """Give a file another name, which nothing has yet; on a filesystem without hard links, rename it."""
+    try:
+        os.link(old, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if name in os.listdir(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(old, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _is_link(name: str, folder: int) -> bool:

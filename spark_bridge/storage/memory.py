@@ -21,7 +21,14 @@ from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
-from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
+from spark_bridge.storage.interface import (
+    DEFAULT_WRITE,
+    CheckpointInfo,
+    Permit,
+    WriteOptions,
+    always_permitted,
+    describe,
+)
 from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
@@ -178,9 +185,10 @@ class MemoryStorage:
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
+        permit: Permit = always_permitted,
     ) -> str:
         """Like ``single_files.store_savepoint``: a savepoint always outlives the application."""
-        return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode)
+        return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, permit=permit)
 
     @staticmethod
     def _file(operator_id: str, checkpoint_id: int) -> str:

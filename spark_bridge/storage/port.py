@@ -187,10 +187,12 @@ class StoragePort:
         self._completed_id = completed_id
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
-        """Like ``Storage.store_savepoint``. After a cancellation, the savepoint may still appear."""
-        return await self._session.run_in_thread(
-            partial(self._storage.store_savepoint, directory, self._operator_id, checkpoint, mode=self._mode)
-        )
+        """Like ``Storage.store_savepoint``. After a cancellation, nothing is left, unless it had just been written."""
+        write = PendingWrite()
+        try:
+            return await self._session.run_in_thread(partial(self._write_savepoint, write, directory, checkpoint))
+        finally:
+            write.stop()
 
     # --- in worker threads ----------------------------------------------------------------------------------------
 
@@ -205,6 +207,17 @@ class StoragePort:
         except StorageError:
             self._unwanted.add(checkpoint.checkpoint_id)
             raise
+        finally:
+            write.end()
+
+    def _write_savepoint(
+        self, write: PendingWrite, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint
+    ) -> str:
+        write.begin()
+        try:
+            return self._storage.store_savepoint(
+                directory, self._operator_id, checkpoint, mode=self._mode, permit=write.permit
+            )
         finally:
             write.end()
 

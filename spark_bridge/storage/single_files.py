@@ -23,8 +23,8 @@ from protocol.wire.checkpoint_format import (
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
-from spark_bridge.storage.interface import always_permitted
-from spark_bridge.storage.layout import Owner, savepoint_name, temporary_name
+from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
+from spark_bridge.storage.layout import SUFFIX, savepoint_name
 
 
 def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode) -> bytes:
@@ -63,20 +63,21 @@ def store_savepoint(
     *,
     mode: RestoreMode = RestoreMode.STREAMING,
     options: Mapping[str, Any] | None = None,
+    permit: Permit = always_permitted,
 ) -> str:
     """Write a savepoint into ``directory``, a path or a URL, which is created if it is missing; returns its file.
 
+    The file gets a name that no other savepoint has, in whatever application. So nothing is replaced, and after an
+    error only what this call has written is deleted. ``permit`` is called just before the file appears and once more
+    after it; an exception from it takes the file back.
+
     A reader sees the whole file or none, as with a checkpoint (H50). Blocks; for any thread. Raises ``StorageError``.
     """
+    # H162
     files = Files(directory, options)
     files.make_folder()
-    name = savepoint_name(operator_id, checkpoint.checkpoint_id)
-    temporary = temporary_name(name, Owner(0, secrets.token_hex(8)))
-    try:
-        files.write(name, encoded(operator_id, checkpoint, mode), temporary=temporary, before_move=always_permitted)
-    except StorageError:
-        files.sweep(name)
-        raise
+    name = savepoint_name(operator_id, checkpoint.checkpoint_id, secrets.token_hex(8))
+    files.write_new(name, encoded(operator_id, checkpoint, mode), permit)
     return files.name_of(name)
 
 
@@ -90,9 +91,34 @@ def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
 
 def read_url(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> tuple[StoredCheckpoint, int]:
     """Like ``read_file``, with the size of the file in bytes."""
-    folder, slash, name = str(url).rpartition("/")
+    folder, slash, name = str(url).rstrip("/").rpartition("/")
     files = Files(folder + slash or ".", options)
     try:
         return read_one(files, name, named_by_user=True)
-    except FileNotFoundError:
-        raise StorageError(f"{files.name_of(name)}: no such file; check the path") from None
+    except (FileNotFoundError, CheckpointUnreadable, StorageError) as error:
+        if name in files.folders():
+            raise StorageError(
+                f"{files.name_of(name)}: it is a directory, and a checkpoint or savepoint is a file: name one of its "
+                "files, which `python -m headgate checkpoints DIRECTORY` lists"
+            ) from None
+        if isinstance(error, FileNotFoundError):
+            raise StorageError(f"{files.name_of(name)}: no such file; check the path") from None
+        raise
+
+
+def savepoints_in(
+    url: str | os.PathLike[str], operator_id: str | None = None, options: Mapping[str, Any] | None = None
+) -> list[CheckpointInfo]:
+    """Read and verify the savepoints that lie in a directory, of all operators or one; sorted by operator and id."""
+    files = Files(url, options)
+    infos = []
+    for name in files.names():
+        if name.endswith(SUFFIX):
+            try:
+                infos.append(describe(read_one(files, name)[0], files.name_of(name), files.size(name)))
+            except CheckpointUnreadable as error:
+                infos.append(CheckpointInfo("?", 0, error.file, files.size(name), error.problem))
+            except FileNotFoundError:  # deleted since it was listed
+                continue
+    wanted = [info for info in infos if operator_id in (None, info.operator_id) or info.problem]
+    return sorted(wanted, key=lambda info: (info.operator_id, info.checkpoint_id, info.file))

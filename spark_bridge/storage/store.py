@@ -21,7 +21,14 @@ from spark_bridge.storage import single_files
 from spark_bridge.storage.claims import Claims, IgnoredNames, Named
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
 from spark_bridge.storage.files import Files
-from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
+from spark_bridge.storage.interface import (
+    DEFAULT_WRITE,
+    CheckpointInfo,
+    Permit,
+    WriteOptions,
+    always_permitted,
+    describe,
+)
 from spark_bridge.storage.layout import (
     CLAIMS_FOLDER,
     RestoreRecord,
@@ -223,9 +230,12 @@ class CheckpointStorage:
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
+        permit: Permit = always_permitted,
     ) -> str:
         """Like ``single_files.store_savepoint``, with this storage's options."""
-        return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, options=self._options)
+        return single_files.store_savepoint(
+            directory, operator_id, checkpoint, mode=mode, options=self._options, permit=permit
+        )
 
     def _retain(self, folder: str, completed_id: int, given_up: Collection[int]) -> None:
         """Delete what is no longer retained.

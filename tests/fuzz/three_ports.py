@@ -67,7 +67,8 @@ class BesiegedSidecar:
     def __init__(self, process: Process, folder: Path, ports: tuple[int, int, int], *, tls: bool) -> None:
         self._process = process
         self._folder = folder
-        self.keys = KeyRing(read_secret(folder / "secret"))
+        self.secret_file = folder / "secret"
+        self.keys = KeyRing(read_secret(self.secret_file))
         self.pin = certificate_digest(tls, self.keys)
         self.ports = dict(zip(PORT_NAMES, (("127.0.0.1", port) for port in ports), strict=True))
         self.address = ControlAddress(*self.ports["control"], self.keys, self.pin)
@@ -105,9 +106,13 @@ class BesiegedSidecar:
         await self.until(lambda: _listened_at() & {relay, tasks} == {relay}, "that it awaits a driver")
         return self.files
 
+    def log(self) -> str:
+        """What it has logged."""
+        return (self._folder / "log").read_text()
+
     def errors(self) -> list[str]:
         """The lines of its log that name a defect, or the loop's."""
-        lines = (self._folder / "log").read_text().splitlines()
+        lines = self.log().splitlines()
         return [line for line in lines if "[error" in line or "[critical" in line or "Traceback" in line]
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

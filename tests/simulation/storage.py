@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.storage import CheckpointStorage, StorageError
+from spark_bridge.storage.layout import SUFFIX
 from tests.simulation.application import OPERATOR, Stored
 from tests.simulation.disk import PROTOCOL, Disk
 from tests.simulation.threads import SimulatedThread
@@ -126,9 +127,11 @@ class Storage:
     # --- contents -------------------------------------------------------------------------------------------------
 
     def file_of(self, checkpoint_id: int, *, savepoint: bool = False) -> str:
+        """Return its file; that of a savepoint, whose name ends with a random token, only if it exists."""
         operator = quote(OPERATOR, safe="")
         if savepoint:
-            return f"savepoints/savepoint-{operator}-{checkpoint_id}.hgc"
+            own = f"savepoints/savepoint-{operator}-{checkpoint_id}-"
+            return next((file for file in self.disk.files if file.startswith(own) and file.endswith(SUFFIX)), "")
         return f"checkpoints/{operator}/checkpoint-{checkpoint_id}.hgc"
 
     def holds(self, checkpoint_id: int, *, savepoint: bool = False) -> bool:

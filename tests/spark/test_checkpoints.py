@@ -257,7 +257,7 @@ def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tm
             first.wait_for(ready(1))
             first.send_numbers(0, 4)
             first.wait_until_seen(0, 4)
-            sidecar.savepoint(directory=str(savepoints))
+            file = sidecar.savepoint(directory=str(savepoints))
             assert first.named("complete", "aborted") == []
             first.send_numbers(0, 1)
             first.wait_until_seen(0, 5)
@@ -266,10 +266,10 @@ def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tm
             first.wait_for(ready(2))
             first.stop_all()
 
-    (file,) = [path for path in savepoints.rglob("*") if path.is_file()]
+    assert [str(path) for path in savepoints.rglob("*")] == [file]
     second = CountingCoordinator()
     with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=str(file))
+        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=file)
         with running(action_of(spark, handle, 1, Counting)) as outcome:
             second.wait_for(ready(1))
             second.stop_all()

@@ -16,6 +16,7 @@ import pytest
 
 from actors.coordination import OperatorCoordinator
 from protocol.wire.keys import KeyRing
+from spark_bridge.certificates import certificate_digest
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
@@ -58,9 +59,12 @@ class Served:
 
 
 @asynccontextmanager
-async def a_process(config: SidecarConfig | None = None) -> AsyncIterator[Served]:
+async def a_process(config: SidecarConfig | None = None, served: Served | None = None) -> AsyncIterator[Served]:
     """Serve drivers until the block ends."""
-    served = Served()
+    served = served or Served()
+    if config is not None:
+        pin = certificate_digest(config.tls, KEYS)
+        served.address = replace(served.address, certificate_sha256=pin)
     process = SidecarProcess(served.coordinate, config or SidecarConfig(), KEYS, "127.0.0.1", Ports(0, 0, 0))
     listening = anyio.Event()
 

@@ -35,3 +35,24 @@ def test_a_secret_that_exists_is_not_replaced(tmp_path: Path, capsys: pytest.Cap
     assert client.read_text() == "mine"
     assert not (tmp_path / "server" / "secrets").exists()
     assert "File exists" in capsys.readouterr().err
+
+
+def test_a_secret_that_the_server_does_not_get_is_not_left_with_the_client(tmp_path: Path) -> None:  # H162
+    server, client = tmp_path / "server", tmp_path / "ann"
+    (server / "secrets").mkdir(parents=True)  # so it cannot be written
+
+    assert main(["connect-server", str(server), "--new-client", str(client)]) == 1
+
+    assert not client.exists(), "a second try would be refused for it"
+
+
+def test_the_relay_of_a_server_that_runs_is_replaced_as_a_whole(tmp_path: Path) -> None:  # H162
+    """A JVM that has the file open goes on with the one it has."""
+    (tmp_path / "headgate-relay.jar").write_bytes(b"of a former release")
+
+    with (tmp_path / "headgate-relay.jar").open("rb") as opened:
+        assert main(["connect-server", str(tmp_path)]) == 0
+        assert opened.read() == b"of a former release"
+
+    assert [path.name for path in tmp_path.iterdir()] == ["headgate-relay.jar"]
+    assert (tmp_path / "headgate-relay.jar").read_bytes() == jar_bytes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 
@@ -21,7 +22,7 @@ from spark_bridge.bridge.takeover import ActiveStage
 
 __all__ = ["AwaitedRelay"]
 
-JOIN_TRIES = 20
+JOIN_TIMEOUT_S = 30.0
 JOIN_PAUSE_S = 0.25
 GOODBYE_TIMEOUT_S = 5.0
 
@@ -42,12 +43,14 @@ class AwaitedRelay(JvmCommands):
         self._on_fact: OnFact | None = None
         self._on_lost: Callable[[RelayError], None] = lambda error: None
         self._early: list[RelayedFact] = []
+        self._broken = anyio.Event()  # the connection that stands now
         super().__init__(
             RelayServer(
                 self._hear,
                 self.statistics,
                 keys,
                 on_lost=self._lost,
+                on_disconnected=self._notice_break,
                 tls=tls,
                 joins=True,
                 reconnect_timeout_s=lost_after_s,
@@ -61,27 +64,31 @@ class AwaitedRelay(JvmCommands):
     async def join(self) -> tuple[ActiveStage, ...]:
         """Wait, without limit, for a driver's JVM, and return its running stages.
 
-        Raises ``RelayStopped`` if the application ends in the meantime.
+        Raises ``RelayError`` if it does not tell them within ``JOIN_TIMEOUT_S`` seconds, whatever it does instead, and
+        ``RelayStopped`` if the application ends in the meantime.
         """
         await self._server.connected_once.wait()
-        await self.hold_back()
-        for _ in range(JOIN_TRIES):
-            try:
-                return await self.active_stages()
-            except RelayStopped:
-                raise
-            except RelayError as error:  # its tables have changed while it was reading them
-                _log.info("active stages query failed, retry scheduled", error=str(error))
-                await asyncio.sleep(JOIN_PAUSE_S)
-        return await self.active_stages()
+        problem = "it does not answer"
+        with anyio.move_on_after(JOIN_TIMEOUT_S):
+            await self.hold_back()
+            while True:
+                try:
+                    return await self.active_stages()
+                except RelayStopped:
+                    raise
+                except RelayError as error:  # its tables have changed while it was reading them
+                    problem = str(error)
+                    _log.info("active stages query failed, retry scheduled", error=problem)
+                    await asyncio.sleep(JOIN_PAUSE_S)
+        raise RelayError(f"the driver's JVM has not told its running stages within {JOIN_TIMEOUT_S:g} s: {problem}")
 
     @property
     def driver(self) -> bytes | None:
         """The identity of the driver whose JVM is expected or served; None if any may come."""
         return self._server.driver
 
-    def expect(self, driver: bytes) -> None:
-        """Only this driver's JVM may connect. No effect once one has."""
+    def expect(self, driver: bytes | None) -> None:
+        """Only this driver's JVM may connect; None: any may. No effect once one has."""
         if not self.joined:
             self._server.driver = driver
 
@@ -109,6 +116,31 @@ class AwaitedRelay(JvmCommands):
     def connected(self) -> bool:
         """Whether a driver's JVM is connected now."""
         return self._server.linked
+
+    @property
+    def lost(self) -> bool:
+        """Whether the application is over, or the connection to the driver's JVM is broken."""
+        return self.over.is_set() or self._server.broken
+
+    async def answers(self) -> bool:
+        """Whether the driver's JVM is connected and not frozen. False as soon as its connection breaks."""
+        answered = False
+        if self.connected:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._cancel_if_broken, tasks.cancel_scope)
+                with suppress(RelayError):
+                    await self.ping()
+                    answered = True
+                tasks.cancel_scope.cancel()
+        return answered
+
+    async def _cancel_if_broken(self, scope: anyio.CancelScope) -> None:
+        await self._broken.wait()
+        scope.cancel()
+
+    def _notice_break(self) -> None:
+        broken, self._broken = self._broken, anyio.Event()
+        broken.set()
 
     def detach(self) -> None:
         """The driver has left and will not come back, so it is not waited for."""

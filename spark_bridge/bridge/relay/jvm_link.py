@@ -104,6 +104,8 @@ class RelayServer:
         self._link: Connection | None = None
         self.connected_once = asyncio.Event()
         """Set once the JVM has connected for the first time."""
+        self.broken = False
+        """Whether the JVM's connection has ended, other than by ``close``, and does not stand again."""
         self._end_expected = False
         self._lost_timer: asyncio.TimerHandle | None = None
         self._last_sequence = 0
@@ -195,7 +197,11 @@ class RelayServer:
         if self._over is not None:
             connection.abort("the relay is closed")
             return
+        if self.driver not in (None, connection.authenticated_as):  # it has become another one during the handshake
+            connection.abort("another driver is expected")
+            return
         connection.identified()
+        self.broken = False
         self.driver = connection.authenticated_as
         before, self._link = self._link, connection
         if before is not None:
@@ -220,6 +226,7 @@ class RelayServer:
         self._link = None
         if self._over is None and not self._end_expected:
             _log.warning("relay connection lost", cause=reason)
+            self.broken = True
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
             if self._on_disconnected is not None:
                 self._on_disconnected()

@@ -55,7 +55,7 @@ class Fetch:
                 file.flush()
                 part.rename(self._files.file_of(self.digest))
         except OSError:  # the disk is full, or the folder is gone
-            with suppress(OSError):
+            with suppress(OSError):  # if another process has begun meanwhile, it keeps the value for itself
                 part.unlink()
             return False
         self._files.remove_old()

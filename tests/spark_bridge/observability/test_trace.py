@@ -275,3 +275,24 @@ def test_an_operator_that_is_coordinated_again_is_hooked_again(bench: Bench) -> 
     assert type(bench.operator.statistics.confirm_us).__name__ == "ConfirmHook"
     bench.close()
     assert bench.operator.watch.on_end is None
+
+
+@pytest.mark.parametrize("content", ["mine", "[\n  1\n]\n", "{}"])
+def test_a_file_that_is_not_a_trace_is_not_replaced(content: str, tmp_path: Path) -> None:  # H162
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(FileExistsError, match="there is a file that is not a trace"):
+        TraceFile(path)
+    assert path.read_text() == content
+
+
+def test_a_trace_that_another_sidecar_writes_is_not_replaced_and_a_finished_one_is(tmp_path: Path) -> None:  # H162
+    path = tmp_path / "trace.json"
+    first = TraceFile(path)
+    first.add({"name": "of the first", "ph": "i", "pid": 1, "tid": 0, "ts": 0})
+    with pytest.raises(FileExistsError, match="another sidecar is writing its trace there"):
+        TraceFile(path)
+    first.close()
+    assert [event["name"] for event in events_of(path)] == ["of the first", "end of trace"]
+    TraceFile(path).close()
+    assert [event["name"] for event in events_of(path)] == ["end of trace"]
