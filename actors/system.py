@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from actors.actor import Actor
 from actors.background import Background
@@ -38,6 +37,7 @@ from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
 from actors.signals import StopCommand
 from actors.supervision import Supervision
+from actors.threads import USER
 from actors.waits import WaitBoard, current_actor
 
 M = TypeVar("M")
@@ -105,7 +105,6 @@ class ActorSystem:
         self.works: set[Background] = set()
         self._tasks: anyio.abc.TaskGroup
         self._body = anyio.CancelScope()
-        self._thread_limiter: anyio.CapacityLimiter | None = None
 
     async def __aenter__(self) -> ActorSystem:
         if self._running or self._over:
@@ -383,8 +382,6 @@ class ActorSystem:
 
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread. A cancellation leaves the thread to end by itself."""
-        if self._thread_limiter is None:
-            self._thread_limiter = anyio.CapacityLimiter(40)
 
         def call() -> T:
             try:
@@ -394,7 +391,7 @@ class ActorSystem:
             except BaseException as error:  # a future that carries a GeneratorExit closes the coroutine that awaits it
                 raise as_exception(getattr(function, "__qualname__", repr(function)), error) from error
 
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._thread_limiter)
+        return await USER.run(call, abandon_on_cancel=True)
 
 
 _MAILBOX = MailboxConfig()

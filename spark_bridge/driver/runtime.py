@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
+from actors.threads import ACTIONS, DRIVER, USER
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -138,7 +140,7 @@ class SidecarRuntime(PartFactories):
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
-            self._encryption = await anyio.to_thread.run_sync(encryption, config.tls, self._driver.keys)
+            self._encryption = await DRIVER.run(encryption, config.tls, self._driver.keys)
             self._server = AuthenticatedServer(
                 self._router,
                 lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
@@ -278,7 +280,7 @@ class SidecarRuntime(PartFactories):
         async def close() -> None:
             call.close()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(server.close)
+                await DRIVER.run(server.close)
 
         stack.push_async_callback(close)
         host, port = server.address
@@ -430,7 +432,7 @@ class SidecarRuntime(PartFactories):
             raise SidecarError("a source is registered with a Spark session, which is not in this process: use Sidecar")
         if parallelism is None:
             parallelism = await self._driver.cores() or 1
-        columns, operator = await anyio.to_thread.run_sync(lambda: (columns_of(source, schema), source.operator))
+        columns, operator = await USER.run(lambda: (columns_of(source, schema), source.operator))
         planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
         coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
         handle = await self.coordinate(name, coordinator, parallelism=parallelism, allow_fewer=True, replace=replace)
@@ -438,7 +440,7 @@ class SidecarRuntime(PartFactories):
             await planner.open()
             stream = await self._streams.serve(name, planner)
             task = handle.subtask(operator)
-            await anyio.to_thread.run_sync(register_source, session, columns, task, stream, handle)
+            await DRIVER.run(register_source, session, columns, task, stream, handle)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.release(name)
@@ -483,7 +485,7 @@ class SidecarRuntime(PartFactories):
         if roots is None and not self._driver.is_here:
             roots = [] if self._config.storage is None else [self._config.storage]
         if roots is not None:
-            await anyio.to_thread.run_sync(check_savepoint_directory, directory, roots)
+            await self._storage.run_in_thread(partial(check_savepoint_directory, directory, roots))
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
     @must_be_awaited
@@ -555,7 +557,7 @@ class SidecarRuntime(PartFactories):
 
         async def call(action_id: str) -> T:
             try:
-                return await anyio.to_thread.run_sync(call_marked, action_id, abandon_on_cancel=True)
+                return await ACTIONS.run(call_marked, action_id, abandon_on_cancel=True)
             except anyio.get_cancelled_exc_class():
                 self.fail_action(action_id, "the caller that awaited this job was cancelled")
                 raise

@@ -8,10 +8,10 @@ import secrets
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import anyio
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from actors.threads import DRIVER
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -137,19 +137,17 @@ class LocalDriver:
         return self._given if isinstance(self._given, SparkSession) else SparkSession.builder.getOrCreate()
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        await anyio.to_thread.run_sync(check_worker_python, self.spark_context)
-        return await anyio.to_thread.run_sync(
-            advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host
-        )
+        await DRIVER.run(check_worker_python, self.spark_context)
+        return await DRIVER.run(advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host)
 
     async def task_failures_max(self) -> int | None:
-        return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
+        return await DRIVER.run(task_failures_max, self.spark_context)
 
     async def cores(self) -> int | None:
-        return await anyio.to_thread.run_sync(task_slots, self.spark_context)
+        return await DRIVER.run(task_slots, self.spark_context)
 
     async def encrypts_files(self) -> bool:
-        return await anyio.to_thread.run_sync(encrypts_files, self.spark_context)
+        return await DRIVER.run(encrypts_files, self.spark_context)
 
     def open_relay(
         self,
@@ -170,7 +168,7 @@ class LocalDriver:
         )
 
     async def equip(self) -> None:
-        await anyio.to_thread.run_sync(ship_packages, self.spark_context)
+        await DRIVER.run(ship_packages, self.spark_context)
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         return marked(self.spark_context, action_id)

@@ -22,6 +22,7 @@ from pyspark import java_gateway
 
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
+from actors.threads import DRIVER
 from protocol.facts import (
     ApplicationEnded,
     EngineFact,
@@ -211,7 +212,7 @@ class Py4jRelay:
         """See ``Relay.start``. A start that fails leaves nothing behind."""
         self._loop = asyncio.get_running_loop()
         try:
-            await anyio.to_thread.run_sync(self._attach)
+            await DRIVER.run(self._attach)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -221,7 +222,7 @@ class Py4jRelay:
         """See ``Relay.close``."""
         self._over = self._over or "the relay is closed"
         self._loop = None  # facts from the callback threads are dropped from now on
-        await anyio.to_thread.run_sync(self._detach)
+        await DRIVER.run(self._detach)
 
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         """See ``Relay.kill_task``."""
@@ -260,7 +261,7 @@ class Py4jRelay:
             return call(self._context._jsc.sc())
 
         try:
-            return await anyio.to_thread.run_sync(run)
+            return await DRIVER.run(run)
         except (Py4JError, AttributeError, OSError) as problem:  # AttributeError: _jsc is None
             if self._context._jsc is None:
                 raise RelayStopped("the SparkContext has stopped") from problem
