@@ -25,6 +25,7 @@ import anyio
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
+from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
 from protocol.barrier_tracker import CheckpointConfig
@@ -112,6 +113,7 @@ class SidecarRuntime(PartFactories):
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
         self._wire_limits = WireLimits.for_events(config.event_bytes_max)
+        self._host = Host("headgate sidecar", self._enter, self._leave)
         self._stack = AsyncExitStack()
         self._system: ActorSystem
         self._server: AuthenticatedServer
@@ -135,6 +137,19 @@ class SidecarRuntime(PartFactories):
         """Whether it was entered and has been left."""
 
     async def __aenter__(self) -> SidecarRuntime:
+        return await self._host.enter()
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
+        self._running = False
+        return await self._host.leave(exception_type, exception, traceback)
+
+    async def _enter(self) -> SidecarRuntime:
         config = self._config
         self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._patience = anyio.CancelScope()
@@ -223,13 +238,12 @@ class SidecarRuntime(PartFactories):
         log.info("sidecar running", host=host, port=port, relay=self._relay.kind)
         return self
 
-    async def __aexit__(
+    async def _leave(
         self,
         exception_type: type[BaseException] | None,
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
         self._running = False
         try:
             result = await self._stack.__aexit__(exception_type, exception, traceback)
