@@ -33,15 +33,45 @@ class WholeCalls:
         self._require_running = require_running
         self._turns: dict[str, anyio.Lock] = {}
 
-    async def run(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, name: str, call: Callable[[], Awaitable[T]], *, certain: bool = False) -> T:
         """Return the result of ``call``, which is the only one for ``name`` until it has ended.
 
-        If the caller is cancelled, so is ``call``, by a cancel scope: what it shields continues. The cancellation is
-        raised when ``call`` has ended. Raises ``SidecarNotRunning`` if the sidecar ends first.
+        If the caller is cancelled, so is ``call``, by a cancel scope, unless it is ``certain``: what it shields
+        continues. The cancellation is raised when ``call`` has ended. Raises ``SidecarNotRunning`` if the sidecar ends
+        first.
         """
-        async with self._turn(name):
-            self._require_running()
-            return await self._whole(name, call)
+        self._require_running()
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        scope = anyio.CancelScope()
+        self._system.start_task(self._carry_out, name, call, outcome, scope, name=f"call for {name}")
+        cancelled: asyncio.CancelledError | None = None
+        while not outcome.done():
+            try:
+                with anyio.CancelScope(shield=cancelled is not None):
+                    await asyncio.wait([outcome])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if not certain:
+                    scope.cancel()
+        if cancelled is not None:
+            raise cancelled from None if outcome.cancelled() else outcome.exception()
+        if outcome.cancelled():
+            raise SidecarNotRunning(f"the sidecar was closed before the call for operator {name!r} had ended")
+        return outcome.result()
+
+    async def _carry_out(
+        self, name: str, call: Callable[[], Awaitable[T]], outcome: asyncio.Future[T], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                async with self._turn(name):
+                    self._require_running()
+                    outcome.set_result(await call())
+        except Exception as error:
+            outcome.set_exception(error)
+        finally:
+            if not outcome.done():  # it was cancelled
+                outcome.cancel()
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
@@ -52,32 +82,3 @@ class WholeCalls:
         finally:
             if not turn.locked() and not turn.statistics().tasks_waiting:
                 self._turns.pop(name, None)
-
-    async def _whole(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        scope = anyio.CancelScope()
-
-        async def carry_out() -> None:
-            try:
-                with scope:
-                    outcome.set_result(await call())
-            except Exception as error:
-                outcome.set_exception(error)
-            finally:
-                if not outcome.done():  # it was cancelled
-                    outcome.cancel()
-
-        self._system.start_task(carry_out, name=f"call for {name}")
-        cancelled: asyncio.CancelledError | None = None
-        while not outcome.done():
-            try:
-                with anyio.CancelScope(shield=cancelled is not None):
-                    await asyncio.wait([outcome])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                scope.cancel()
-        if cancelled is not None:
-            raise cancelled from None if outcome.cancelled() else outcome.exception()
-        if outcome.cancelled():
-            raise SidecarNotRunning(f"the sidecar was closed before the call for operator {name!r} had ended")
-        return outcome.result()

@@ -593,7 +593,7 @@ class SidecarRuntime(PartFactories):
     async def end_trace(self, *tracings: Tracing) -> None:
         """End those that are still being written. Idempotent."""
         if self._running and self._tracing in tracings:
-            await self._calls.run(_TRACE, self._end_trace)
+            await self._calls.run(_TRACE, self._end_trace, certain=True)
 
     async def _start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
         if self._tracing is not None:
