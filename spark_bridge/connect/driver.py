@@ -96,3 +96,6 @@ class ConnectDriver:
             except Exception:
                 self._relay.look_for_session()
                 raise
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Each job is cancelled when it has started."""

@@ -39,7 +39,7 @@ from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
+from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns, StopActions
 from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
@@ -626,15 +626,23 @@ class SidecarRuntime(PartFactories):
         """
         runs = self.action_runs(operators)
 
+        cancelled = threading.Event()
+
         def call_marked(action_id: str) -> T:
             with self._driver.marked(action_id):
+                if cancelled.is_set():  # nobody waits for the result any more
+                    raise SidecarError("the action was cancelled before it began")
                 return action()
 
         async def call(action_id: str) -> T:
             try:
                 return await ACTIONS.run(call_marked, action_id, abandon_on_cancel=True)
             except anyio.get_cancelled_exc_class():
-                self.fail_action(action_id, "the caller that awaited this job was cancelled")
+                cancelled.set()
+                cause = "the caller that awaited this job was cancelled"
+                self.fail_action(action_id, cause)
+                with suppress(SidecarNotRunning):
+                    await self._calls.run(f"/{action_id}", partial(self.stop_action, action_id, cause), certain=True)
                 raise
 
         return await run_with_restarts(runs, restart, call)
@@ -659,8 +667,19 @@ class SidecarRuntime(PartFactories):
         self._running_jobs.begin_action(action_id, operator_ids, found=found)
 
     def fail_action(self, action_id: str, cause: str) -> None:
-        """Fail the runs of the action, as far as they are known, with their Spark jobs."""
+        """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
         self._bridge_ref.tell(FailRuns(cause, self._running_jobs.operators_of(action_id)))
+        self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
+
+    async def stop_action(self, action_id: str, cause: str) -> None:
+        """``fail_action``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
+        operator_ids, action_ids = self._running_jobs.operators_of(action_id), frozenset([action_id])
+        self.fail_action(action_id, cause)
+        await self._driver.forbid(action_id, cause)
+        with suppress(ActorError):  # no answer in time, or the sidecar is being left
+            await self._bridge_ref.ask(
+                lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
+            )
 
     def end_action(self, action_id: str) -> None:
         self._running_jobs.end_action(action_id)
@@ -719,7 +738,7 @@ class SidecarRuntime(PartFactories):
         with anyio.CancelScope(shield=True):
             try:
                 running = await self._await_ends()
-                if running:
+                if running or self._running_jobs.action_ids or self._running_jobs.stopped_jobs:
                     await self._fail_runs()
                 with self._patience:
                     self._uncommitted = await self._uncommitted_without(running)
@@ -729,7 +748,12 @@ class SidecarRuntime(PartFactories):
 
     async def _fail_runs(self) -> None:
         timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        action_ids = self._running_jobs.action_ids  # their jobs may be queued, so that no operator has a run yet
         self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
+        self._bridge_ref.tell(StopActions(CLOSED_WHILE_RUNNING, action_ids))
+        with anyio.move_on_after(timeout_s):
+            for action_id in action_ids:
+                await self._driver.forbid(action_id, CLOSED_WHILE_RUNNING)
         try:
             await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
         except AskTimeout as error:

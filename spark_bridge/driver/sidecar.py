@@ -346,8 +346,9 @@ class Sidecar(PartFactories):
             except BaseException as error:
                 interrupted = _is_interrupt(error)
                 if interrupted or not isinstance(error, Exception):  # PySpark would leave the job running
-                    with suppress(RuntimeError):  # the sidecar was closed in the meantime
-                        portal.call(runtime.fail_action, runs.action_id, "the action was interrupted")
+                    stop = partial(runtime.stop_action, runs.action_id, "the action was interrupted")
+                    with suppress(SidecarNotRunning):  # the sidecar was closed in the meantime
+                        call_on_loop(portal, stop)
                 if interrupted and isinstance(error, Exception):
                     raise KeyboardInterrupt from error
                 raise

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from pyspark import SparkContext
@@ -17,7 +17,7 @@ from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 from spark_bridge.certificates import Encryption
-from spark_bridge.driver.actions import marked
+from spark_bridge.driver.actions import ActionMarks
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
@@ -104,6 +104,10 @@ class SparkDriver(Protocol):
         """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
         ...
 
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Have Spark refuse what the thread of the action submits from now on, as far as that is possible here."""
+        ...
+
 
 def driver_of(spark: Any) -> SparkDriver:
     """The driver of a session or context, classic or of Spark Connect.
@@ -125,6 +129,7 @@ class LocalDriver:
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
+        self._marks = ActionMarks(self.spark_context)
         self._given = spark
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
         self.is_here = True
@@ -171,7 +176,10 @@ class LocalDriver:
         await DRIVER.run(ship_packages, self.spark_context)
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return marked(self.spark_context, action_id)
+        return self._marks.marked(action_id)
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        await DRIVER.run(self._marks.forbid, action_id, reason)
 
 
 class RemoteDriver:
@@ -214,4 +222,7 @@ class RemoteDriver:
         """Done by the driver, before it attached."""
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return marked(None, action_id)  # the driver does it
+        return nullcontext()  # the driver does it
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Each job is cancelled when it has started."""

@@ -113,3 +113,6 @@ class SimulatedDriver:
     def marked(self, action_id: str) -> Iterator[None]:
         self.marked_actions.append(action_id)
         yield
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        self.forbidden.append(action_id)

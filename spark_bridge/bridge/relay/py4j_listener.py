@@ -50,6 +50,7 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_link import deliver
 from spark_bridge.bridge.relay.records import RelayedFact, shorten
+from spark_bridge.task_entry import ACTION_PROPERTY
 
 BUS_QUEUE = "headgate-py4j"
 
@@ -76,7 +77,12 @@ def _each(sequence: Any) -> Iterator[Any]:
 
 
 def _job_started(event: Any) -> JobStarted:
-    return JobStarted(event.jobId(), tuple(stage.stageId() for stage in _each(event.stageInfos())))
+    stage_ids = tuple(stage.stageId() for stage in _each(event.stageInfos()))
+    return JobStarted(event.jobId(), stage_ids, _action_of(event.properties()))
+
+
+def _action_of(properties: Any) -> str:
+    return "" if properties is None else str(properties.getProperty(ACTION_PROPERTY, ""))
 
 
 def _job_ended(event: Any) -> JobEnded:
@@ -353,8 +359,12 @@ def _active_jobs(java_context: Any) -> list[JobStarted]:
     """The start of each active job, which may be known already: the bus may have dropped some."""
     scheduler = java_context.dagScheduler()
     try:
-        job_ids = list(_each(scheduler.jobIdToActiveJob().keys()))
-        return [JobStarted(job_id, tuple(_each(scheduler.jobIdToStageIds().apply(job_id)))) for job_id in job_ids]
+        return [
+            JobStarted(
+                job.jobId(), tuple(_each(scheduler.jobIdToStageIds().apply(job.jobId()))), _action_of(job.properties())
+            )
+            for job in list(_each(scheduler.jobIdToActiveJob().values()))
+        ]
     except Py4JJavaError:  # the tables have changed in the meantime; the next query finds the jobs
         return []
 
