@@ -177,6 +177,6 @@ class ActorContext(ABC, Generic[M]):
     ) -> Background:
         """Run a blocking function in a worker thread; otherwise like ``run``.
 
-        A system uses at most 40 worker threads at a time. A thread cannot be cancelled: if the actor ends first, the
-        thread runs to its own end and its result is discarded.
+        Each call has a thread at once, however many others wait in theirs. A thread cannot be cancelled: if the actor
+        ends first, the thread runs to its own end and its result is discarded.
         """

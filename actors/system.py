@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from actors.actor import Actor
 from actors.background import Background
@@ -33,11 +32,13 @@ from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlo
 from actors.exits import as_exception, contained
 from actors.gate import Gate
 from actors.hooks import Hook
+from actors.host import Host
 from actors.logs import get_logger
 from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
 from actors.signals import StopCommand
 from actors.supervision import Supervision
+from actors.threads import USER
 from actors.waits import WaitBoard, current_actor
 
 M = TypeVar("M")
@@ -98,56 +99,65 @@ class ActorSystem:
         self._cells: dict[ActorCell[Any], None] = {}
         self._incarnations = 0
         self._failure: BaseException | None = None
+        self._failed_before = False  # before the body has ended
+        self._entered = False
         self._running = False
         self._over = False
         self._hurried = False
         self._actor_tasks: set[asyncio.Task[None]] = set()
         self.works: set[Background] = set()
         self._tasks: anyio.abc.TaskGroup
-        self._body = anyio.CancelScope()
-        self._thread_limiter: anyio.CapacityLimiter | None = None
+        self._host = Host(f"actor system {name}", self._enter, self._leave)
 
     async def __aenter__(self) -> ActorSystem:
-        if self._running or self._over:
+        if self._entered:
             raise SystemNotRunning(self.name, "can be entered only once")
+        self._entered = True
+        return await self._host.enter()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        self._stop_all()
+        return await self._host.leave(exc_type, exc, tb)
+
+    def _stop_all(self) -> None:
+        """The body has ended: accept no new actors, and let the others stop. Idempotent."""
+        if self._running:
+            self._running = False
+            self._failed_before = self._failure is not None
+            for cell in reversed(self._top.values()):
+                cell.mailbox.signal(StopCommand())
+
+    async def _enter(self) -> ActorSystem:
         self.loop = asyncio.get_running_loop()
         self.clock = self._given_clock if self._given_clock is not None else LoopClock()
         self.waits = WaitBoard(self.clock.now)
         self.deadlines = Deadlines(self.clock)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._body.__enter__()
         self._running = True
         return self
 
-    async def __aexit__(
+    async def _leave(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        swallowed = self._body.__exit__(exc_type, exc, tb)
-        body_failed = exc is not None and not swallowed
-        failure_came_first = self._failure is not None
+        self._stop_all()
+        body_failed = exc is not None
         try:
-            self._running = False
             if anyio.current_effective_deadline() == -math.inf:  # a scope around the system is cancelled
                 self._cut_off_all()
             with anyio.CancelScope(shield=True):
-                for cell in reversed(self._top.values()):
-                    cell.mailbox.signal(StopCommand())
                 await self.join(list(self._top.values()))
         except BaseException:
             self._cut_off_all()
             raise
         finally:
-            await self._end_actor_tasks()
-            self._tasks.cancel_scope.cancel()
-            abandon = self.loop.call_later(ABANDON_S, self._abandon_all)
-            await self._tasks.__aexit__(None, None, None)
-            abandon.cancel()
-            self._over = True
-            for cell in tuple(self._cells):
-                cell.finish(ActorStopped(cell.path, "was never started"))
-            self.deadlines.close()
-        if self._failure is not None and (failure_came_first or not body_failed):
+            try:
+                await self._end_actor_tasks()
+            finally:
+                await self._end_other_tasks()
+        if self._failure is not None and (self._failed_before or not body_failed):
             raise self._failure
 
     def _cut_off_all(self) -> None:
@@ -159,6 +169,18 @@ class ActorSystem:
             cell.abandon()
         for work in tuple(self.works):
             work.abandon(self.log)
+
+    async def _end_other_tasks(self) -> None:
+        self._tasks.cancel_scope.cancel()
+        abandon = self.loop.call_later(ABANDON_S, self._abandon_all)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            abandon.cancel()
+            self._over = True
+            for cell in tuple(self._cells):
+                cell.finish(ActorStopped(cell.path, "was never started"))
+            self.deadlines.close()
 
     async def _end_actor_tasks(self) -> None:
         """Wait until no actor's task is left, however often the caller is cancelled."""
@@ -296,7 +318,7 @@ class ActorSystem:
         if self._failure is None:
             self._failure = cause
             self.log.error("actor system failed", exc_info=cause)
-            self._body.cancel()
+            self._host.cancel_body()
 
     def request_stop(self, cell: ActorCell[Any]) -> None:
         """Stop an actor, and ensure in the background that it ends within the deadline."""
@@ -383,8 +405,6 @@ class ActorSystem:
 
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread. A cancellation leaves the thread to end by itself."""
-        if self._thread_limiter is None:
-            self._thread_limiter = anyio.CapacityLimiter(40)
 
         def call() -> T:
             try:
@@ -394,7 +414,7 @@ class ActorSystem:
             except BaseException as error:  # a future that carries a GeneratorExit closes the coroutine that awaits it
                 raise as_exception(getattr(function, "__qualname__", repr(function)), error) from error
 
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._thread_limiter)
+        return await USER.run(call, abandon_on_cancel=True)
 
 
 _MAILBOX = MailboxConfig()

@@ -140,7 +140,8 @@ async def _talk(session: Any) -> AsyncIterator[Talk]:
     async with asyncio.TaskGroup() as group, Sidecar(session) as sidecar:
         handle = await sidecar.coordinate("bench", lambda: coordinator, parallelism=1, mode="streaming")
         job = group.create_task(asyncio.to_thread(_run, session, handle))
-        await asyncio.wait_for(coordinator.ready.wait(), START_S)
+        async with asyncio.timeout(START_S):
+            await coordinator.ready.wait()
         yield Talk(sidecar, coordinator)
         await (await coordinator.gateway.send_event(STOP))
         await job

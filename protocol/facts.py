@@ -40,6 +40,7 @@ class TaskState(Enum):
 class JobStarted:
     job_id: int
     stage_ids: tuple[int, ...]
+    action: str = ""  # the driver's call that the job belongs to; empty if it belongs to none
 
 
 @value

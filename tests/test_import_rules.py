@@ -98,7 +98,16 @@ LAYERS = (
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(
         "spark_bridge/storage/",
-        STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "actors.logs", "protocol", "anyio", "fsspec"},
+        STDLIB
+        | {
+            "spark_bridge.storage",
+            "spark_bridge.errors",
+            "actors.logs",
+            "actors.threads",
+            "protocol",
+            "anyio",
+            "fsspec",
+        },
     ),
     Layer(
         "spark_bridge/command.py",

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyio.to_thread import run_sync
-
 from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from actors.threads import USER
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 
@@ -101,7 +100,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
         if self._every_s is not None or not self._is_restored:
-            self._add(await run_sync(lambda: list(self._discover())))
+            self._add(await USER.run(lambda: list(self._discover())))
         self._look_again()
 
     def _look_again(self) -> None:

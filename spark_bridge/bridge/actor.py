@@ -39,7 +39,7 @@ from protocol.attempts import (
     SubtaskReset,
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.facts import FactsDropped, JobStarted
+from protocol.facts import EngineFact, FactsDropped, JobStarted
 from protocol.machine import TimePassed
 from protocol.wire.messages import RefusalCode, Refused, Register
 from spark_bridge.bridge.messages import (
@@ -51,6 +51,7 @@ from spark_bridge.bridge.messages import (
     RegistrationAbandoned,
     RegistrationReceived,
     RemoveOperator,
+    StopActions,
     UnknownAttemptResumed,
     ViewAttempts,
     ViewRun,
@@ -91,15 +92,13 @@ class BridgeActor(DirectActor[BridgeMessage]):
         now = context.clock.now()
         match message:
             case RelayedFact(fact, callback_us):
-                self._running.hear(fact)
-                if isinstance(fact, FactsDropped):
-                    self._peer_log.warning("Spark facts dropped", count=fact.count)
+                self._hear(context, fact)
                 self._carry_out(context, self._ledger.handle(fact, now), callback_us)
             case RegistrationReceived():
                 self._register(context, message, now)
             case RegistrationAbandoned(connection_id):
                 self._abandon_registration(context, connection_id, now)
-            case AddOperator() | RemoveOperator() | AwaitRunsOver() | FailRuns() | InheritRuns():
+            case AddOperator() | RemoveOperator() | AwaitRunsOver() | FailRuns() | StopActions() | InheritRuns():
                 self._handle_driver(context, message, now)
             case ViewRun(operator_id, reply_to):
                 reply_to.answer(self._ledger.view_run(operator_id))
@@ -120,10 +119,19 @@ class BridgeActor(DirectActor[BridgeMessage]):
         if self._awaiting_end:
             self._answer_those_who_await_the_end()
 
+    def _hear(self, context: ActorContext[BridgeMessage], fact: EngineFact) -> None:
+        self._running.hear(fact)
+        match fact:
+            case JobStarted(job_id=job_id, action=action):
+                if why := self._running.why_stopped(action):
+                    self._commands.ask(context, CancelJobs((job_id,), why))
+            case FactsDropped(count):
+                self._peer_log.warning("Spark facts dropped", count=count)
+
     def _handle_driver(
         self,
         context: ActorContext[BridgeMessage],
-        message: AddOperator | RemoveOperator | AwaitRunsOver | FailRuns | InheritRuns,
+        message: AddOperator | RemoveOperator | AwaitRunsOver | FailRuns | StopActions | InheritRuns,
         now: float,
     ) -> None:
         """Handle what the driver's half of the sidecar asks for."""
@@ -141,6 +149,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     if operator_ids is None or operator_id in operator_ids:
                         failure = GlobalFailureRaised(operator_id, cause)
                         self._carry_out(context, self._ledger.handle(failure, now), None)
+            case StopActions(cause, action_ids):
+                self._commands.ask(context, CancelJobs(self._running.stop_actions(action_ids, cause), cause))
             case InheritRuns(runs):
                 self._inherited = runs
                 for job_id, stage_ids in runs.job_stages().items():
@@ -150,9 +160,14 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     def _answer_those_who_await_the_end(self) -> None:
         waiting, self._awaiting_end = self._awaiting_end, []
-        running = self._running.operator_ids
+        running, stopped_jobs = self._running.operator_ids, self._running.stopped_jobs
         for request in waiting:
-            if running if request.operator_ids is None else not request.operator_ids.isdisjoint(running):
+            if request.operator_ids is None:
+                goes_on = bool(running or stopped_jobs)
+            else:
+                jobs = self._running.jobs_of(request.action_ids)
+                goes_on = bool(jobs) or not request.operator_ids.isdisjoint(running)
+            if goes_on:
                 self._awaiting_end.append(request)
             elif request.reply_to.open:
                 request.reply_to.answer(None)
@@ -171,6 +186,13 @@ class BridgeActor(DirectActor[BridgeMessage]):
     def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
+        why = self._running.why_stopped(message.message.action)
+        if why:  # its job is being cancelled
+            task_attempt_id = message.message.task_attempt_id
+            self._refuse(
+                context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, why)
+            )
+            return
         self._running.registered(message.message.run_id, message.message.action)
         cause, job_ids = self._inherited.why_not_resumable(message.message.run_id)
         if cause:

@@ -24,6 +24,7 @@ __all__ = [
     "RegistrationAbandoned",
     "RegistrationReceived",
     "RemoveOperator",
+    "StopActions",
     "UnknownAttemptResumed",
     "ViewAttempts",
     "ViewRun",
@@ -51,10 +52,14 @@ class RemoveOperator:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRunsOver:
-    """Answered as soon as no operator, or none of ``operator_ids``, has a run."""
+    """Answered as soon as no operator has a run and no job of a stopped action is left.
+
+    With ``operator_ids``, only these operators and the jobs of ``action_ids`` count.
+    """
 
     reply_to: Reply[None]
     operator_ids: frozenset[str] | None = None
+    action_ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,14 @@ class FailRuns:
 
     cause: str
     operator_ids: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopActions:
+    """Cancel every Spark job of these actions, including those that start later, for this cause."""
+
+    cause: str
+    action_ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,7 @@ BridgeMessage = (
     | RemoveOperator
     | AwaitRunsOver
     | FailRuns
+    | StopActions
     | InheritRuns
     | UnknownAttemptResumed
     | RegistrationReceived

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from actors.coordination import ResetNotSupported
@@ -53,17 +54,25 @@ class RunningJobs:
         self._action_of_run: dict[int, str] = {}
         self._action_of_operator: dict[str, str] = {}  # of its latest run
         self._actions: dict[str, _Action] = {}
+        self._action_of_job: dict[int, str] = {}
+        self._stopped: dict[str, str] = {}  # actions of which no job may run any more, and why
+        self.application_ended = False
         self._refused: dict[str, ResetNotSupported] = {}  # by operator: of the run that is about to start
 
     def hear(self, fact: EngineFact) -> None:
         """Spark reports a fact, in the order of the bus."""
         match fact:
-            case JobStarted(job_id=job_id, stage_ids=stage_ids):
+            case JobStarted(job_id=job_id, stage_ids=stage_ids, action=action):
                 self._stages_of_job[job_id] = frozenset(stage_ids)
+                if action:
+                    self._action_of_job[job_id] = action
             case JobEnded(job_id=job_id):
                 self._stages_of_job.pop(job_id, None)
+                self._action_of_job.pop(job_id, None)
             case ApplicationEnded():
                 self._stages_of_job.clear()
+                self._action_of_job.clear()
+                self.application_ended = True
 
     def note(self, effect: LedgerEffect) -> None:
         """The ledger has made a decision."""
@@ -111,12 +120,39 @@ class RunningJobs:
     def end_action(self, action_id: str) -> None:
         self._actions.pop(action_id, None)
 
+    def stop_actions(self, action_ids: Collection[str], why: str) -> tuple[int, ...]:
+        """No job of these actions may run any more. Returns those that do."""
+        for action_id in action_ids:
+            while len(self._stopped) >= ACTIONS_KEPT:
+                del self._stopped[next(iter(self._stopped))]
+            self._stopped[action_id] = why
+        return self.jobs_of(action_ids)
+
+    def why_stopped(self, action_id: str) -> str:
+        """Why no job of the action may run any more; empty if they may."""
+        return self._stopped.get(action_id, "")
+
+    def jobs_of(self, action_ids: Collection[str]) -> tuple[int, ...]:
+        """The jobs of these actions that have not ended, as far as their start is known."""
+        return tuple(sorted(job_id for job_id, action_id in self._action_of_job.items() if action_id in action_ids))
+
+    @property
+    def stopped_jobs(self) -> tuple[int, ...]:
+        """The jobs of stopped actions that have not ended."""
+        return self.jobs_of(self._stopped)
+
+    @property
+    def action_ids(self) -> frozenset[str]:
+        """The actions that are being called now."""
+        return frozenset(self._actions)
+
     def knows(self, action_id: str) -> bool:
         return action_id in self._actions
 
     def operators_of(self, action_id: str) -> frozenset[str]:
         """The operators whose tasks have run in this action, as far as is known now."""
-        return self._actions[action_id].operator_ids
+        action = self._actions.get(action_id)
+        return frozenset() if action is None else action.operator_ids
 
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
@@ -157,6 +193,7 @@ class RunningJobs:
 
     @property
     def job_ids(self) -> list[int]:
-        """The jobs of their runs, as far as their start is known."""
+        """The jobs of their runs, and of actions that are stopped, as far as their start is known."""
         runs = set(self._run_of_operator.values())
-        return sorted(job_id for job_id, stages in self._stages_of_job.items() if stages & runs)
+        of_runs = {job_id for job_id, stages in self._stages_of_job.items() if stages & runs}
+        return sorted(of_runs.union(self.stopped_jobs))

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import anyio
 from pyspark import SparkContext
 
+from actors.threads import DRIVER
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.takeover import InheritedRuns
@@ -42,11 +42,11 @@ class ConnectDriver:
         self._relay: ConnectRelay
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        self._opening = await anyio.to_thread.run_sync(opening_of, config.relay_secret_file)
-        await anyio.to_thread.run_sync(self._session.check_version)
+        self._opening = await DRIVER.run(opening_of, config.relay_secret_file)
+        await DRIVER.run(self._session.check_version)
         own = ""
         if config.bind_host is None or config.advertised_host is None:
-            own = await anyio.to_thread.run_sync(self._session.own_address)
+            own = await DRIVER.run(self._session.own_address)
         bind_host = own if config.bind_host is None else config.bind_host
         given = config.bind_host if config.bind_host not in ("", "0.0.0.0", "::") else None
         self._hosts = bind_host, config.advertised_host or given or own
@@ -56,10 +56,10 @@ class ConnectDriver:
         return None
 
     async def cores(self) -> int | None:
-        return await anyio.to_thread.run_sync(self._session.cores)
+        return await DRIVER.run(self._session.cores)
 
     async def encrypts_files(self) -> bool:
-        return await anyio.to_thread.run_sync(self._session.encrypts_files)
+        return await DRIVER.run(self._session.encrypts_files)
 
     def open_relay(
         self,
@@ -85,8 +85,8 @@ class ConnectDriver:
         return self._relay
 
     async def equip(self) -> None:
-        await anyio.to_thread.run_sync(partial(self._session.ship_packages, needed=isinstance(self._opening, Artifact)))
-        await anyio.to_thread.run_sync(self._session.check_executors, *self._tasks_at)
+        await DRIVER.run(partial(self._session.ship_packages, needed=isinstance(self._opening, Artifact)))
+        await DRIVER.run(self._session.check_executors, *self._tasks_at)
 
     @contextmanager
     def marked(self, action_id: str) -> Iterator[None]:
@@ -96,3 +96,6 @@ class ConnectDriver:
             except Exception:
                 self._relay.look_for_session()
                 raise
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Each job is cancelled when it has started."""

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from actors.logs import get_logger
+from actors.threads import DRIVER
 from protocol.facts import ApplicationEnded
 from protocol.wire.keys import IDENTITY_BYTES, KeyRing, Purpose
 from spark_bridge.bridge.relay import ApplicationLost, OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
@@ -39,7 +40,7 @@ async def look_until(why_gone: Callable[[], str | None], over: Callable[[], bool
     ``why_gone`` blocks, so it runs on another thread.
     """
     while not over():
-        why = await anyio.to_thread.run_sync(why_gone, abandon_on_cancel=True)
+        why = await DRIVER.run(why_gone, abandon_on_cancel=True)
         if why is not None:
             return None if over() else why
         await asyncio.sleep(LOOK_PAUSE_S)
@@ -108,7 +109,7 @@ class ConnectRelay(JvmCommands):
         try:
             address = await self._server.listen(*self._listens_at)
             wanted = Wanted(self._key, address, self._tasks_at, self._lease_s, self._certificate_sha256)
-            await anyio.to_thread.run_sync(self._opening.open, self._session, wanted)
+            await DRIVER.run(self._opening.open, self._session, wanted)
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT_S):
                     await self.hold_back()

@@ -5,50 +5,90 @@
 While the action is called, a local property of Spark holds its id on the calling thread. Spark gives local properties
 to every job that the thread starts, to the threads that Spark itself starts for it, to ``InheritableThread``, and to
 each task of these jobs, which sends the id when it registers. So the action of a run is known as soon as the run is
-known, even if facts are late or lost. Job groups and job tags are not touched.
+known, even if facts are late or lost. The start of each job is a fact that has the id too, so the jobs of an action
+that is cancelled are known before any task runs. Job tags are not touched, and job groups only to refuse the later jobs
+of a cancelled action.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors.logs import get_logger
 from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.task_entry import ACTION_PROPERTY
 
-__all__ = ["ActionRuns", "AwaitsActions", "marked", "names_of"]
+__all__ = ["ActionMarks", "ActionRuns", "AwaitsActions", "names_of"]
 
 log = get_logger("headgate.actions")
 
+_GROUP = "spark.jobGroup.id"
 
-@contextmanager
-def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
-    """Within the block, the jobs of this thread belong to the action.
 
-    Has no effect if Python threads share JVM threads (``PYSPARK_PIN_THREAD=false``), whose local properties would mix,
-    or if Spark cannot be asked.
-    """
-    if context is None or not isinstance(context._gateway, ClientServer):
-        yield
-        return
-    try:
-        before = context.getLocalProperty(ACTION_PROPERTY)
-        context.setLocalProperty(ACTION_PROPERTY, action_id)
-    except Exception as error:  # the context has stopped: the action reports that better
-        log.warning("action property not set", error=repr(error))
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(Exception):
-            context.setLocalProperty(ACTION_PROPERTY, before)  # type: ignore[arg-type]  # None removes it
+class ActionMarks:
+    """The threads that call actions now, with Spark's local properties of each. Any thread; all methods block."""
+
+    def __init__(self, context: SparkContext | None) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._properties: dict[str, Any] = {}  # Java's, by the action
+        self._forbidden: dict[str, str | None] = {}  # the job groups that the threads had before
+
+    @contextmanager
+    def marked(self, action_id: str) -> Iterator[None]:
+        """Within the block, the jobs of this thread belong to the action.
+
+        Has no effect if Python threads share JVM threads (``PYSPARK_PIN_THREAD=false``), whose local properties would
+        mix, or if Spark cannot be asked.
+        """
+        context = self._context
+        if context is None or not isinstance(context._gateway, ClientServer):
+            yield
+            return
+        try:
+            with interrupts_held_back():  # otherwise later jobs of this thread might belong to the action
+                before = context.getLocalProperty(ACTION_PROPERTY)
+                context.setLocalProperty(ACTION_PROPERTY, action_id)
+                self._properties[action_id] = context._jsc.sc().getLocalProperties()
+        except Exception as error:  # the context has stopped: the action reports that better
+            log.warning("action property not set", error=repr(error))
+            yield
+            return
+        try:
+            yield
+        finally:
+            with interrupts_held_back(), suppress(Exception), self._lock:
+                del self._properties[action_id]
+                if action_id in self._forbidden:
+                    context.setLocalProperty(_GROUP, self._forbidden.pop(action_id))  # type: ignore[arg-type]
+                context.setLocalProperty(ACTION_PROPERTY, before)  # type: ignore[arg-type]  # None removes it
+
+    def forbid(self, action_id: str, reason: str) -> None:
+        """Have Spark refuse every job that the thread of this action submits from now on.
+
+        The thread gets a job group that is cancelled together with its future jobs, until the action returns.
+        """
+        with self._lock:
+            properties = self._properties.get(action_id)
+            if properties is None or self._context is None:
+                return
+            group = f"headgate-cancelled-{action_id}"
+            try:
+                before = properties.getProperty(_GROUP)
+                self._context._jsc.sc().cancelJobGroupAndFutureJobs(group, reason)
+                properties.setProperty(_GROUP, group)
+            except Exception as error:  # the context has stopped, and no job starts any more
+                log.debug("jobs of action not forbidden", error=repr(error))
+            else:
+                self._forbidden[action_id] = before
 
 
 def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[str] | None:

@@ -10,20 +10,28 @@ coordinator; the loop contains them in the tasks, callbacks and futures that a c
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
-from collections.abc import Coroutine, Generator
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
+import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors.exits import as_exception
 from actors.logs import get_logger
 from spark_bridge.driver.bounded_selector import BoundedSelector
+from spark_bridge.driver.interrupts import interrupts_held_back
+from spark_bridge.errors import SidecarNotRunning
 
-__all__ = ["SidecarLoop", "start_sidecar_loop"]
+__all__ = ["SidecarLoop", "call_on_loop", "start_sidecar_loop"]
 
+T = TypeVar("T")
 log = get_logger("headgate.loop")
+
+PORTAL_ENDED = "This portal is not running"
+"""What anyio's portal raises, as a plain ``RuntimeError``."""
 
 
 class SidecarLoop(asyncio.SelectorEventLoop):
@@ -76,3 +84,47 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 def start_sidecar_loop() -> AbstractContextManager[BlockingPortal]:
     """Start a thread with such a loop, and return the portal to it."""
     return start_blocking_portal("asyncio", backend_options={"loop_factory": SidecarLoop}, name="headgate-sidecar")
+
+
+def call_on_loop(portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> T:
+    """Call ``function`` on the loop of ``portal``, from another thread, and return its result.
+
+    A ``KeyboardInterrupt`` meanwhile cancels the call, and is raised when that has ended; a second one is raised at
+    once. Raises ``SidecarNotRunning`` if the loop has ended, or ends before the call.
+    """
+    cancelled = threading.Event()
+    scopes: list[anyio.CancelScope] = []
+
+    async def call() -> T:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            if not cancelled.is_set():
+                return await function()
+        raise concurrent.futures.CancelledError
+
+    async def cancel() -> None:
+        cancelled.set()
+        for scope in scopes:
+            scope.cancel()
+
+    with _no_loop_is_not_running():
+        with interrupts_held_back():
+            future = portal.start_task_soon(call)
+        try:
+            return future.result()
+        except KeyboardInterrupt as interrupt:
+            if not future.done():
+                portal.start_task_soon(cancel)
+                concurrent.futures.wait([future])
+            raise interrupt from future.exception() if future.done() and not future.cancelled() else None
+
+
+@contextmanager
+def _no_loop_is_not_running() -> Iterator[None]:
+    """Turn what a portal raises when its loop has ended into ``SidecarNotRunning``."""
+    try:
+        yield
+    except (RuntimeError, concurrent.futures.CancelledError) as error:
+        if isinstance(error, RuntimeError) and str(error) != PORTAL_ENDED:
+            raise
+        raise SidecarNotRunning("the sidecar was closed before this call had ended") from error

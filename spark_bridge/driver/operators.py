@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
@@ -67,6 +69,7 @@ class Operator:
     mode: RestoreMode
     watch: CallWatch
     observed: ObservedOperator
+    handle: OperatorHandle | None = None
     failure: BaseException | None = None
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
@@ -133,7 +136,8 @@ class Operators:
                 "(replace=True does)"
             )
         port = self._storage.port(operator_id, config.mode)
-        config = replace(config, restored=await self._restored(config, port, restore))
+        restored, start_from = await self._restored(config, port, restore)
+        config = replace(config, restored=restored)
         statistics = OperatorStatistics(
             operator_id, splits=partial(_splits_of, coordinator), sources=partial(_backlogs_of, coordinator)
         )
@@ -150,34 +154,52 @@ class Operators:
         operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode, ports.watch, observed)
         try:
             await self._start(config, operator)
-        except BaseException:
+            with anyio.CancelScope(shield=True):  # this is quick, and only now does anything outside change
+                await start_from()
+                await self._accept_tasks(config, tracker_ref)
+        except BaseException as error:
             self._forget(operator_id)
+            if isinstance(error, asyncio.CancelledError):
+                self._system.cut_off(tracker_ref)
             with anyio.CancelScope(shield=True):
                 await self._system.stop(tracker_ref)
             raise
         return operator
 
     async def remove(self, operator_id: str) -> None:
-        """Notify its live tasks, close its coordinator, and free the name."""
+        """Notify its live tasks, close its coordinator, and free the name. The caller shields this."""
         operator = self.find(operator_id)
         self._forget(operator_id)
-        await self._bridge_ref.ask(
-            lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
-        )
-        with suppress(AskTimeout):  # the coordinator should learn of the end of its run, within a limit
-            await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
-        await self._system.stop(operator.tracker_ref)
+        try:
+            await self._bridge_ref.ask(
+                lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
+            )
+            with suppress(AskTimeout):  # the coordinator should learn of the end of its run, within a limit
+                await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
+        finally:
+            await self._system.stop(operator.tracker_ref)
 
     def _forget(self, operator_id: str) -> None:
         del self._operators[operator_id]
         self._journal.forget(operator_id)
 
     @property
+    def handles(self) -> dict[str, OperatorHandle]:
+        """The handles of the operators that have started; the keys are their names."""
+        return {name: one.handle for name, one in self._operators.items() if one.handle is not None}
+
+    def __contains__(self, operator_id: str) -> bool:
+        return operator_id in self._operators
+
+    @property
     def observed(self) -> dict[str, ObservedOperator]:
         """What a status needs of each operator; the keys are their names."""
         return {operator_id: operator.observed for operator_id, operator in self._operators.items()}
 
-    async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:
+    async def _restored(
+        self, config: OperatorConfig, port: StoragePort, restore: str
+    ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]]]:
+        """The checkpoint to start from, and what makes it that of later restarts too, once the coordinator runs."""
         operator_id = config.operator_id
         if config.mode is RestoreMode.BATCH:  # Spark owns the output, so nothing is restored
             if restore not in ("latest", "none"):
@@ -185,11 +207,11 @@ class Operators:
                     f"operator {operator_id!r} cannot start from {restore}, because in batch mode Spark owns its "
                     'output: coordinate it with mode="streaming"'
                 )
-            return None
+            return None, _nothing
+        start_from = _nothing
         match restore:
             case "none":
-                await port.start_from(None)
-                return None
+                return None, partial(port.start_from, None)
             case "latest":
                 restored = await port.restore_latest(allow_older=self._config.allow_older_checkpoint)
             case _:
@@ -201,20 +223,20 @@ class Operators:
                         "pass the file of this operator"
                     )
                 restored = stored.checkpoint
-                await port.start_from(restored.checkpoint_id)
+                start_from = partial(port.start_from, restored.checkpoint_id)
         if restored is None:
             log.info(
                 "operator started without checkpoint",
                 operator_id=operator_id,
                 storage=str(self._config.storage or "memory"),
             )
-            return None
+            return None, start_from
         try:
             restored = rescaled(restored, config.parallelism)
         except LocalProtocolError as error:
             raise SidecarError(f"operator {operator_id!r}: {error}") from error
         log.info("checkpoint restored", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
-        return restored
+        return restored, start_from
 
     async def _start(self, config: OperatorConfig, operator: Operator) -> None:
         operator_id, timeout_s, tracker_ref = config.operator_id, self._config.start_timeout_s, operator.tracker_ref
@@ -225,9 +247,13 @@ class Operators:
             raise CoordinatorStartError(
                 f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
             ) from error
+
+    async def _accept_tasks(self, config: OperatorConfig, tracker_ref: ActorRef[TrackerMessage]) -> None:
         await self._bridge_ref.ask(
-            lambda reply_to: AddOperator(operator_id, config.parallelism, tracker_ref, reply_to, config.allow_fewer),
-            timeout_s=timeout_s,
+            lambda reply_to: AddOperator(
+                config.operator_id, config.parallelism, tracker_ref, reply_to, config.allow_fewer
+            ),
+            timeout_s=self._config.start_timeout_s,
         )
 
     def _ports(self, operator_id: str, port: StoragePort) -> OperatorPorts:
@@ -451,6 +477,10 @@ class Operators:
 
     def _known(self) -> str:
         return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:

@@ -22,7 +22,7 @@ import anyio
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from actors.logs import get_logger
 from protocol.restart import RestartBackoff, RestartStrategy
-from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.errors import RestartsExhausted, SidecarError, SidecarNotRunning
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 
@@ -97,7 +97,7 @@ async def run_with_restarts(
                     return result
             await sleep(delay_s or 0.0)
     finally:
-        with suppress(RuntimeError):  # the sidecar was closed in the meantime
+        with suppress(RuntimeError, SidecarNotRunning):  # the sidecar was closed in the meantime
             await on_loop(restarter.end)
 
 

@@ -12,19 +12,23 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import anyio
+from pyspark.sql import SparkSession
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
+from actors.host import Host
 from actors.logs import get_logger
+from actors.threads import ACTIONS, DRIVER, USER
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -35,7 +39,7 @@ from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
+from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns, StopActions
 from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
@@ -44,6 +48,7 @@ from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.driver.actions import ActionRuns, names_of
 from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
+from spark_bridge.driver.calls import WholeCalls
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.data_source import columns_of, register_source
 from spark_bridge.driver.frozen_heap import FrozenHeap
@@ -68,7 +73,7 @@ from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_t
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
-from spark_bridge.primitives.chain import Chain, composed
+from spark_bridge.primitives.chain import Chain, Composed, composed
 from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
@@ -77,6 +82,7 @@ from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, Stor
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")
 log = get_logger("headgate.sidecar")
@@ -84,6 +90,7 @@ log = get_logger("headgate.sidecar")
 RUN_END_GRACE_S = 1.0
 RUN_FAIL_S = 5.0
 REPLACE_GRACE_S = 5.0
+_TRACE = "/trace"  # no operator has a slash in its name
 CLOSED_WHILE_RUNNING = (
     "the sidecar was closed while this job was running; leave the `with` block, or stop the sidecar, only after the "
     "action has returned"
@@ -103,20 +110,20 @@ class SidecarRuntime(PartFactories):
         self._driver = driver
         self._config = config
         self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
-        self._handles: dict[str, OperatorHandle] = {}
         self._operators: Operators
+        self._calls: WholeCalls
         self._storage: StorageSession
         self._streams: Streams
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
         self._wire_limits = WireLimits.for_events(config.event_bytes_max)
+        self._host = Host("headgate sidecar", self._enter, self._leave)
         self._stack = AsyncExitStack()
         self._system: ActorSystem
         self._server: AuthenticatedServer
         self._encryption: Encryption
         self._relay: Relay
         self._tracing: Tracing | None = None
-        self._trace_turn = anyio.Lock()
         self._collector: StatusCollector
         self._status_server: StatusServer | None = None
         self._gauges_ref: ActorRef[Publish | Forget] | None = None
@@ -133,12 +140,25 @@ class SidecarRuntime(PartFactories):
         """Whether it was entered and has been left."""
 
     async def __aenter__(self) -> SidecarRuntime:
+        return await self._host.enter()
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
+        self._running = False
+        return await self._host.leave(exception_type, exception, traceback)
+
+    async def _enter(self) -> SidecarRuntime:
         config = self._config
         self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
-            self._encryption = await anyio.to_thread.run_sync(encryption, config.tls, self._driver.keys)
+            self._encryption = await DRIVER.run(encryption, config.tls, self._driver.keys)
             self._server = AuthenticatedServer(
                 self._router,
                 lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
@@ -189,6 +209,7 @@ class SidecarRuntime(PartFactories):
                 self._running_jobs.failed,
                 journal,
             )
+            self._calls = WholeCalls(self._system, self._require_running)
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
             self._relay = self._driver.open_relay(
                 self._bridge_ref.tell_direct,
@@ -206,7 +227,7 @@ class SidecarRuntime(PartFactories):
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
             if config.trace is not None:
-                await self._start_trace(config.trace)
+                await self._start_trace(config.trace, lambda tracing: None)
             stack.push_async_callback(self._end_trace)
             self._serve_status(stack)
             self._show_in_spark(stack)
@@ -221,13 +242,12 @@ class SidecarRuntime(PartFactories):
         log.info("sidecar running", host=host, port=port, relay=self._relay.kind)
         return self
 
-    async def __aexit__(
+    async def _leave(
         self,
         exception_type: type[BaseException] | None,
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
         self._running = False
         try:
             result = await self._stack.__aexit__(exception_type, exception, traceback)
@@ -278,7 +298,7 @@ class SidecarRuntime(PartFactories):
         async def close() -> None:
             call.close()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(server.close)
+                await DRIVER.run(server.close)
 
         stack.push_async_callback(close)
         host, port = server.address
@@ -325,7 +345,7 @@ class SidecarRuntime(PartFactories):
     @property
     def handles(self) -> Mapping[str, OperatorHandle]:
         """The names and handles of the operators that are coordinated now."""
-        return self._handles
+        return self._operators.handles
 
     @property
     def address(self) -> tuple[str, int]:
@@ -369,7 +389,26 @@ class SidecarRuntime(PartFactories):
             limits = dataclasses.replace(
                 limits, heartbeat_interval_s=heartbeat_interval_s, heartbeat_timeout_s=heartbeat_timeout_s
             )
-        config = OperatorConfig(
+        config = self._operator_config(
+            operator_id, parallelism, mode, limits, checkpoint, inject_barrier=inject_barrier, allow_fewer=allow_fewer
+        )
+        parts = composed(operator_id, coordinator, uses)
+        stages = coordinator.stages if isinstance(coordinator, Chain) else ()
+        add = partial(self._add, config, parts, restore, stages)
+        return await self._calls.run(operator_id, partial(self._replaced, operator_id, add, replace=replace))
+
+    def _operator_config(
+        self,
+        operator_id: str,
+        parallelism: int,
+        mode: RestoreMode,
+        limits: GatewayLimits,
+        checkpoint: CheckpointConfig | None = None,
+        *,
+        inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
+        allow_fewer: bool,
+    ) -> OperatorConfig:
+        return OperatorConfig(
             operator_id,
             parallelism,
             mode,
@@ -380,9 +419,26 @@ class SidecarRuntime(PartFactories):
             method_report_s=self._config.method_report_s,
             wire_limits=self._wire_limits,
         )
-        parts = composed(operator_id, coordinator, uses)
-        if replace and operator_id in self._handles:
-            await self._release_idle(operator_id)
+
+    async def _replaced(
+        self, operator_id: str, add: Callable[[], Awaitable[OperatorHandle]], *, replace: bool
+    ) -> OperatorHandle:
+        """Call ``add``, with ``replace`` after the release of the operator of this name."""
+        if not replace or operator_id not in self._operators:
+            return await add()
+        await self._until_idle(operator_id)
+        handle: OperatorHandle | None = None
+        with anyio.CancelScope(shield=True):  # from here on, a cancellation comes too late
+            await self._release(operator_id)
+            handle = await add()
+        assert handle is not None
+        return handle
+
+    async def _add(
+        self, config: OperatorConfig, parts: Composed, restore: str, stages: tuple[str, ...]
+    ) -> OperatorHandle:
+        operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
+        encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.coordinator, restore, parts.counters)
         host, port = self._server.address
         endpoint = TaskEndpoint(
@@ -397,7 +453,7 @@ class SidecarRuntime(PartFactories):
             register_timeout_s=self._config.register_timeout_s,
             ready_timeout_s=self._config.ready_timeout_s,
             event_bytes_max=self._config.event_bytes_max,
-            local_files=not await self._driver.encrypts_files(),
+            local_files=not encrypts_files,
         )
         statistics = operator.statistics.snapshot
         handle = OperatorHandle(
@@ -407,9 +463,9 @@ class SidecarRuntime(PartFactories):
             operator.shipped,
             parts.task_parts,
             parts.make_flow,
-            coordinator.stages if isinstance(coordinator, Chain) else (),
+            stages,
         )
-        self._handles[operator_id] = handle
+        operator.handle = handle
         return handle
 
     @must_be_awaited
@@ -430,18 +486,33 @@ class SidecarRuntime(PartFactories):
             raise SidecarError("a source is registered with a Spark session, which is not in this process: use Sidecar")
         if parallelism is None:
             parallelism = await self._driver.cores() or 1
-        columns, operator = await anyio.to_thread.run_sync(lambda: (columns_of(source, schema), source.operator))
+        _check_arguments(name, parallelism)
+        config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)
+        looked_at = await USER.run(lambda: (columns_of(source, schema), source.operator), abandon_on_cancel=True)
         planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
+        add = partial(self._add_source, config, planner, source, session, *looked_at)
+        return await self._calls.run(name, partial(self._replaced, name, add, replace=replace))
+
+    async def _add_source(
+        self,
+        config: OperatorConfig,
+        planner: StreamPlanner,
+        source: Source,
+        session: SparkSession,
+        columns: Any,
+        operator: Callable[[], SubtaskOperator],
+    ) -> OperatorHandle:
+        name = config.operator_id
         coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
-        handle = await self.coordinate(name, coordinator, parallelism=parallelism, allow_fewer=True, replace=replace)
+        handle = await self._add(config, composed(name, coordinator, ()), "latest", ())
         try:
             await planner.open()
             stream = await self._streams.serve(name, planner)
             task = handle.subtask(operator)
-            await anyio.to_thread.run_sync(register_source, session, columns, task, stream, handle)
+            await DRIVER.run(register_source, session, columns, task, stream, handle)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.release(name)
+                await self._release(name)
             raise
         return handle
 
@@ -452,13 +523,19 @@ class SidecarRuntime(PartFactories):
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
-        await self._operators.remove(operator_id)
-        del self._handles[operator_id]
-        await self._streams.release(operator_id)
-        if self._gauges_ref is not None:
-            self._gauges_ref.tell(Forget())
+        await self._calls.run(operator_id, partial(self._release, operator_id))
 
-    async def _release_idle(self, operator_id: str) -> None:
+    async def _release(self, operator_id: str) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._operators.remove(operator_id)
+            finally:
+                with anyio.move_on_after(self._config.shutdown_timeout_s):
+                    await self._streams.release(operator_id)
+            if self._gauges_ref is not None:
+                self._gauges_ref.tell(Forget())
+
+    async def _until_idle(self, operator_id: str) -> None:
         if operator_id in self._running_jobs.operator_ids:  # its action may have returned a moment ago
             with suppress(AskTimeout):
                 await self._bridge_ref.ask(AwaitRunsOver, timeout_s=REPLACE_GRACE_S)
@@ -467,7 +544,6 @@ class SidecarRuntime(PartFactories):
                 f"operator {operator_id!r} cannot be replaced during a run: wait until the action has returned. "
                 "If it was interrupted, its job may still run: spark.sparkContext.cancelAllJobs() ends it"
             )
-        await self.release(operator_id)
 
     @must_be_awaited
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
@@ -483,7 +559,7 @@ class SidecarRuntime(PartFactories):
         if roots is None and not self._driver.is_here:
             roots = [] if self._config.storage is None else [self._config.storage]
         if roots is not None:
-            await anyio.to_thread.run_sync(check_savepoint_directory, directory, roots)
+            await self._storage.run_in_thread(partial(check_savepoint_directory, directory, roots))
         return await self._operators.savepoint(operator_id, directory, timeout_s=timeout_s)
 
     @must_be_awaited
@@ -503,27 +579,28 @@ class SidecarRuntime(PartFactories):
     @asynccontextmanager
     async def trace(self, path: str | PathLike[str]) -> AsyncIterator[None]:
         """See ``Sidecar.trace``."""
-        await self.start_trace(path)
+        started: list[Tracing] = []
         try:
+            await self.start_trace(path, started.append)
             yield
         finally:
-            await self._end_trace()
+            await self.end_trace(*started)
 
-    async def start_trace(self, path: str | PathLike[str]) -> None:
-        """Begin what ``Sidecar.trace`` describes."""
-        self._require_running()
-        await self._start_trace(path)
+    async def start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
+        """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``end_trace`` ends."""
+        await self._calls.run(_TRACE, partial(self._start_trace, path, started))
 
-    async def end_trace(self) -> None:
-        """End it. Idempotent."""
-        await self._end_trace()
+    async def end_trace(self, *tracings: Tracing) -> None:
+        """End those that are still being written. Idempotent."""
+        if self._running and self._tracing in tracings:
+            await self._calls.run(_TRACE, self._end_trace, certain=True)
 
-    async def _start_trace(self, path: str | PathLike[str]) -> None:
-        async with self._trace_turn:
-            if self._tracing is not None:
-                raise SidecarError(f"this sidecar is already traced into {self._tracing.path}: one trace at a time")
-            parts = (self._system, self._journal, self._collector, self._operators)
-            self._tracing = await start_tracing(Path(path), *parts)
+    async def _start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
+        if self._tracing is not None:
+            raise SidecarError(f"this sidecar is already traced into {self._tracing.path}: one trace at a time")
+        parts = (self._system, self._journal, self._collector, self._operators)
+        self._tracing = await start_tracing(Path(path), *parts)
+        started(self._tracing)
 
     async def _end_trace(self) -> None:
         tracing, self._tracing = self._tracing, None
@@ -549,15 +626,23 @@ class SidecarRuntime(PartFactories):
         """
         runs = self.action_runs(operators)
 
+        cancelled = threading.Event()
+
         def call_marked(action_id: str) -> T:
             with self._driver.marked(action_id):
+                if cancelled.is_set():  # nobody waits for the result any more
+                    raise SidecarError("the action was cancelled before it began")
                 return action()
 
         async def call(action_id: str) -> T:
             try:
-                return await anyio.to_thread.run_sync(call_marked, action_id, abandon_on_cancel=True)
+                return await ACTIONS.run(call_marked, action_id, abandon_on_cancel=True)
             except anyio.get_cancelled_exc_class():
-                self.fail_action(action_id, "the caller that awaited this job was cancelled")
+                cancelled.set()
+                cause = "the caller that awaited this job was cancelled"
+                self.fail_action(action_id, cause)
+                with suppress(SidecarNotRunning):
+                    await self._calls.run(f"/{action_id}", partial(self.stop_action, action_id, cause), certain=True)
                 raise
 
         return await run_with_restarts(runs, restart, call)
@@ -582,8 +667,19 @@ class SidecarRuntime(PartFactories):
         self._running_jobs.begin_action(action_id, operator_ids, found=found)
 
     def fail_action(self, action_id: str, cause: str) -> None:
-        """Fail the runs of the action, as far as they are known, with their Spark jobs."""
+        """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
         self._bridge_ref.tell(FailRuns(cause, self._running_jobs.operators_of(action_id)))
+        self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
+
+    async def stop_action(self, action_id: str, cause: str) -> None:
+        """``fail_action``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
+        operator_ids, action_ids = self._running_jobs.operators_of(action_id), frozenset([action_id])
+        self.fail_action(action_id, cause)
+        await self._driver.forbid(action_id, cause)
+        with suppress(ActorError):  # no answer in time, or the sidecar is being left
+            await self._bridge_ref.ask(
+                lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
+            )
 
     def end_action(self, action_id: str) -> None:
         self._running_jobs.end_action(action_id)
@@ -642,7 +738,7 @@ class SidecarRuntime(PartFactories):
         with anyio.CancelScope(shield=True):
             try:
                 running = await self._await_ends()
-                if running:
+                if running or self._running_jobs.action_ids or self._running_jobs.stopped_jobs:
                     await self._fail_runs()
                 with self._patience:
                     self._uncommitted = await self._uncommitted_without(running)
@@ -652,7 +748,12 @@ class SidecarRuntime(PartFactories):
 
     async def _fail_runs(self) -> None:
         timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        action_ids = self._running_jobs.action_ids  # their jobs may be queued, so that no operator has a run yet
         self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
+        self._bridge_ref.tell(StopActions(CLOSED_WHILE_RUNNING, action_ids))
+        with anyio.move_on_after(timeout_s):
+            for action_id in action_ids:
+                await self._driver.forbid(action_id, CLOSED_WHILE_RUNNING)
         try:
             await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
         except AskTimeout as error:

@@ -20,12 +20,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from anyio.from_thread import BlockingPortal
 
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
-from spark_bridge.driver.loop import start_sidecar_loop
+from spark_bridge.driver.loop import call_on_loop, start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
@@ -35,6 +36,7 @@ from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError, Sideca
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
+from spark_bridge.observability.tracing import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,8 +54,7 @@ def _on_its_loop(
 
     def decorate(described: Callable[..., object]) -> Callable[Concatenate[Sidecar, P], R]:
         def call(self: Sidecar, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            portal, runtime = self._entered()
-            return portal.call(partial(method, runtime, *args, **kwargs))
+            return self._call(method, *args, **kwargs)
 
         update_wrapper(call, described)
         vars(call)["__wrapped__"] = method  # so that `help` shows its signature
@@ -236,8 +237,7 @@ class Sidecar(PartFactories):
         Waits at most ``SidecarConfig.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
         operator.
         """
-        portal, runtime = self._entered()
-        portal.call(runtime.release, operator_id)
+        self._call(SidecarRuntime.release, operator_id)
 
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
@@ -246,8 +246,7 @@ class Sidecar(PartFactories):
         the checkpoint has its own deadline. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call
         took too long, and ``SidecarError`` for an unknown operator.
         """
-        portal, runtime = self._entered()
-        return portal.call(partial(runtime.checkpoint, operator_id, timeout_s=timeout_s))
+        return self._call(SidecarRuntime.checkpoint, operator_id, timeout_s=timeout_s)
 
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
@@ -261,8 +260,7 @@ class Sidecar(PartFactories):
         Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``, and otherwise as
         ``checkpoint`` does. After ``AskTimeout`` the savepoint may still be written.
         """
-        portal, runtime = self._entered()
-        return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))
+        return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
 
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
@@ -272,8 +270,7 @@ class Sidecar(PartFactories):
         Payload and result stay in this process and are not copied. Raises what the coordinator raises, ``SidecarError``
         for an unknown operator, and ``AskTimeout`` if there is no answer within ``timeout_s`` seconds.
         """
-        portal, runtime = self._entered()
-        return portal.call(partial(runtime.request, operator_id, payload, part=part, timeout_s=timeout_s))
+        return self._call(SidecarRuntime.request, operator_id, payload, part=part, timeout_s=timeout_s)
 
     def status(self) -> SidecarStatus:
         """Return the current state: operators, subtasks and attempts, checkpoints, latencies, recent failures.
@@ -282,8 +279,7 @@ class Sidecar(PartFactories):
         with 10,000 subtasks. The percentiles of latencies need ``pip install 'headgate[observability]'``. Raises
         ``AskTimeout`` if an actor does not answer within 10 s.
         """
-        portal, runtime = self._entered()
-        return portal.call(runtime.status)
+        return self._call(SidecarRuntime.status)
 
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
@@ -291,8 +287,7 @@ class Sidecar(PartFactories):
         The result is empty if everything moves. The log says the same unasked after ``SidecarConfig.stalled_report_s``.
         Raises ``AskTimeout`` as ``status`` does.
         """
-        portal, runtime = self._entered()
-        return portal.call(partial(runtime.explain, waiting_s=waiting_s))
+        return self._call(SidecarRuntime.explain, waiting_s=waiting_s)
 
     @contextmanager
     def trace(self, path: str | PathLike[str]) -> Iterator[None]:
@@ -303,13 +298,13 @@ class Sidecar(PartFactories):
         sidecar ends the trace too. Raises ``SidecarError`` if the file cannot be written, or another trace is being
         written.
         """
-        portal, runtime = self._entered()
-        portal.call(runtime.start_trace, path)
+        started: list[Tracing] = []
         try:
+            self._call(SidecarRuntime.start_trace, path, started.append)
             yield
         finally:
             if self._portal is not None:  # otherwise leaving the sidecar has ended it
-                portal.call(runtime.end_trace)
+                self._call(SidecarRuntime.end_trace, *started)
 
     def run(
         self,
@@ -340,10 +335,14 @@ class Sidecar(PartFactories):
         the run is not known in time.
         """
         portal, runtime = self._entered()
-        runs = portal.call(runtime.action_runs, operators)
+
+        async def begin() -> ActionRuns:
+            return runtime.action_runs(operators)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
-            return portal.call(step)
+            return call_on_loop(portal, step)
+
+        runs = call_on_loop(portal, begin)
 
         def interruptible() -> T:
             try:
@@ -351,8 +350,9 @@ class Sidecar(PartFactories):
             except BaseException as error:
                 interrupted = _is_interrupt(error)
                 if interrupted or not isinstance(error, Exception):  # PySpark would leave the job running
-                    with suppress(RuntimeError):  # the sidecar was closed in the meantime
-                        portal.call(runtime.fail_action, runs.action_id, "the action was interrupted")
+                    stop = partial(runtime.stop_action, runs.action_id, "the action was interrupted")
+                    with suppress(SidecarNotRunning):  # the sidecar was closed in the meantime
+                        call_on_loop(portal, stop)
                 if interrupted and isinstance(error, Exception):
                     raise KeyboardInterrupt from error
                 raise
@@ -388,7 +388,7 @@ class Sidecar(PartFactories):
 
         def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
             portal, runtime = self._entered()
-            return portal.call(method, runtime.micro_batches)
+            return call_on_loop(portal, lambda: method(runtime.micro_batches))
 
         async def check(batches: MicroBatches) -> None:
             batches.check(operator_id)
@@ -445,6 +445,12 @@ class Sidecar(PartFactories):
     def _require_idle(self) -> None:
         if self._runtime is not None or self._stack is not None:
             raise SidecarError("this sidecar is already running: exit its `with` block or create another Sidecar")
+
+    def _call(
+        self, method: Callable[Concatenate[SidecarRuntime, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        portal, runtime = self._entered()
+        return call_on_loop(portal, partial(method, runtime, *args, **kwargs))
 
     def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
         if self._portal is None or self._runtime is None:

@@ -5,19 +5,19 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import anyio
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from actors.threads import DRIVER
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 from spark_bridge.certificates import Encryption
-from spark_bridge.driver.actions import marked
+from spark_bridge.driver.actions import ActionMarks
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
@@ -104,6 +104,10 @@ class SparkDriver(Protocol):
         """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
         ...
 
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Have Spark refuse what the thread of the action submits from now on, as far as that is possible here."""
+        ...
+
 
 def driver_of(spark: Any) -> SparkDriver:
     """The driver of a session or context, classic or of Spark Connect.
@@ -125,6 +129,7 @@ class LocalDriver:
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
+        self._marks = ActionMarks(self.spark_context)
         self._given = spark
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
         self.is_here = True
@@ -137,19 +142,17 @@ class LocalDriver:
         return self._given if isinstance(self._given, SparkSession) else SparkSession.builder.getOrCreate()
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        await anyio.to_thread.run_sync(check_worker_python, self.spark_context)
-        return await anyio.to_thread.run_sync(
-            advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host
-        )
+        await DRIVER.run(check_worker_python, self.spark_context)
+        return await DRIVER.run(advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host)
 
     async def task_failures_max(self) -> int | None:
-        return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
+        return await DRIVER.run(task_failures_max, self.spark_context)
 
     async def cores(self) -> int | None:
-        return await anyio.to_thread.run_sync(task_slots, self.spark_context)
+        return await DRIVER.run(task_slots, self.spark_context)
 
     async def encrypts_files(self) -> bool:
-        return await anyio.to_thread.run_sync(encrypts_files, self.spark_context)
+        return await DRIVER.run(encrypts_files, self.spark_context)
 
     def open_relay(
         self,
@@ -170,10 +173,13 @@ class LocalDriver:
         )
 
     async def equip(self) -> None:
-        await anyio.to_thread.run_sync(ship_packages, self.spark_context)
+        await DRIVER.run(ship_packages, self.spark_context)
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return marked(self.spark_context, action_id)
+        return self._marks.marked(action_id)
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        await DRIVER.run(self._marks.forbid, action_id, reason)
 
 
 class RemoteDriver:
@@ -216,4 +222,7 @@ class RemoteDriver:
         """Done by the driver, before it attached."""
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return marked(None, action_id)  # the driver does it
+        return nullcontext()  # the driver does it
+
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Each job is cancelled when it has started."""

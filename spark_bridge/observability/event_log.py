@@ -13,10 +13,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import anyio
-
 from actors import Actor, ActorContext, ActorRef
 from actors.coordination.operator_config import Observed
+from actors.threads import DRIVER
 from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
 from protocol.barrier_tracker import (
     EndSavepoint,
@@ -154,7 +153,7 @@ class EventLogActor(Actor[Note | Flush]):
         if not notes or self._failed:
             return
         try:
-            await anyio.to_thread.run_sync(self._event_log.post, notes)
+            await DRIVER.run(self._event_log.post, notes)
         except PROBLEMS as problem:
             self._failed = True
             context.log.info("Spark event log notes not written", cause=repr(problem))

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 from actors import Actor, ActorContext, ActorError
+from actors.threads import DRIVER
 from protocol.values import value
 from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability.figures import figures
@@ -131,7 +132,7 @@ class SparkGaugesActor(Actor[Publish | Forget]):
             return
         try:
             status = await self._take()
-            await anyio.to_thread.run_sync(self._gauges.publish, status, abandon_on_cancel=True)
+            await DRIVER.run(self._gauges.publish, status, abandon_on_cancel=True)
             self._published = True
         except ActorError:
             return  # an operator is just being released, or everything is
@@ -145,7 +146,7 @@ async def close_gauges(gauges: SparkGauges, timeout_s: float) -> None:
     """Remove the gauges, whatever else happens, and within the limit."""
     with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
         try:
-            await anyio.to_thread.run_sync(gauges.close, abandon_on_cancel=True)
+            await DRIVER.run(gauges.close, abandon_on_cancel=True)
         except PROBLEMS:  # the JVM is gone, and the gauges with it
             return
 

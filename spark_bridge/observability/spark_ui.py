@@ -18,6 +18,7 @@ import anyio
 
 from actors import Actor, ActorContext, ActorError
 from actors.logs import get_logger
+from actors.threads import DRIVER
 from protocol.values import value
 from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability import page_files as page
@@ -87,7 +88,7 @@ async def close_tab(tab: SparkTab, timeout_s: float) -> None:
     with anyio.CancelScope(shield=True):
         try:
             with anyio.fail_after(timeout_s):
-                await anyio.to_thread.run_sync(tab.close, abandon_on_cancel=True)
+                await DRIVER.run(tab.close, abandon_on_cancel=True)
         except PROBLEMS as problem:  # among them TimeoutError; or the JVM is gone, and the tab with it
             log.debug("Spark UI tab already gone", cause=repr(problem))
 
@@ -115,13 +116,13 @@ class SparkTabActor(Actor[Look]):
         except ActorError:
             return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
-            context.log.info("Spark UI tab not opened", cause=await anyio.to_thread.run_sync(_cause, problem))
+            context.log.info("Spark UI tab not opened", cause=await DRIVER.run(_cause, problem))
             context.timers.cancel("look")
             await close_tab(self._tab, CLOSE_TIMEOUT_S)
 
     async def _look(self, context: ActorContext[Look]) -> None:
         if not self._open:
-            path = await anyio.to_thread.run_sync(self._tab.open, abandon_on_cancel=True)
+            path = await DRIVER.run(self._tab.open, abandon_on_cancel=True)
             if not path:
                 context.log.info(
                     "Spark UI tab not opened", cause="spark.ui.enabled is false, or the sidecar is leaving"
@@ -130,8 +131,8 @@ class SparkTabActor(Actor[Look]):
                 return
             self._open = True
             context.log.info("Spark UI tab opened", path=path)
-        elif await anyio.to_thread.run_sync(self._tab.is_watched):
-            await anyio.to_thread.run_sync(self._tab.show, await self._take())
+        elif await DRIVER.run(self._tab.is_watched):
+            await DRIVER.run(self._tab.show, await self._take())
 
 
 def _cause(problem: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 import anyio
 
 from actors import ActorRef, ActorSystem
+from actors.threads import DRIVER
 from spark_bridge.errors import SidecarError
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
 from spark_bridge.observability.journal import Journal
@@ -39,7 +40,7 @@ class Tracing:
         self.trace.close()
         with anyio.CancelScope(shield=True):
             await self.system.stop(self.actor)
-            await anyio.to_thread.run_sync(self.file.close)
+            await DRIVER.run(self.file.close)
 
 
 async def start_tracing(
@@ -47,7 +48,7 @@ async def start_tracing(
 ) -> Tracing:
     """Begin to write. Raises ``SidecarError`` if the file cannot be created."""
     try:
-        file = await anyio.to_thread.run_sync(TraceFile, path)
+        file = await DRIVER.run(TraceFile, path)
     except OSError as error:
         raise SidecarError(f"cannot write the trace to {path}: {error}; choose another file") from error
     trace = Trace(file, journal, system.clock.now, lambda: operators.observed)

@@ -19,7 +19,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import parse_address
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.certificates import TlsCertificate, certificate_digest
-from spark_bridge.driver.actions import marked, names_of
+from spark_bridge.driver.actions import ActionMarks, names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.restarts import run_blocking
@@ -335,7 +335,7 @@ class _DriverHere:
             close_listener(listener)
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return marked(self._context, action_id)
+        return ActionMarks(self._context).marked(action_id)
 
 
 def _session_end(session: Any, secret: bytes, relay_installed: bool) -> DriverEnd:

@@ -13,6 +13,7 @@ import anyio
 
 from actors import ActorError
 from actors.logs import get_logger
+from actors.threads import DRIVER
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -357,7 +358,7 @@ class SidecarProcess:
 
 
 async def _packed_status(runtime: SidecarRuntime) -> bytes:
-    return await anyio.to_thread.run_sync(pack_status, await runtime.status())
+    return await DRIVER.run(pack_status, await runtime.status())
 
 
 def _not_attached() -> SidecarError:

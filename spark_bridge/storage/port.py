@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 
 from actors.logs import get_logger
+from actors.threads import ThreadPool
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
@@ -50,7 +50,7 @@ class StorageSession:
         self._reserving = anyio.Lock()
         self._refill_wanted = anyio.Event()
         self._refill_error: StorageError | None = None
-        self._threads: anyio.CapacityLimiter
+        self._threads = ThreadPool("storage", _THREADS_MAX)  # separate, so that a hung disk delays nothing else
         self._stack = AsyncExitStack()
 
     @property
@@ -59,7 +59,6 @@ class StorageSession:
         return self._storage
 
     async def __aenter__(self) -> StorageSession:
-        self._threads = anyio.CapacityLimiter(_THREADS_MAX)  # separate, so that a hung disk delays nothing else
         await self.run_in_thread(self._storage.prepare)
         self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
         async with AsyncExitStack() as stack:
@@ -105,7 +104,7 @@ class StorageSession:
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Run a blocking method. If this is cancelled, the thread continues and its result is dropped."""
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
+        return await self._threads.run(function, abandon_on_cancel=True)
 
     async def _refill(self) -> None:
         while True:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import anyio
-from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
 from actors.logs import get_logger
+from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.source_events import (
     SplitAt,
@@ -200,7 +200,7 @@ class StreamPlanner:
             missing = self._splits_max - len(self._state.open)
             found = await self._finding.look(max(1, missing))
             splits = (*self._state.open, *found)
-            parts, left = await run_sync(_cut, self._source, splits)
+            parts, left = await USER.run(_cut, self._source, splits)
             if not parts and not found:
                 return
             batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
@@ -316,7 +316,7 @@ class _PlanningContext(SplitEnumeratorContext):
     ) -> None:
         async def call() -> None:
             try:
-                result = await run_sync(lambda: function(*args))
+                result = await USER.run(lambda: function(*args))
             except Exception as error:
                 await handler(None, error)
             else:

@@ -70,7 +70,7 @@ async def for_a_task() -> None:
 
 
 async def with_a_timeout() -> None:
-    await asyncio.wait_for(never(), 1000)
+    await asyncio.wait_for(never(), 1000)  # noqa: TID251 - what users may write
 
 
 async def waiting_for_any() -> None:

@@ -43,7 +43,7 @@ async def test_it_is_awaited_as_any_coroutine_is() -> None:
         assert await runtime.coordinate("plainly") == "PLAINLY"
         assert list(await asyncio.gather(runtime.coordinate("a"), runtime.coordinate("b"))) == ["A", "B"]
         assert await asyncio.create_task(runtime.coordinate("task")) == "TASK"  # noqa: TID251 - what users may write
-        assert await asyncio.wait_for(runtime.coordinate("in time"), 60.0) == "IN TIME"
+        assert await asyncio.wait_for(runtime.coordinate("in time"), 60.0) == "IN TIME"  # noqa: TID251
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(runtime.coordinate, "group")
         with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):

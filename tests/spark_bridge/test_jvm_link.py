@@ -271,7 +271,8 @@ async def test_the_end_of_the_application_ends_the_commands_that_wait() -> None:
 async def test_a_jvm_that_does_not_come_back_is_reported_once() -> None:  # H48
     async with a_sidecar(reconnect_timeout_s=0.01) as sidecar:
         (await sidecar.jvm()).writer.close()
-        await asyncio.wait_for(sidecar.lost.wait(), 20)
+        async with asyncio.timeout(20):
+            await sidecar.lost.wait()
         with pytest.raises(RelayStopped, match="did not reconnect"):
             await sidecar.server.command(PING, b"")
 

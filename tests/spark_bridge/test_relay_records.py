@@ -48,7 +48,8 @@ def record(kind: int, *fields: bytes) -> bytes:
 
 
 RECORDS: dict[bytes, EngineFact] = {
-    record(1, struct.pack(">iIii", 7, 2, 11, 12)): JobStarted(7, (11, 12)),
+    record(1, struct.pack(">iIii", 7, 2, 11, 12), text("")): JobStarted(7, (11, 12)),
+    record(1, struct.pack(">iIi", 7, 1, 11), text("a1")): JobStarted(7, (11,), action="a1"),
     record(2, struct.pack(">i?", 7, False), text("it failed")): JobEnded(7, False, "it failed"),
     record(3, struct.pack(">iii?i", 11, 1, 8, True, 9)): StageSubmitted(11, 1, 8, barrier=True, partitions=9),
     record(4, struct.pack(">ii?", 11, 1, False), text("")): StageCompleted(11, 1, None),

@@ -228,7 +228,8 @@ async def test_the_deadline_to_authenticate_counts_from_the_accept(made: Encrypt
     try:
         reader, writer = await asyncio.open_connection(*server.address)
         with capture_logs() as log:
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.read() == b""
         assert "did not authenticate within" in log[0]["why"]
         writer.close()
     finally:

@@ -24,6 +24,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.NoSuchElementException;
+import java.util.Properties;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
@@ -149,7 +150,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
             while (stages.hasNext()) {
                 stageIds.add(Integer.valueOf(((StageInfo) stages.next()).stageId()));
             }
-            jobStarted(event.jobId(), stageIds);
+            jobStarted(event.jobId(), stageIds, event.properties());
         } catch (Throwable failure) {
             dropped.incrementAndGet();
         }
@@ -250,7 +251,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         ended = true;
     }
 
-    private void jobStarted(int jobId, List stageIds) throws IOException {
+    private void jobStarted(int jobId, List stageIds, Properties properties) throws IOException {
         held.jobStarted(jobId, stageIds);
         Record record = new Record(1);
         record.out.writeInt(jobId);
@@ -258,7 +259,21 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         for (int i = 0; i < stageIds.size(); i++) {
             record.out.writeInt(((Integer) stageIds.get(i)).intValue());
         }
+        record.text(actionOf(properties));
         submit(record);
+    }
+
+    /** The call of the driver to which a job belongs, by a local property or, with Spark Connect, by a tag. */
+    private static String actionOf(Properties properties) {
+        String action = properties == null ? "" : properties.getProperty("headgate.action", "");
+        String tags = properties == null ? "" : properties.getProperty("spark.job.tags", "");
+        String mark = "_Tag_headgate.action.";
+        int at = tags.indexOf(mark);
+        if (action.length() > 0 || at < 0) {
+            return action;
+        }
+        int end = tags.indexOf(',', at);
+        return tags.substring(at + mark.length(), end < 0 ? tags.length() : end);
     }
 
     static Record started(SparkListenerTaskStart event) throws IOException {
@@ -571,7 +586,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
                 while (stages.hasNext()) {
                     stageIds.add(stages.next());
                 }
-                jobStarted(jobId.intValue(), stageIds);
+                jobStarted(jobId.intValue(), stageIds, job.properties());
             }
         } catch (Throwable changing) {
             // the scheduler's thread has changed the tables meanwhile; the next look will find them

@@ -178,7 +178,8 @@ class RelayServer:
         if self._link is not None:
             self._link.send(body, immediately=True)
         try:
-            answered = await asyncio.wait_for(answer, self._command_timeout_s)
+            async with asyncio.timeout(self._command_timeout_s):
+                answered = await answer
         except TimeoutError:
             raise RelayError(
                 f"the driver's JVM did not answer within {self._command_timeout_s} s; "

@@ -14,6 +14,7 @@ import anyio
 from py4j.protocol import Py4JError
 
 from actors.logs import get_logger
+from actors.threads import DRIVER
 from protocol.wire.keys import IDENTITY_BYTES, Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import (
     OnFact,
@@ -81,10 +82,10 @@ class JvmRelay(JvmCommands):
         """See ``Relay.start``. A start that fails leaves nothing behind."""
         try:
             host, port = await self._listen_on_loopback()
-            await anyio.to_thread.run_sync(self._load_and_open, host, port)
+            await DRIVER.run(self._load_and_open, host, port)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
                 await (self.hold_back() if self._watched_only else self.ping())
-            await anyio.to_thread.run_sync(self._attach)
+            await DRIVER.run(self._attach)
         except BaseException as problem:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -100,7 +101,7 @@ class JvmRelay(JvmCommands):
         listener, self._listener = self._listener, None
         if listener is not None:
             self._server.expect_end()
-            await anyio.to_thread.run_sync(close_listener, listener)
+            await DRIVER.run(close_listener, listener)
         await self._server.close()
 
     async def _listen_on_loopback(self) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from pyspark import java_gateway
 
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
+from actors.threads import DRIVER
 from protocol.facts import (
     ApplicationEnded,
     EngineFact,
@@ -49,6 +50,7 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_link import deliver
 from spark_bridge.bridge.relay.records import RelayedFact, shorten
+from spark_bridge.task_entry import ACTION_PROPERTY
 
 BUS_QUEUE = "headgate-py4j"
 
@@ -75,7 +77,12 @@ def _each(sequence: Any) -> Iterator[Any]:
 
 
 def _job_started(event: Any) -> JobStarted:
-    return JobStarted(event.jobId(), tuple(stage.stageId() for stage in _each(event.stageInfos())))
+    stage_ids = tuple(stage.stageId() for stage in _each(event.stageInfos()))
+    return JobStarted(event.jobId(), stage_ids, _action_of(event.properties()))
+
+
+def _action_of(properties: Any) -> str:
+    return "" if properties is None else str(properties.getProperty(ACTION_PROPERTY, ""))
 
 
 def _job_ended(event: Any) -> JobEnded:
@@ -211,7 +218,7 @@ class Py4jRelay:
         """See ``Relay.start``. A start that fails leaves nothing behind."""
         self._loop = asyncio.get_running_loop()
         try:
-            await anyio.to_thread.run_sync(self._attach)
+            await DRIVER.run(self._attach)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -221,7 +228,7 @@ class Py4jRelay:
         """See ``Relay.close``."""
         self._over = self._over or "the relay is closed"
         self._loop = None  # facts from the callback threads are dropped from now on
-        await anyio.to_thread.run_sync(self._detach)
+        await DRIVER.run(self._detach)
 
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         """See ``Relay.kill_task``."""
@@ -260,7 +267,7 @@ class Py4jRelay:
             return call(self._context._jsc.sc())
 
         try:
-            return await anyio.to_thread.run_sync(run)
+            return await DRIVER.run(run)
         except (Py4JError, AttributeError, OSError) as problem:  # AttributeError: _jsc is None
             if self._context._jsc is None:
                 raise RelayStopped("the SparkContext has stopped") from problem
@@ -352,8 +359,12 @@ def _active_jobs(java_context: Any) -> list[JobStarted]:
     """The start of each active job, which may be known already: the bus may have dropped some."""
     scheduler = java_context.dagScheduler()
     try:
-        job_ids = list(_each(scheduler.jobIdToActiveJob().keys()))
-        return [JobStarted(job_id, tuple(_each(scheduler.jobIdToStageIds().apply(job_id)))) for job_id in job_ids]
+        return [
+            JobStarted(
+                job.jobId(), tuple(_each(scheduler.jobIdToStageIds().apply(job.jobId()))), _action_of(job.properties())
+            )
+            for job in list(_each(scheduler.jobIdToActiveJob().values()))
+        ]
     except Py4JJavaError:  # the tables have changed in the meantime; the next query finds the jobs
         return []
 

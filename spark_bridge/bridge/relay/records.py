@@ -140,7 +140,7 @@ class _Fields:
 def _job_started(fields: _Fields) -> JobStarted:
     job_id = fields.one("i")
     count = fields.count(4)
-    return JobStarted(job_id, fields.take(f"{count}i"))
+    return JobStarted(job_id, fields.take(f"{count}i"), fields.text())
 
 
 def _job_ended(fields: _Fields) -> JobEnded:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import anyio
-from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
+from actors.threads import USER
 from protocol.attempts import FailureReason
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
@@ -246,7 +246,7 @@ class SinkCommits:
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         if self._run_blocking is None:
-            return await run_sync(function, *args)
+            return await USER.run(function, *args)
         return cast(T, self._run_blocking(function, *args))
 
     @property

@@ -16,11 +16,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from anyio.to_thread import run_sync
 from psycopg import sql
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
+from actors.threads import USER
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
@@ -339,8 +339,8 @@ class PostgresEnumerator(SplitEnumerator):
         if self._is_restored:
             return
         if self._source.has_changes:
-            await run_sync(self._source.create_slot)
-        self._pending.extend(await run_sync(self._source.ranges))
+            await USER.run(self._source.create_slot)
+        self._pending.extend(await USER.run(self._source.ranges))
         self._count = len(self._pending)
 
     async def handle_split_request(self, subtask: int) -> None:
