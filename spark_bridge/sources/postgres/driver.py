@@ -349,7 +349,7 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
-            case [name, low, high, str(snapshot)] if name == RANGE_READ:
+            case [str(name), low, high, str(snapshot)] if name == RANGE_READ:
                 if low not in self._settled:
                     self._read[low] = (low, high, snapshot)
                     self._read_by[low] = subtask
