@@ -37,6 +37,8 @@ STATE = "a split reader"
 OLD_STATE = b"\xc1headgate-splits-1"
 """How states began when all splits were one encoded event, which followed this."""
 BACKLOG_EVERY_S = 1.0
+REPORTED_MAX = 1000
+"""A report of the backlog names so many splits. What is left in the others is one more entry."""
 _END: Any = object()
 
 
@@ -154,6 +156,10 @@ class SplitReader(SubtaskOperator):
         """
         return None
 
+    def _reported(self, split: Any) -> Any:
+        """What the report of the backlog has for a split: the split itself, if it is not large."""
+        return split
+
     def handle_source_event(self, event: Any) -> None:
         """Handle an event that the split enumerator sent with ``send_event``. The default drops it."""
 
@@ -240,7 +246,10 @@ class SplitReader(SubtaskOperator):
         waiting = (one if isinstance(one, SplitAt) else SplitAt(one, None) for one in self.splits)
         in_hand = [*((one.split, one.position) for one in self._open), *((one.split, one.position) for one in waiting)]
         amounts = [(split, self.backlog(split, position)) for split, position in in_hand]
-        known = [(split, left) for split, left in amounts if left is not None]
+        known = [(self._reported(split), left) for split, left in amounts if left is not None]
+        if len(known) > REPORTED_MAX:
+            rest = known[REPORTED_MAX:]
+            known[REPORTED_MAX:] = [(f"{len(rest)} more splits", sum(left for _, left in rest))]
         if not known and not self._backlog_is_known:
             return
         with suppress(GatewayFull):  # the next report replaces this one

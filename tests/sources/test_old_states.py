@@ -21,6 +21,8 @@ from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from headgate import SplitReader, StaticSplitEnumerator
 from protocol.source_events import SplitAt, decode_split
 from protocol.wire.state import run_steps
+from spark_bridge.primitives.group.driver import Group
+from spark_bridge.primitives.group.task import GroupCheckpoint
 from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEnumerator
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
 from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
@@ -152,3 +154,9 @@ async def test_a_work_queue_continues_with_the_items_of_an_old_state() -> None: 
     part = WorkQueuePart("q", 2, keyed=False)
     part.open(SimpleNamespace(now=None), golden("work_queue_task"))  # type: ignore[arg-type]
     assert repr(list(part._hand)) == repr([(1, 0, ("work", 1)), (2, 3, [np.float32(1.5), "x"])])
+
+
+async def test_a_group_continues_with_the_checkpoint_of_an_old_state() -> None:  # H164
+    group = Group("training").coordinator("operator")
+    await group.reset_to_checkpoint(1, golden("group"))
+    assert group.checkpoint == GroupCheckpoint(12, b"model")  # type: ignore[attr-defined]

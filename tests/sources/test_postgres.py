@@ -21,6 +21,7 @@ from headgate.testing import running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres import driver
+from spark_bridge.sources.postgres.ranges import unpack_ranges
 from spark_bridge.sources.postgres.task import PostgresReader, _Snapshot, range_read_event
 from tests.postgres import Postgres
 from tests.sources.incarnations import incarnation_of
@@ -301,8 +302,8 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     state = await enumerator.snapshot_state(2)
     assert len(asked.assigned) == 3
     await enumerator.notify_checkpoint_complete(2)
-    changes = ["changes", [[None, "2", "10:10:"], ["2", None, "12:12:"]]]
-    assert asked.assigned[3:] == [(0, changes)]
+    ((subtask, changes),) = asked.assigned[3:]
+    assert (subtask, changes[0], unpack_ranges(changes[1])) == (0, "changes", (["2", None], ["10:10:", "12:12:"]))
     await enumerator.handle_split_request(2)
     assert asked.ended == [2]
     again: Any = source.enumerator(state)
