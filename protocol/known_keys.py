@@ -6,15 +6,15 @@ A key is known by 16 bytes of its BLAKE2b digest. Two keys with the same digest 
 would be skipped. That this happens anywhere among a billion keys has a probability of 10^-21.
 
 The first two bytes of a digest choose a *bucket*. The bucket has a *record* of 15 bytes for each of its keys: the rest
-of the digest, and the parity of the period in which the key was last seen. Buckets are immutable bytes, so ``buckets``
-is a consistent copy that costs nothing, and a step of the state's encoder writes many of them.
+of the digest, and the parity of the period in which the key was last seen. Buckets are immutable bytes, so a thread may
+look up and mark keys while a state is encoded, and a step of that writes many buckets.
 
 Keys can be forgotten: ``forget_unseen`` ends a period, and forgets what was never seen in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -85,9 +85,9 @@ class KnownKeys:
                 del self._buckets[prefix]
         self._period ^= 1
 
-    def buckets(self) -> list[bytes]:
-        """What is known, for a state. In a period that is just ending, what is being forgotten may be in it or not."""
-        return [prefix + bucket for prefix, bucket in list(self._buckets.items())]
+    def buckets(self) -> Iterator[bytes]:
+        """What is known, for a state. While ``forget_unseen`` runs, what it forgets may be in it or not."""
+        return (prefix + self._buckets.get(prefix, b"") for prefix in list(self._buckets))
 
     def restore_in_steps(self, buckets: Iterable[bytes], period: int) -> Steps[None]:
         """Continue with what ``buckets`` and ``period`` were."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -181,6 +181,13 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
 
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        if type(self).add_splits_back is not DiscoveringSplitEnumerator.add_splits_back:
+            return await super()._add_encoded_back(splits, subtask)
+        self._waiting.pop(subtask, None)
+        await in_turns(self._pending.put_encoded_back_in_steps(splits))
+        return await self._serve()
+
     async def _serve(self) -> None:
         for subtask in tuple(self._waiting):
             if not self._context.attempts(subtask):
@@ -192,7 +199,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
                 del self._waiting[subtask]
                 await self._context.signal_no_more_splits(subtask)
 
-    def _waiting_splits(self) -> list[bytes]:
+    def _waiting_splits(self) -> Iterator[bytes]:
         """All splits that are not assigned, encoded."""
         return self._pending.encoded()
 
@@ -242,8 +249,8 @@ class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
             return None
         return self._pending.amount + sum(owned.amount for owned in tuple(self._owned.values()))
 
-    def _waiting_splits(self) -> list[bytes]:
-        return [*chain.from_iterable(owned.encoded() for owned in self._owned.values()), *self._pending.encoded()]
+    def _waiting_splits(self) -> Iterator[bytes]:
+        return chain(*(owned.encoded() for owned in self._owned.values()), self._pending.encoded())
 
     async def _serve(self) -> None:
         await in_turns(self._look_up_owners())

@@ -49,7 +49,7 @@ from protocol.source_events import (
 )
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire.messages import RestoreMode
-from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps
+from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks
 
 RECORDED_SPLITS_MAX = 256
 """How many of the splits that a subtask has already are in one event to a later attempt of it."""
@@ -145,6 +145,14 @@ class SplitEnumerator:
         """Take back the splits of a lost attempt, in the order in which they were assigned. The list may be empty."""
         # R122
 
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        """``add_splits_back`` of what ``encode_split`` returned.
+
+        Ours take them as they are: a million decoded splits make the garbage collector stop the loop.
+        """
+        decoded = await in_turns(_all_decoded(splits))
+        await self.add_splits_back(decoded, subtask)
+
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
         """A ready attempt is over. ``attempts`` no longer names it.
 
@@ -197,7 +205,7 @@ class StaticSplitEnumerator(SplitEnumerator):
         self._context: SplitEnumeratorContext
 
     @classmethod
-    def of_encoded(cls, splits: Iterable[bytes]) -> Self:
+    def of_encoded(cls, splits: list[bytes]) -> Self:
         """Return an enumerator of splits that ``encode_split`` returned, which are known to differ."""
         enumerator = cls(())
         enumerator._begun = Begun(enumerator._pending.restore_in_steps(splits))
@@ -238,6 +246,11 @@ class StaticSplitEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         await in_turns(self._pending.put_back_in_steps(splits))
+
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        if type(self).add_splits_back is not StaticSplitEnumerator.add_splits_back:
+            return await super()._add_encoded_back(splits, subtask)
+        return await in_turns(self._pending.put_encoded_back_in_steps(splits))
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         await self._begun.finish()
@@ -430,8 +443,8 @@ class SourceCoordinator(OperatorCoordinator):
         self.splits_given_back += len(recorded)
         self._given_out -= len(recorded)
         self._reading.pop(subtask, None)
-        splits = await in_turns(_all_decoded(recorded))
-        await self._ask(self.enumerator.add_splits_back, splits, subtask)
+        splits = await in_turns(_all_encoded(recorded))
+        await self._ask(self.enumerator._add_encoded_back, splits, subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._require_start("checkpoint_coordinator")
@@ -561,11 +574,19 @@ class SourceCoordinator(OperatorCoordinator):
         self._broken = None
 
 
-def _all_decoded(recorded: list[_Assigned]) -> Steps[list[Any]]:
+def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:
     """The splits of some assignments, in order. A subtask may have been assigned a million since its last reset."""
-    splits: list[Any] = []
+    splits: list[bytes] = []
     for chunk in drain(recorded):
-        splits += [decode_split(split) for _, split in chunk]
+        splits += [split for _, split in chunk]
+        yield
+    return splits
+
+
+def _all_decoded(encoded: list[bytes]) -> Steps[list[Any]]:
+    splits: list[Any] = []
+    for chunk in in_chunks(encoded):
+        splits += map(decode_split, chunk)
         yield
     return splits
 

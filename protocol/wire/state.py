@@ -169,7 +169,10 @@ def join_in_steps(pieces: Iterable[bytes | memoryview]) -> Steps[bytes]:
     """Return the concatenation of some bytes."""
     out = BytesIO()
     for piece in pieces:
-        yield from _copy(piece, out)
+        if len(piece) <= COPY_BYTES:
+            out.write(piece)
+        else:
+            yield from _copy(piece, out)
     return out.getvalue()
 
 

@@ -25,6 +25,7 @@ from itertools import chain, islice
 from typing import Any, cast
 
 import anyio
+from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
@@ -50,6 +51,8 @@ __all__ = ["FormatEnumerator", "StreamPlanner"]
 log = get_logger("headgate.streams")
 
 _PLAN = "a stream's plan"
+_TURN_SPLITS = 256
+"""After so many splits that an enumerator has found, other work of the loop gets a turn."""
 _READER = 0  # the only reader that an enumerator sees while a stream is planned
 
 
@@ -218,7 +221,7 @@ class StreamPlanner:
                 self._finding = await _Finding.begin(self._source, self._state.enumerator)
             missing = self._splits_max - len(self._state.open)
             found = await self._finding.look(max(1, missing))
-            parts, left = await run_sync(_cut, self._source, self._state.open, found)
+            parts, left = await run_sync(_cut, self._source, (*self._state.open, *found))
             if not parts and not found:
                 return
             batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
@@ -245,16 +248,17 @@ class StreamPlanner:
                 log.exception("split enumerator close failed", source=self._name)
 
 
-def _cut(source: Source, known: Iterable[bytes], found: Iterable[SplitAt]) -> tuple[list[bytes], list[bytes]]:
+def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
     """The parts of these splits that can be read now, and the splits that have not ended, encoded. Blocks.
 
     Each split is decoded when it is due, and dropped: the garbage collector would stop the loop for many at once.
     """
     parts, left = [], []
-    for one in chain(map(decode_split, known), found):
+    for encoded in splits:
+        one = decode_split(encoded)
         cut = source.next_part(one.split, one.position)
         if cut is None:
-            left.append(encode_split(one))
+            left.append(encoded)
             continue
         part, position = cut
         parts.append(encode_split(part))
@@ -278,8 +282,8 @@ class _Finding:
         await finding.enumerator.add_reader(_READER)
         return finding
 
-    async def look(self, splits_max: int) -> list[SplitAt]:
-        """Return the splits that are new, about ``splits_max`` at most."""
+    async def look(self, splits_max: int) -> list[bytes]:
+        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``."""
         context = self._context
         await context.run_due()
         while len(context.found) < splits_max and not context.has_no_more:
@@ -287,8 +291,10 @@ class _Finding:
             await self.enumerator.handle_split_request(_READER)
             if len(context.found) == before:
                 break
+            if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
+                await checkpoint()
         found, context.found = context.found, []
-        return [one if isinstance(one, SplitAt) else SplitAt(one, None) for one in found]
+        return found
 
 
 class _PlanningContext(SplitEnumeratorContext):
@@ -296,7 +302,7 @@ class _PlanningContext(SplitEnumeratorContext):
 
     def __init__(self) -> None:
         self.coordinator = cast("CoordinatorContext", self)
-        self.found: list[Any] = []
+        self.found: list[bytes] = []
         self.has_no_more = False
         self.mode = RestoreMode.BATCH
         self.log = log
@@ -317,7 +323,7 @@ class _PlanningContext(SplitEnumeratorContext):
         """Nobody reads yet."""
 
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
-        self.found += splits
+        self.found += [encode_split(one if isinstance(one, SplitAt) else SplitAt(one, None)) for one in splits]
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         return []

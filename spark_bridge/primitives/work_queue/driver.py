@@ -360,10 +360,10 @@ class _Enumerator(SplitEnumerator):
     # --- state ----------------------------------------------------------------------------------------------------
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        waiting = [(priority, list(queue)) for priority, queue in self._waiting.items()]
-        fields = {
-            "seen": list(self._seen),
-            "in work": list(self._in_work),
+        waiting = self._waiting.items()
+        fields = {  # without a copy: the enumerator takes no other call until they are encoded
+            "seen": iter(self._seen),
+            "in work": iter(self._in_work),
             "waiting": (_ITEM.pack(id_, priority) + value for priority, queue in waiting for id_, value in queue),
         }
         return await in_turns(encode_state_in_steps(QUEUE, fields))
@@ -374,7 +374,7 @@ class _Enumerator(SplitEnumerator):
             return
         fields = yield from decode_state_in_steps(QUEUE, state)
         same: dict[int, int] = {}  # one object for each id
-        for chunk in in_chunks(fields["seen"]):
+        for chunk in drain(fields["seen"]):
             self._seen.update(chunk)
             same.update(zip(chunk, chunk, strict=True))
             yield

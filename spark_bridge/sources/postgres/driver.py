@@ -9,7 +9,7 @@ with another snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from actors.coordination import SplitEnumerator
 from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
+from protocol.source_events import encode_split
 from protocol.wire.state import (
     OLD,
     Steps,
@@ -30,7 +31,6 @@ from protocol.wire.state import (
     drain,
     encode_entry,
     encode_state_in_steps,
-    in_chunks,
 )
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
@@ -255,15 +255,17 @@ class PostgresSource(Source):
                 sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(f"headgate_{self._slot}"))
             )
 
-    def ranges(self) -> list[list[Any]]:
-        """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end."""
+    def ranges(self) -> Iterator[list[Any]]:
+        """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end.
+
+        Blocks.
+        """
         type_ = sql.SQL(self.settings.key_type)
         key, table = sql.Identifier(self._key), sql.Identifier(*self._table)
         query = sql.SQL(
             "SELECT {key}::text FROM (SELECT {key} FROM {table} WHERE {above} ORDER BY {key} OFFSET {skip} LIMIT 1) one"
         )
         low: str | None = None
-        found: list[list[Any]] = []
         with self._connect() as connection:
             while True:
                 above = (
@@ -274,9 +276,9 @@ class PostgresSource(Source):
                 one = connection.execute(
                     query.format(key=key, table=table, above=above, skip=sql.Literal(self.range_rows - 1))
                 ).fetchone()
-                found.append(["range", low, one[0] if one else None])
+                yield ["range", low, one[0] if one else None]
                 if one is None:
-                    return found
+                    return
                 low = one[0]
 
     @property
@@ -343,7 +345,7 @@ class PostgresEnumerator(SplitEnumerator):
         else:
             yield from self._pending.restore_in_steps(fields["pending"])
         self._count, self._has_begun = fields["count"], fields["begun"]
-        for chunk in in_chunks(fields["read"]):
+        for chunk in drain(fields["read"]):
             self._read |= {decode_entry(one)[0]: one for one in chunk}
             yield
 
@@ -364,14 +366,9 @@ class PostgresEnumerator(SplitEnumerator):
             return
         if self._source.has_changes:
             await run_sync(self._source.create_slot)
-        await in_turns(self._add(await run_sync(self._source.ranges)))
+        ranges = await run_sync(lambda: [encode_split(one) for one in self._source.ranges()])
+        await in_turns(self._pending.restore_in_steps(ranges))
         self._count = len(self._pending)
-
-    def _add(self, ranges: list[Any]) -> Steps[None]:
-        for chunk in drain(ranges):
-            for one in chunk:
-                self._pending.add(one)
-            yield
 
     async def handle_split_request(self, subtask: int) -> None:
         self._waiting[subtask] = None
@@ -422,7 +419,7 @@ class PostgresEnumerator(SplitEnumerator):
             "pending": self._pending.encoded(),
             "count": self._count,
             "begun": self._has_begun,
-            "read": list(self._read.values()),
+            "read": iter(self._read.values()),
         }
         return await in_turns(encode_state_in_steps(POSTGRES, fields))
 
