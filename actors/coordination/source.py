@@ -333,7 +333,7 @@ class SourceCoordinator(OperatorCoordinator):
             pending if isinstance(pending, int) else None,
             in_hand,
             sum(amounts) if amounts else None,
-            tuple([SplitBacklog(subtask, repr(split)[:SPLIT_CHARS_MAX], left) for subtask, split, left in largest]),
+            tuple([SplitBacklog(subtask, _shown(split), left) for subtask, split, left in largest]),
         )
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
@@ -572,6 +572,14 @@ class SourceCoordinator(OperatorCoordinator):
             self._broken = error
             raise
         self._broken = None
+
+
+def _shown(split: Any) -> str:
+    """The text of a split for the status, which is there even if a class cannot describe its values."""
+    try:
+        return repr(split)[:SPLIT_CHARS_MAX]
+    except Exception as error:
+        return f"<{type(split).__name__}, whose repr() raises {type(error).__name__}>"
 
 
 def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:
