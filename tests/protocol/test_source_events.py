@@ -104,7 +104,7 @@ ARRAY_FIRST: list[Any] = [
 
 
 @pytest.mark.parametrize("event", ARRAY_FIRST, ids=repr)
-def test_what_begins_with_a_value_that_cannot_be_compared_is_the_users_own(event: Any) -> None:
+def test_what_begins_with_a_value_that_cannot_be_compared_is_the_users_own(event: Any) -> None:  # H164
     assert parse_source_event(event) is None
     assert parse_stream_batch(event) is None
     assert split_from_value(split_to_value(event)) is event
