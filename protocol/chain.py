@@ -17,8 +17,9 @@ from struct import Struct
 from struct import error as StructError
 
 from protocol.errors import LocalProtocolError
+from protocol.wire.state import Steps, join_in_steps, run_steps
 
-__all__ = ["join_states", "split_states"]
+__all__ = ["join_states", "join_states_in_steps", "split_states", "split_states_in_steps"]
 
 MAGIC = b"\xc1headgate-chain-1"  # 0xc1 begins no msgpack value
 _LENGTHS = Struct(">IQ")
@@ -26,6 +27,12 @@ _LENGTHS = Struct(">IQ")
 
 def join_states(main: bytes, parts: Mapping[str, bytes], stages: Container[str] = ()) -> bytes:
     """Return one state. Empty states of named parts are left out, except for ``stages``."""
+    state: bytes = run_steps(join_states_in_steps(main, parts, stages))
+    return state
+
+
+def join_states_in_steps(main: bytes, parts: Mapping[str, bytes], stages: Container[str] = ()) -> Steps[bytes]:
+    """Like ``join_states``, for an event loop: the states may be large."""
     kept = {name: state for name, state in parts.items() if state or name in stages}
     if not kept and not main.startswith(MAGIC):
         return main
@@ -33,10 +40,16 @@ def join_states(main: bytes, parts: Mapping[str, bytes], stages: Container[str] 
     for name, state in ("", main), *kept.items():
         encoded = name.encode()
         pieces += (_LENGTHS.pack(len(encoded), len(state)), encoded, state)
-    return b"".join(pieces)
+    return (yield from join_in_steps(pieces))
 
 
 def split_states(state: bytes, known: Container[str]) -> tuple[bytes, dict[str, bytes]]:
+    """``split_states_in_steps`` without a pause."""
+    states: tuple[bytes, dict[str, bytes]] = run_steps(split_states_in_steps(state, known))
+    return states
+
+
+def split_states_in_steps(state: bytes, known: Container[str]) -> Steps[tuple[bytes, dict[str, bytes]]]:
     """Return the main state, and those of the named parts that have one. An empty state of an unknown part is dropped.
 
     Raises:
@@ -55,7 +68,7 @@ def split_states(state: bytes, known: Container[str]) -> tuple[bytes, dict[str, 
         except (StructError, UnicodeDecodeError) as error:
             raise LocalProtocolError(f"the state of a chain is damaged: {error}") from error
         at += name_length
-        parts[name] = state[at : at + length]
+        parts[name] = yield from join_in_steps((memoryview(state)[at : at + length],))
         at += length
     if at != len(state) or "" not in parts:
         raise LocalProtocolError("the state of a chain is damaged: it does not end where its last part does")

@@ -2,7 +2,8 @@
 
 """The events between a split enumerator and its readers, as values that msgpack can encode.
 
-Each is a list whose first element is one of the reserved names below; every other event is the user's own.
+Each is a list whose first element is one of the reserved names below; every other event is the user's own. A first
+element that is not a str is compared with nothing: it is the user's, and comparing an array gives no bool.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.values import value
+from protocol.wire.state import decode_entry, encode_entry
 
 _REQUEST = "headgate/split-request"
 _SPLITS = "headgate/splits"
@@ -85,7 +87,7 @@ def stream_batch_event(batch: StreamBatch) -> list[Any]:
 def parse_stream_batch(event: Any) -> StreamBatch | None:
     """Return what ``stream_batch_event`` was given, or None for another event."""
     match event:
-        case [name, str(stream), int(start), int(end)] if name == _STREAM_BATCH:
+        case [str(name), str(stream), int(start), int(end)] if name == _STREAM_BATCH:
             return StreamBatch(stream, start, end)
         case _:
             return None
@@ -99,10 +101,20 @@ def split_to_value(split: Any) -> Any:
 def split_from_value(value: Any) -> Any:
     """Return what ``split_to_value`` was given."""
     match value:
-        case [mark, split, position] if mark == _AT:
+        case [str(mark), split, position] if mark == _AT:
             return SplitAt(split, position)
         case _:
             return value
+
+
+def encode_split(split: Any) -> bytes:
+    """A split, or a ``SplitAt``, as an entry of a state. Raises ``EventEncodeError`` if an event cannot have it."""
+    return encode_entry(split_to_value(split))
+
+
+def decode_split(encoded: bytes) -> Any:
+    """Return what ``encode_split`` was given."""
+    return split_from_value(decode_entry(encoded))
 
 
 def no_more_splits_event() -> list[Any]:
@@ -112,13 +124,13 @@ def no_more_splits_event() -> list[Any]:
 def parse_source_event(event: Any) -> SourceEvent | None:
     """Return the event as a typed value, or None for a user's event."""
     match event:
-        case [name] if name == _REQUEST:
+        case [str(name)] if name == _REQUEST:
             return SplitRequested()
-        case [name, list(splits)] if name == _SPLITS:
+        case [str(name), list(splits)] if name == _SPLITS:
             return SplitsAdded(tuple(map(split_from_value, splits)))
-        case [name] if name == _NO_MORE:
+        case [str(name)] if name == _NO_MORE:
             return NoMoreSplits()
-        case [name, list(entries)] if name == _BACKLOG and all(map(_is_backlog, entries)):
+        case [str(name), list(entries)] if name == _BACKLOG and all(map(_is_backlog, entries)):
             return BacklogReported(tuple((split, left) for split, left in entries))
         case _:
             return None

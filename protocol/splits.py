@@ -17,6 +17,7 @@ it (R121). Record an assignment before sending it (R118). Otherwise, a crash bet
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from protocol.errors import LocalProtocolError
@@ -71,12 +72,8 @@ class SplitAssignmentTracker(Generic[SplitT]):
         For ``checkpoint_id`` -1, the virtual empty checkpoint, everything that is still known comes back. For an
         unknown subtask the list is empty.
         """
-        taken: dict[SplitT, None] = {}
-        for known, assignments in self._by_checkpoint.items():
-            if known > checkpoint_id:
-                taken.update(assignments.pop(subtask, {}))
-        taken.update(self._open.pop(subtask, {}))
-        return list(taken)
+        later = [assignments for known, assignments in self._by_checkpoint.items() if known > checkpoint_id]
+        return _merged(assignments.pop(subtask, {}) for assignments in (*later, self._open))
 
     def take_back(self, subtask: int, count: int, chosen: Callable[[SplitT], bool]) -> list[SplitT]:
         """Take out at most ``count`` splits that no checkpoint holds yet and ``chosen`` accepts, the newest first."""
@@ -95,11 +92,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
 
     def assigned(self, subtask: int) -> list[SplitT]:
         """What ``subtask`` was assigned and may still have to give back, oldest first. Nothing is removed."""
-        known: dict[SplitT, None] = {}
-        for assignments in self._by_checkpoint.values():
-            known.update(assignments.get(subtask, {}))
-        known.update(self._open.get(subtask, {}))
-        return list(known)
+        return _merged(assignments.get(subtask, {}) for assignments in (*self._by_checkpoint.values(), self._open))
 
     @property
     def open_assignments(self) -> dict[int, list[SplitT]]:
@@ -144,6 +137,14 @@ class SplitAssignmentTracker(Generic[SplitT]):
         assert ids == sorted(ids), f"checkpoints out of order: {ids}"
         assert all(known <= self._newest_checkpoint_id for known in ids), f"{ids} above {self._newest_checkpoint_id}"
         assert all(self._open.values()), "an empty open assignment"
+
+
+def _merged(assignments: Iterable[dict[SplitT, None]]) -> list[SplitT]:
+    """All splits, each where it comes first. Of a single dict they are taken as they are: there may be a million."""
+    some = [splits for splits in assignments if splits]
+    if len(some) == 1:
+        return list(some[0])
+    return list(dict.fromkeys(chain.from_iterable(some)))
 
 
 def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:

@@ -82,6 +82,7 @@ LAYERS = (
     ),
     # A buffer in memory that becomes bytes without a copy.
     Layer("protocol/wire/fragments.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
+    Layer("protocol/wire/state.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
     Layer("protocol/wire/large_leaves.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
     # It imports the module of a user's class, which the driver names.
     Layer("protocol/wire/event_classes.py", PURE_STDLIB | {"protocol", "importlib.import_module"}),

@@ -26,9 +26,10 @@ from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.parts_cut import PartsCut
+from actors.coordination.turns import in_turns
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
-from protocol.chain import join_states, split_states
+from protocol.chain import join_states_in_steps, split_states_in_steps
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 
@@ -168,10 +169,13 @@ class CoordinatorChain(OperatorCoordinator):
                     )
                 states[name] = bytes(state)
                 self.cut.snapshot_taken(name)
-        return join_states(states.pop(""), states, self.stages)
+        return await in_turns(join_states_in_steps(states.pop(""), states, self.stages))
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        main, states = (None, {}) if state is None else split_states(state, self._parts)
+        main: bytes | None = None
+        states: dict[str, bytes] = {}
+        if state is not None:
+            main, states = await in_turns(split_states_in_steps(state, self._parts))
         for name, part in self._all():
             with _Named(name):
                 await part.reset_to_checkpoint(checkpoint_id, states.get(name) if name else main)

@@ -4,17 +4,33 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
+import anyio
+
+from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
-from protocol.source_events import SplitAt, split_from_value, split_to_value
-from protocol.wire.codec import decode_event, encode_event
+from protocol.known_keys import KnownKeys
+from protocol.source_events import SplitAt
+from protocol.wire.state import (
+    CHUNK_ENTRIES,
+    OLD,
+    Steps,
+    decode_state_in_steps,
+    drain,
+    encode_state_in_steps,
+    in_chunks,
+)
 
 __all__ = ["DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
+
+DISCOVERING = "a discovering split enumerator"
+HYBRID = "a hybrid split enumerator"
 
 FAILURES_MAX = 5
 
@@ -23,7 +39,8 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     """Hands out the splits that a function finds, and looks for new ones while tasks read.
 
     A reader that asks while there is none waits until one is found or given back. A split is found once, however often
-    the function returns it: its key stays in the state, so the state grows with the number of splits.
+    the function returns it. That it was found is remembered with 15 bytes for each split, in memory and in the state,
+    and permanently unless ``forget_after_s`` is given: ten million splits are 150 MB.
 
     Args:
         discover: returns all splits that exist now, in the order in which they are to be read. It is called on a worker
@@ -32,11 +49,15 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         state: what an earlier instance returned from ``snapshot_state``, or None at the beginning.
         every_s: the seconds between two looks. None looks only once, at the very beginning, and readers are told that
             no more splits follow when all are assigned.
-        key: what a split is recognised by, a str. By default the split itself, which then has to be a str.
+        key: what a split is recognised by: a str, or another value that an event can have. It is called on the worker
+            thread, too. By default the split itself, without its position.
         batch_size: how many splits one request gets.
         backlog: ``backlog(split, position)`` returns how much there is to read in a split, in the units of the readers'
             method of this name, when it is found or given back. It has to be quick. By default, splits that wait do not
             count in the source's backlog.
+        forget_after_s: forget a split after ``discover`` has not returned it for so many seconds of running time, at
+            most twice as many. So no more is remembered than what exists. A split that returns after that is read
+            again, as a new one. Only for splits that end: a reader may still have one that does not. None: never.
     """
 
     def __init__(
@@ -45,28 +66,48 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         state: bytes | None = None,
         *,
         every_s: float | None = None,
-        key: Callable[[Any], str] = lambda split: split,
+        key: Callable[[Any], Any] = lambda split: split,
         batch_size: int = 1,
         backlog: Callable[[Any, Any], int] | None = None,
+        forget_after_s: float | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        if every_s is not None and every_s <= 0:
+        if every_s is not None and not every_s > 0:
             raise ValueError(f"every_s must be positive, or None to look once, not {every_s}")
+        if forget_after_s is not None and not forget_after_s > 0:
+            raise ValueError(f"forget_after_s must be positive, or None to forget nothing, not {forget_after_s}")
         self._discover = discover
         self._every_s = every_s
         self._key = key
         self._batch_size = batch_size
         self._backlog = backlog
-        restored = {"pending": [], "known": []} if state is None else decode_event(state)
+        self._forget_after_s = forget_after_s
         self._is_restored = state is not None
-        self._pending: deque[_Pending] = deque()
-        self._pending_backlog = 0
-        self._put_back(map(split_from_value, restored["pending"]))
-        self._known: dict[str, None] = dict.fromkeys(restored["known"])
+        self._pending = PendingSplits(backlog)
+        self._known = KnownKeys()
         self._waiting: dict[int, None] = {}
         self._failures = 0
+        self._restored_period_s = 0.0
+        self._period_begins_at = 0.0  # by the loop's clock
+        self._started = False
+        self._begun = Begun(self._restore(state))
         self._context: SplitEnumeratorContext
+
+    def _restore(self, state: bytes | None) -> Steps[None]:
+        if state is None:
+            return
+        fields = yield from decode_state_in_steps(DISCOVERING, state)
+        if OLD in fields:
+            yield from self._pending.restore_values_in_steps(fields[OLD]["pending"])
+            for chunk in in_chunks(fields[OLD]["known"]):
+                for key in chunk:
+                    self._known.add(key)
+                yield
+            return
+        yield from self._pending.restore_in_steps(fields["pending"])
+        yield from self._known.restore_in_steps(fields["known"], fields["period"])
+        self._restored_period_s = fields["period_s"]
 
     @property
     def pending_count(self) -> int:
@@ -76,41 +117,38 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     @property
     def pending_backlog(self) -> int | None:
         """How much there is to read in these splits; None if ``backlog`` was not given."""
-        return None if self._backlog is None else self._pending_backlog
-
-    def _counted(self, split: Any) -> _Pending:
-        """Count it in the backlog. What it counts is kept, so that the sum is right if the split grows meanwhile."""
-        amount = 0
-        if self._backlog is not None:
-            at = split if isinstance(split, SplitAt) else SplitAt(split, None)
-            amount = self._backlog(at.split, at.position)
-        self._pending_backlog += amount
-        return _Pending(split, amount)
-
-    def _put_back(self, splits: Iterable[Any]) -> None:
-        """Let these be the next splits."""
-        self._pending.extendleft(reversed([self._counted(split) for split in splits]))
-
-    def _take(self, chosen: Iterable[_Pending]) -> list[Any]:
-        """Return the splits of some pending ones, which are handed out."""
-        taken = list(chosen)
-        self._pending_backlog -= sum(one.amount for one in taken)
-        return [one.split for one in taken]
+        return None if self._backlog is None else self._pending.amount
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
+        await self._begun.finish()
+        self._period_begins_at = anyio.current_time() - self._restored_period_s
+        self._started = True
         if self._every_s is not None or not self._is_restored:
-            self._add(await USER.run(lambda: list(self._discover())))
+            await in_turns(self._add(await USER.run(self._find_new, False)))
         self._look_again()
 
     def _look_again(self) -> None:
         if self._every_s is not None:
             self._context.coordinator.call_later(self._every_s, self._look)
 
-    async def _look(self) -> None:
-        self._context.coordinator.call_async(lambda: list(self._discover()), handler=self._looked)
+    @property
+    def _period_s(self) -> float:
+        """For how long the current period of remembering has lasted, while the coordinator was running."""
+        return anyio.current_time() - self._period_begins_at if self._started else self._restored_period_s
 
-    async def _looked(self, found: list[Any] | None, error: Exception | None) -> None:
+    async def _look(self) -> None:
+        forgets = self._forget_after_s is not None and self._period_s >= self._forget_after_s
+        self._context.coordinator.call_async(self._find_new, forgets, handler=partial(self._looked, forgets))
+
+    def _find_new(self, forgets: bool) -> list[Any]:
+        """On a worker thread, while nothing else changes what is known: look, and return what is not known."""
+        new = [split for split in self._discover() if not self._known.see(self._key_of(split))]
+        if forgets:
+            self._known.forget_unseen()
+        return new
+
+    async def _looked(self, forgot: bool, found: list[Any] | None, error: Exception | None) -> None:
         if error is not None:
             self._failures += 1
             if self._failures >= FAILURES_MAX:
@@ -118,16 +156,21 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             self._context.coordinator.log.warning("split discovery failed", error=repr(error), failures=self._failures)
         else:
             self._failures = 0
-            self._add(found or [])
+            if forgot:
+                self._period_begins_at = anyio.current_time()
+            await in_turns(self._add([] if found is None else found))
             await self._serve()
         self._look_again()
 
-    def _add(self, found: Iterable[Any]) -> None:
-        for split in found:
-            key = self._key(split.split if isinstance(split, SplitAt) else split)
-            if key not in self._known:
-                self._known[key] = None
-                self._pending.append(self._counted(split))
+    def _key_of(self, split: Any) -> Any:
+        return self._key(split.split if isinstance(split, SplitAt) else split)
+
+    def _add(self, found: list[Any]) -> Steps[None]:
+        for chunk in drain(found):
+            for split in chunk:
+                if self._known.add(self._key_of(split)):
+                    self._pending.add(split)
+            yield
 
     async def handle_split_request(self, subtask: int) -> None:
         self._waiting[subtask] = None
@@ -135,23 +178,40 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
-        self._put_back(splits)
+        await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
+
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        if type(self).add_splits_back is not DiscoveringSplitEnumerator.add_splits_back:
+            return await super()._add_encoded_back(splits, subtask)
+        self._waiting.pop(subtask, None)
+        await in_turns(self._pending.put_encoded_back_in_steps(splits))
+        return await self._serve()
 
     async def _serve(self) -> None:
         for subtask in tuple(self._waiting):
             if not self._context.attempts(subtask):
                 del self._waiting[subtask]  # its next attempt asks itself
-            elif self._pending:
+            elif len(self._pending):
                 del self._waiting[subtask]
-                next_ones = [self._pending.popleft() for _ in range(min(self._batch_size, len(self._pending)))]
-                await self._context.assign_splits(subtask, self._take(next_ones))
+                await self._context.assign_splits(subtask, self._pending.take(self._batch_size))
             elif self._every_s is None:
                 del self._waiting[subtask]
                 await self._context.signal_no_more_splits(subtask)
 
+    def _waiting_splits(self) -> Iterator[bytes]:
+        """All splits that are not assigned, encoded."""
+        return self._pending.encoded()
+
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return encode_event({"pending": [split_to_value(one.split) for one in self._pending], "known": [*self._known]})
+        await self._begun.finish()
+        fields = {
+            "pending": self._waiting_splits(),
+            "period": self._known.period,
+            "known": self._known.buckets(),
+            "period_s": self._period_s,
+        }
+        return await in_turns(encode_state_in_steps(DISCOVERING, fields))
 
 
 class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
@@ -175,29 +235,38 @@ class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
     ) -> None:
         super().__init__(discover, state, **others)
         self._place = place
+        self._owned: dict[int, PendingSplits] = {}  # by subtask: those of ``_pending`` whose owner was looked up
+
+    @property
+    def pending_count(self) -> int:
+        """How many splits are known and not assigned."""
+        return len(self._pending) + sum(map(len, tuple(self._owned.values())))
+
+    @property
+    def pending_backlog(self) -> int | None:
+        """How much there is to read in these splits; None if ``backlog`` was not given."""
+        if self._backlog is None:
+            return None
+        return self._pending.amount + sum(owned.amount for owned in tuple(self._owned.values()))
+
+    def _waiting_splits(self) -> Iterator[bytes]:
+        return chain(*(owned.encoded() for owned in self._owned.values()), self._pending.encoded())
 
     async def _serve(self) -> None:
+        await in_turns(self._look_up_owners())
         for subtask in tuple(self._waiting):
             if not self._context.attempts(subtask):
                 del self._waiting[subtask]  # its next attempt asks itself
-                continue
-            owned = [one for one in self._pending if self._owner(one) == subtask]
-            if owned:
+            elif owned := self._owned.pop(subtask, None):
                 del self._waiting[subtask]
-                self._pending = deque(one for one in self._pending if self._owner(one) != subtask)
-                await self._context.assign_splits(subtask, self._take(owned))
+                await self._context.assign_splits(subtask, owned.take(len(owned)))
 
-    def _owner(self, pending: _Pending) -> int:
-        split = pending.split.split if isinstance(pending.split, SplitAt) else pending.split
-        return self._place(split) % self._context.parallelism
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A split that waits, and what it counts in the backlog."""
-
-    split: Any
-    amount: int
+    def _look_up_owners(self) -> Steps[None]:
+        while len(self._pending):
+            for split in self._pending.take(CHUNK_ENTRIES):
+                owner = self._place(split.split if isinstance(split, SplitAt) else split) % self._context.parallelism
+                self._owned.setdefault(owner, PendingSplits(self._backlog)).add(split)
+            yield
 
 
 class HybridSplitEnumerator(SplitEnumerator):
@@ -225,9 +294,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         if not sources:
             raise ValueError("a hybrid source needs at least one source")
         self._sources = tuple(sources)
-        self._restored: list[bytes | None] = [None] if state is None else list(decode_event(state))
-        if len(self._restored) > len(self._sources):
-            raise ValueError(f"the state is that of {len(self._restored)} sources, but there are {len(self._sources)}")
+        self._restored: list[bytes | None] = []
         self._begun: list[SplitEnumerator] = []
         self._ended: list[set[int]] = []  # for each begun source, the subtasks that have read all of it
         self._parts: list[_PartOfHybrid] = []
@@ -235,7 +302,17 @@ class HybridSplitEnumerator(SplitEnumerator):
         self._waiting: set[int] = set()  # those that wait for the next source
         self._readers: list[int] = []
         self._is_restored = state is not None
+        self._restoring = Begun(self._restore(state))
         self._context: SplitEnumeratorContext
+
+    def _restore(self, state: bytes | None) -> Steps[None]:
+        if state is None:
+            self._restored = [None]
+            return
+        fields = yield from decode_state_in_steps(HYBRID, state)
+        self._restored = list(fields[OLD] if OLD in fields else fields.values())
+        if len(self._restored) > len(self._sources):
+            raise ValueError(f"the state is that of {len(self._restored)} sources, but there are {len(self._sources)}")
 
     @property
     def current(self) -> int:
@@ -251,6 +328,7 @@ class HybridSplitEnumerator(SplitEnumerator):
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
+        await self._restoring.finish()
         if self._is_restored:
             self._unread.update(range(context.parallelism))  # a checkpoint may hold splits for any of them
         for state in self._restored:
@@ -343,7 +421,8 @@ class HybridSplitEnumerator(SplitEnumerator):
         await self._begun[index].handle_source_event(subtask, attempt, inner)
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return encode_event([await enumerator.snapshot_state(checkpoint_id) for enumerator in self._begun])
+        states = {str(index): await one.snapshot_state(checkpoint_id) for index, one in enumerate(self._begun)}
+        return await in_turns(encode_state_in_steps(HYBRID, states))
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         await self._each(lambda enumerator: enumerator.notify_checkpoint_complete(checkpoint_id))

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyio.lowlevel import checkpoint
-
+from actors.coordination.turns import in_turns
 from protocol.wire.codec import EVENT_STEP_BYTES, decode_event, decode_event_in_steps
 
 __all__ = ["decode_in_turns"]
@@ -26,10 +25,4 @@ async def decode_in_turns(payload: bytes) -> Any:
     """
     if len(payload) <= EVENT_STEP_BYTES:
         return decode_event(payload)
-    steps = decode_event_in_steps(payload)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-        await checkpoint()
+    return await in_turns(decode_event_in_steps(payload))

@@ -21,36 +21,42 @@ that no failure loses or duplicates a split:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
+
+from anyio.lowlevel import checkpoint
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
+from actors.coordination.turns import Begun, in_turns
 from protocol.attempts import FailureKind, FailureReason
 from protocol.enumerations import CurrentEnumeration
 from protocol.facts import StageLook
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from protocol.known_keys import KnownKeys
 from protocol.overrides import errors_in_overrides
 from protocol.source_events import (
     BacklogReported,
     SplitRequested,
+    decode_split,
+    encode_split,
     no_more_splits_event,
     parse_source_event,
-    split_from_value,
-    split_to_value,
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
-from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks
 
 RECORDED_SPLITS_MAX = 256
 """How many of the splits that a subtask has already are in one event to a later attempt of it."""
 SPLIT_CHARS_MAX = 200
 """How much of the text of a split the status shows."""
+
+STATIC = "a static split enumerator"
 
 _Assigned = tuple[int, bytes]
 """One assignment: its number, which tells equal splits apart, and the encoded split."""
@@ -139,6 +145,14 @@ class SplitEnumerator:
         """Take back the splits of a lost attempt, in the order in which they were assigned. The list may be empty."""
         # R122
 
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        """``add_splits_back`` of what ``encode_split`` returned.
+
+        Ours take them as they are: a million decoded splits make the garbage collector stop the loop.
+        """
+        decoded = await in_turns(_all_decoded(splits))
+        await self.add_splits_back(decoded, subtask)
+
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
         """A ready attempt is over. ``attempts`` no longer names it.
 
@@ -169,6 +183,9 @@ class SplitEnumerator:
 class StaticSplitEnumerator(SplitEnumerator):
     """Hands out a fixed list of splits on request, and then says that there are no more.
 
+    There may be millions. The first thousands are looked at here, and the rest in ``start``, which raises what is wrong
+    with it.
+
     Args:
         splits: the splits. No two may be equal, because a split is recognised by its value.
         state: what an earlier instance returned from ``snapshot_state``. If given, ``splits`` is ignored.
@@ -176,16 +193,40 @@ class StaticSplitEnumerator(SplitEnumerator):
 
     Raises:
         ValueError: two splits are equal, or ``batch_size`` is too small.
+        EventEncodeError: a split is a value that an event cannot have.
     """
 
     def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        self._pending: deque[Any] = deque(unpack_splits(state) if state else splits)
-        if len({_encoded(split) for split in self._pending}) != len(self._pending):
-            raise ValueError("two splits are equal: add something to each that makes it unique, such as an index")
+        self._pending = PendingSplits()
+        self._begun = Begun(self._restore(state) if state else self._take(list(splits)))
         self._batch_size = batch_size
         self._context: SplitEnumeratorContext
+
+    @classmethod
+    def of_encoded(cls, splits: list[bytes]) -> Self:
+        """Return an enumerator of splits that ``encode_split`` returned, which are known to differ."""
+        enumerator = cls(())
+        enumerator._begun = Begun(enumerator._pending.restore_in_steps(splits))
+        return enumerator
+
+    def _take(self, splits: list[Any]) -> Steps[None]:
+        seen = KnownKeys()
+        for chunk in drain(splits):
+            for split in chunk:
+                if not seen.add(self._pending.add(split)):
+                    raise ValueError(
+                        "two splits are equal: add something to each that makes it unique, such as an index"
+                    )
+            yield
+
+    def _restore(self, state: bytes) -> Steps[None]:
+        fields = yield from decode_state_in_steps(STATIC, state)
+        if OLD in fields:
+            yield from self._pending.restore_values_in_steps(fields[OLD])
+        else:
+            yield from self._pending.restore_in_steps(fields["pending"])
 
     @property
     def pending_count(self) -> int:
@@ -194,19 +235,26 @@ class StaticSplitEnumerator(SplitEnumerator):
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
+        await self._begun.finish()
 
     async def handle_split_request(self, subtask: int) -> None:
-        batch = [self._pending.popleft() for _ in range(min(self._batch_size, len(self._pending)))]
+        batch = self._pending.take(self._batch_size)
         if batch:
             await self._context.assign_splits(subtask, batch)
         else:
             await self._context.signal_no_more_splits(subtask)
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        self._pending.extendleft(reversed(splits))
+        await in_turns(self._pending.put_back_in_steps(splits))
+
+    async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
+        if type(self).add_splits_back is not StaticSplitEnumerator.add_splits_back:
+            return await super()._add_encoded_back(splits, subtask)
+        return await in_turns(self._pending.put_encoded_back_in_steps(splits))
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return pack_splits(self._pending)
+        await self._begun.finish()
+        return await in_turns(encode_state_in_steps(STATIC, {"pending": self._pending.encoded()}))
 
 
 class SourceCoordinator(OperatorCoordinator):
@@ -285,7 +333,7 @@ class SourceCoordinator(OperatorCoordinator):
             pending if isinstance(pending, int) else None,
             in_hand,
             sum(amounts) if amounts else None,
-            tuple([SplitBacklog(subtask, repr(split)[:SPLIT_CHARS_MAX], left) for subtask, split, left in largest]),
+            tuple([SplitBacklog(subtask, _shown(split), left) for subtask, split, left in largest]),
         )
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
@@ -297,7 +345,7 @@ class SourceCoordinator(OperatorCoordinator):
         return sorted(self._gateways.get(subtask, {}))
 
     def assigned_splits(self, subtask: int) -> list[Any]:
-        return [_decoded(split) for _, split in self._splits.assigned(subtask)]
+        return [decode_split(split) for _, split in self._splits.assigned(subtask)]
 
     async def send(self, subtask: int, event: Any) -> None:
         for _, gateway in sorted(self._gateways.get(subtask, {}).items()):
@@ -308,20 +356,20 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        encoded = [_encoded(split) for split in splits]
+        encoded = [encode_split(split) for split in splits]
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
             self.splits_assigned += len(encoded)
             self._given_out += len(encoded)
             self._reading[subtask] = self._reading.get(subtask, 0) + len(encoded)
-            await self.send(subtask, splits_event(map(_decoded, encoded)))
+            await self.send(subtask, splits_event(map(decode_split, encoded)))
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
-        taken = self._splits.take_back(subtask, count, lambda split: chosen(_decoded(split[1])))
+        taken = self._splits.take_back(subtask, count, lambda split: chosen(decode_split(split[1])))
         self._given_out -= len(taken)
         if subtask in self._reading:
             self._reading[subtask] -= len(taken)
-        return [_decoded(split) for _, split in taken]
+        return [decode_split(split) for _, split in taken]
 
     def has_no_more_splits(self, subtask: int) -> bool:
         return subtask in self._no_more
@@ -356,9 +404,9 @@ class SourceCoordinator(OperatorCoordinator):
         if not self._met_run and self._context.mode is RestoreMode.BATCH:
             await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
-        recorded = self.assigned_splits(subtask)
-        for start in range(0, len(recorded), RECORDED_SPLITS_MAX):
-            await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
+        for recorded in drain(self._splits.assigned(subtask), RECORDED_SPLITS_MAX):
+            await gateway.send_event(splits_event([decode_split(split) for _, split in recorded]))
+            await checkpoint()
         if subtask in self._no_more:
             await gateway.send_event(no_more_splits_event())
         if subtask not in self._known_readers:
@@ -391,11 +439,12 @@ class SourceCoordinator(OperatorCoordinator):
             return
         self._no_more.discard(subtask)
         self._known_readers.discard(subtask)
-        splits = [split for _, split in self._splits.get_and_remove(subtask, checkpoint_id)]
-        self.splits_given_back += len(splits)
-        self._given_out -= len(splits)
+        recorded = self._splits.get_and_remove(subtask, checkpoint_id)
+        self.splits_given_back += len(recorded)
+        self._given_out -= len(recorded)
         self._reading.pop(subtask, None)
-        await self._ask(self.enumerator.add_splits_back, [_decoded(split) for split in splits], subtask)
+        splits = await in_turns(_all_encoded(recorded))
+        await self._ask(self.enumerator._add_encoded_back, splits, subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._require_start("checkpoint_coordinator")
@@ -525,22 +574,29 @@ class SourceCoordinator(OperatorCoordinator):
         self._broken = None
 
 
-def pack_splits(splits: Iterable[Any]) -> bytes:
-    """Return splits as bytes, for an enumerator's state."""
-    return encode_event([split_to_value(split) for split in splits])
+def _shown(split: Any) -> str:
+    """The text of a split for the status, which is there even if a class cannot describe its values."""
+    try:
+        return repr(split)[:SPLIT_CHARS_MAX]
+    except Exception as error:
+        return f"<{type(split).__name__}, whose repr() raises {type(error).__name__}>"
 
 
-def unpack_splits(state: bytes) -> list[Any]:
-    """Return what ``pack_splits`` was given."""
-    return [split_from_value(value) for value in decode_event(state)]
+def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:
+    """The splits of some assignments, in order. A subtask may have been assigned a million since its last reset."""
+    splits: list[bytes] = []
+    for chunk in drain(recorded):
+        splits += [split for _, split in chunk]
+        yield
+    return splits
 
 
-def _encoded(split: Any) -> bytes:
-    return encode_event(split_to_value(split))
-
-
-def _decoded(split: bytes) -> Any:
-    return split_from_value(decode_event(split))
+def _all_decoded(encoded: list[bytes]) -> Steps[list[Any]]:
+    splits: list[Any] = []
+    for chunk in in_chunks(encoded):
+        splits += map(decode_split, chunk)
+        yield
+    return splits
 
 
 def _refuse_unknown_past(look: StageLook) -> None:

@@ -39,6 +39,7 @@ import msgpack
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.state import join_in_steps, run_steps
 
 FORMAT_VERSION = 3
 """The newest format. Every format from 1 on can be read."""
@@ -56,6 +57,15 @@ _OVERHEAD_BYTES = _HEAD.size + _DIGEST_BYTES
 HEAD_BYTES = _HEAD.size
 """The size of the head, which ``check_head`` takes."""
 _INT_MAX = 2**63 - 1
+_LARGE_BYTES = 2**16
+_BIN32 = b"\xc6"
+
+# The first byte of each value that a body has, as msgpack writes it, with how many bytes its size or number takes.
+_FIXINT_MAX, _FIXSTR = 0x7F, 0xA0
+_BOOLS = {0xC2: False, 0xC3: True}
+_INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 
 _pack: Callable[..., bytes] = msgpack.packb
 
@@ -80,22 +90,31 @@ def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_B
     Raises ``LocalProtocolError`` for anything that ``decode_checkpoint`` would refuse: a value of the wrong type or out
     of range, or more than ``bytes_max`` bytes.
     """
+    pieces: list[bytes] = [b""]
     try:
-        body = b"".join(_pack(value) for value in _values(stored))
+        for value in _values(stored):
+            if type(value) is bytes and len(value) >= _LARGE_BYTES:
+                pieces += (_BIN32 + len(value).to_bytes(4, "big"), value)  # as msgpack does, without another copy
+            else:
+                pieces.append(_pack(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(
             f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} cannot be encoded: {error}"
         ) from error
-    size = len(body) + _OVERHEAD_BYTES
+    body_size = sum(map(len, pieces))
+    size = body_size + _OVERHEAD_BYTES
     if size > bytes_max:
         raise LocalProtocolError(
             f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} takes {size} bytes, and at most "
             f"{bytes_max} can be stored: keep less state in the operator, or store large state elsewhere"
         )
-    head = _HEAD.pack(_MAGIC, _version_for(stored), len(body))
-    digest = sha256(head)
-    digest.update(body)
-    return b"".join((head, body, digest.digest()))
+    pieces[0] = _HEAD.pack(_MAGIC, _version_for(stored), body_size)
+    digest = sha256()
+    for piece in pieces:
+        digest.update(piece)
+    # In steps, so that a worker thread with a large state does not keep the interpreter from the event loop.
+    data: bytes = run_steps(join_in_steps((*pieces, digest.digest())))
+    return data
 
 
 def check_head(head: bytes, size_bytes: int, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> None:
@@ -170,27 +189,23 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
 
 
 class _Body:
-    """Reads the values of a body one by one. No value is larger than the rest of the body."""
+    """Reads the values of a body one by one. No value is larger than the rest of the body.
+
+    Not with msgpack, which copies the whole body first: a thread would keep the interpreter from the event loop.
+    """
 
     def __init__(self, body: memoryview, version: int) -> None:
+        self._body = body
         self._size = len(body)
         self._version = version
-        self._values = msgpack.Unpacker(
-            max_buffer_size=max(self._size, 1),
-            max_str_len=self._size,
-            max_bin_len=self._size,
-            max_array_len=0,
-            max_map_len=0,
-            max_ext_len=0,
-        )
-        self._values.feed(body)
+        self._at = 0
 
     def read(self) -> StoredCheckpoint:
         try:
             stored = self._read_all()
-            if self._values.tell() != self._size:
+            if self._at != self._size:
                 raise ValueError("there are bytes after its end")
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError) as error:
             raise CheckpointCorrupt(
                 f"its body does not have this format: {str(error) or type(error).__name__}"
             ) from None
@@ -233,7 +248,27 @@ class _Body:
         return HeldEvent(sender, payload, _flag(self._next(), "whether a held event is a request"))
 
     def _next(self) -> Any:
-        return self._values.unpack()
+        form = self._take(1)[0]
+        if form <= _FIXINT_MAX:
+            return form
+        if form in _BOOLS:
+            return _BOOLS[form]
+        if form in _INTEGERS:
+            return int.from_bytes(self._take(_INTEGERS[form]), "big")
+        if form in _BYTES:
+            data: bytes = run_steps(join_in_steps((self._take(int.from_bytes(self._take(_BYTES[form]), "big")),)))
+            return data
+        if form in _TEXTS:
+            return str(self._take(int.from_bytes(self._take(_TEXTS[form]), "big")), "utf-8")
+        if _FIXSTR <= form <= _FIXSTR + 31:
+            return str(self._take(form - _FIXSTR), "utf-8")
+        raise ValueError(f"a value begins with {form:#x}")
+
+    def _take(self, count: int) -> memoryview:
+        at, self._at = self._at, self._at + count
+        if self._at > self._size:
+            raise ValueError("a value is truncated")
+        return self._body[at : self._at]
 
     def _count(self) -> int:
         """How many entries follow. Each takes at least two bytes."""

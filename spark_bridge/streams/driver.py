@@ -21,25 +21,27 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any, cast
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
+from actors.coordination.turns import in_turns
 from actors.logs import get_logger
 from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.source_events import (
     SplitAt,
     StreamBatch,
+    decode_split,
+    encode_split,
     parse_stream_batch,
-    split_from_value,
-    split_to_value,
 )
-from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.framing import WireLimits
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
 from spark_bridge.errors import StreamRefused
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import StoragePort
@@ -48,18 +50,23 @@ __all__ = ["FormatEnumerator", "StreamPlanner"]
 
 log = get_logger("headgate.streams")
 
-_LIMITS = WireLimits.for_events(256 * 2**20)
+_PLAN = "a stream's plan"
+_TURN_SPLITS = 256
+"""After so many splits that an enumerator has found, other work of the loop gets a turn."""
 _READER = 0  # the only reader that an enumerator sees while a stream is planned
 
 
 @dataclass(frozen=True)
 class _State:
-    """``dropped``: so many batches were committed and forgotten. ``open``: splits that have not ended."""
+    """``dropped``: so many batches were committed and forgotten. ``open``: splits that have not ended, as ``SplitAt``.
+
+    Splits are encoded. A plan may have millions, which are written as they are each time that a batch is planned.
+    """
 
     stream: str = ""
     dropped: int = 0
-    batches: tuple[tuple[Any, ...], ...] = ()
-    open: tuple[SplitAt, ...] = ()
+    batches: tuple[tuple[bytes, ...], ...] = ()
+    open: tuple[bytes, ...] = ()
     enumerator: bytes | None = None
 
     @property
@@ -67,21 +74,34 @@ class _State:
         """The number of the newest batch; 0 before the first."""
         return self.dropped + len(self.batches)
 
-    def pack(self) -> bytes:
-        batches = [[split_to_value(split) for split in batch] for batch in self.batches]
-        left = [[one.split, one.position] for one in self.open]
-        return encode_event([self.stream, self.dropped, batches, left, self.enumerator], _LIMITS)
+    def pack_in_steps(self) -> Steps[bytes]:
+        fields = {
+            "stream": self.stream,
+            "dropped": self.dropped,
+            "sizes": [len(batch) for batch in self.batches],
+            "splits": chain.from_iterable(self.batches),
+            "open": iter(self.open),
+            "enumerator": self.enumerator,
+        }
+        return (yield from encode_state_in_steps(_PLAN, fields))
 
     @classmethod
-    def unpack(cls, state: bytes) -> _State:
-        stream, dropped, batches, left, enumerator = decode_event(state, _LIMITS)
-        return cls(
-            stream,
-            dropped,
-            tuple(tuple(map(split_from_value, batch)) for batch in batches),
-            tuple(SplitAt(split, position) for split, position in left),
-            enumerator,
-        )
+    def unpack_in_steps(cls, state: bytes) -> Steps[_State]:
+        fields = yield from decode_state_in_steps(_PLAN, state)
+        if OLD in fields:
+            return (yield from cls._unpack_old(*fields[OLD]))
+        splits = iter(fields["splits"])
+        batches = tuple(tuple(islice(splits, size)) for size in fields["sizes"])
+        return cls(fields["stream"], fields["dropped"], batches, tuple(fields["open"]), fields["enumerator"])
+
+    @classmethod
+    def _unpack_old(cls, stream: str, dropped: int, batches: Any, left: Any, enumerator: bytes | None) -> Steps[_State]:
+        encoded = []
+        for batch in batches:
+            encoded.append(tuple(map(encode_entry, batch)))
+            yield
+        open_ = tuple(encode_split(SplitAt(split, position)) for split, position in left)
+        return cls(stream, dropped, tuple(encoded), open_, enumerator)
 
 
 class StreamPlanner:
@@ -105,7 +125,7 @@ class StreamPlanner:
         """Take over the stream of an earlier application, if the storage has one. Raises ``StorageError``."""
         restored = await self._port.restore_latest()
         if restored is not None:
-            self._state = _State.unpack(restored.coordinator_state)
+            self._state = await in_turns(_State.unpack_in_steps(restored.coordinator_state))
 
     async def close(self) -> None:
         """Close the enumerator. The stream continues in a later application."""
@@ -131,18 +151,20 @@ class StreamPlanner:
                     self._check(stream, number, number)
                     return await self._latest(number)
                 case "count", [str(stream), int(start), int(end)]:
-                    return len(self.splits(StreamBatch(stream, start, end)))
+                    return sum(map(len, self._batches(StreamBatch(stream, start, end))))
                 case "commit", [str(stream), int(number)]:
                     return self._commit(stream, number)
                 case _:
                     raise StreamRefused(f"source {self._name!r} does not know the request {method!r}")
 
-    def splits(self, batch: StreamBatch) -> list[Any]:
-        """The splits of a batch. Raises ``StreamRefused`` if it is not known."""
+    def splits(self, batch: StreamBatch) -> list[bytes]:
+        """The splits of a batch, encoded. Raises ``StreamRefused`` if it is not known."""
+        return list(chain.from_iterable(self._batches(batch)))
+
+    def _batches(self, batch: StreamBatch) -> tuple[tuple[bytes, ...], ...]:
         self._check(batch.stream, batch.start, batch.end)
         dropped = self._state.dropped
-        planned = self._state.batches[batch.start - dropped : batch.end - dropped]
-        return [split for part in planned for split in part]
+        return self._state.batches[batch.start - dropped : batch.end - dropped]
 
     async def _initial(self) -> list[Any]:
         """A query without a checkpointLocation begins: at the beginning of the source."""
@@ -199,8 +221,7 @@ class StreamPlanner:
                 self._finding = await _Finding.begin(self._source, self._state.enumerator)
             missing = self._splits_max - len(self._state.open)
             found = await self._finding.look(max(1, missing))
-            splits = (*self._state.open, *found)
-            parts, left = await USER.run(_cut, self._source, splits)
+            parts, left = await USER.run(_cut, self._source, (*self._state.open, *found))
             if not parts and not found:
                 return
             batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
@@ -213,7 +234,8 @@ class StreamPlanner:
 
     async def _store(self, state: _State) -> None:
         checkpoint_id = self._port.next_checkpoint_id()
-        await self._port.store(CompletedCheckpoint(checkpoint_id, 1, state.pack(), label=f"{self._name}: a stream"))
+        packed = await in_turns(state.pack_in_steps())
+        await self._port.store(CompletedCheckpoint(checkpoint_id, 1, packed, label=f"{self._name}: a stream"))
         self._port.completed(checkpoint_id)
         self._state = state
 
@@ -226,18 +248,22 @@ class StreamPlanner:
                 log.exception("split enumerator close failed", source=self._name)
 
 
-def _cut(source: Source, splits: Iterable[SplitAt]) -> tuple[list[Any], list[SplitAt]]:
-    """The parts of these splits that can be read now, and the splits that have not ended. Blocks."""
+def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The parts of these splits that can be read now, and the splits that have not ended, encoded. Blocks.
+
+    Each split is decoded when it is due, and dropped: the garbage collector would stop the loop for many at once.
+    """
     parts, left = [], []
-    for one in splits:
+    for encoded in splits:
+        one = decode_split(encoded)
         cut = source.next_part(one.split, one.position)
         if cut is None:
-            left.append(one)
+            left.append(encoded)
             continue
         part, position = cut
-        parts.append(part)
+        parts.append(encode_split(part))
         if position is not None:
-            left.append(SplitAt(one.split, position))
+            left.append(encode_split(SplitAt(one.split, position)))
     return parts, left
 
 
@@ -256,8 +282,8 @@ class _Finding:
         await finding.enumerator.add_reader(_READER)
         return finding
 
-    async def look(self, splits_max: int) -> list[SplitAt]:
-        """Return the splits that are new, about ``splits_max`` at most."""
+    async def look(self, splits_max: int) -> list[bytes]:
+        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``."""
         context = self._context
         await context.run_due()
         while len(context.found) < splits_max and not context.has_no_more:
@@ -265,8 +291,10 @@ class _Finding:
             await self.enumerator.handle_split_request(_READER)
             if len(context.found) == before:
                 break
+            if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
+                await checkpoint()
         found, context.found = context.found, []
-        return [one if isinstance(one, SplitAt) else SplitAt(one, None) for one in found]
+        return found
 
 
 class _PlanningContext(SplitEnumeratorContext):
@@ -274,7 +302,7 @@ class _PlanningContext(SplitEnumeratorContext):
 
     def __init__(self) -> None:
         self.coordinator = cast("CoordinatorContext", self)
-        self.found: list[Any] = []
+        self.found: list[bytes] = []
         self.has_no_more = False
         self.mode = RestoreMode.BATCH
         self.log = log
@@ -295,7 +323,7 @@ class _PlanningContext(SplitEnumeratorContext):
         """Nobody reads yet."""
 
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
-        self.found += splits
+        self.found += [encode_split(one if isinstance(one, SplitAt) else SplitAt(one, None)) for one in splits]
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         return []
@@ -387,8 +415,10 @@ class FormatEnumerator(SplitEnumerator):
     async def _begun(self, batch: StreamBatch | None) -> SplitEnumerator:
         if self._inner is None:
             self._batch = batch
-            splits = None if batch is None else self.planner.splits(batch)
-            self._inner = self.source.enumerator(None) if splits is None else StaticSplitEnumerator(splits)
+            if batch is None:
+                self._inner = self.source.enumerator(None)
+            else:
+                self._inner = StaticSplitEnumerator.of_encoded(self.planner.splits(batch))
             await self._inner.start(self._context)
             for subtask in self._readers:
                 await self._inner.add_reader(subtask)

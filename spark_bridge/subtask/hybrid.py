@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import LocalProtocolError
-from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.source import STATE, SplitReader
+from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
+from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
 __all__ = ["HybridReader"]
 
-_STATE = b"\xc1headgate-hybrid-1"  # 0xc1 begins no msgpack value
+_STATE = "a reader of a hybrid source"
+_OLD_STATE = b"\xc1headgate-hybrid-1"
+"""How states began when all of them were one encoded event, which followed this."""
 
 
 class HybridReader(SplitReader):
@@ -104,14 +106,17 @@ class HybridReader(SplitReader):
 
     def _unpacked(self, state: bytes | None) -> tuple[bytes | None, Sequence[bytes | None]]:
         """The state of this reader and those of its readers; theirs are None if the state is only of splits."""
-        if not state or state.startswith(STATE):
+        if not state or is_reader_state(state):
             return state, [None] * len(self._readers)
-        if not state.startswith(_STATE):
+        if state.startswith(_OLD_STATE):
+            own, inner = decode_entry(state[len(_OLD_STATE) :])
+        elif is_state_of(_STATE, state):
+            own, *inner = decode_state(_STATE, state).values()
+        else:
             raise LocalProtocolError(
                 "the checkpoint has a state of this subtask that was not made by a hybrid source: restore it with the "
                 "source that took it"
             )
-        own, inner = decode_event(state[len(_STATE) :])
         if len(inner) > len(self._readers):
             raise LocalProtocolError(
                 f"the checkpoint has the state of a hybrid source of {len(inner)} sources, but there are "
@@ -138,4 +143,4 @@ class _ReaderContext:
 
 
 def _packed(own: bytes, inner: Sequence[bytes]) -> bytes:
-    return _STATE + encode_event([own, list(inner)])
+    return encode_state(_STATE, {"own": own, **{str(index): state for index, state in enumerate(inner)}})

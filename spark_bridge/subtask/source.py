@@ -24,7 +24,7 @@ from protocol.source_events import (
     split_request_event,
     split_to_value,
 )
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitReader"]
 
-STATE = b"\xc1headgate-splits-1"  # 0xc1 begins no msgpack value
+STATE = "a split reader"
+OLD_STATE = b"\xc1headgate-splits-1"
+"""How states began when all splits were one encoded event, which followed this."""
 BACKLOG_EVERY_S = 1.0
+REPORTED_MAX = 1000
+"""A report of the backlog names so many splits. What is left in the others is one more entry."""
 _END: Any = object()
 
 
@@ -107,8 +111,8 @@ class SplitReader(SubtaskOperator):
         self.context = context
         if not state:
             return
-        if state.startswith(STATE):
-            self.splits.extend(map(split_from_value, decode_event(state[len(STATE) :])))
+        if is_reader_state(state):
+            self.splits.extend(map(split_from_value, _values_of(state)))
         elif type(self).snapshot_state is SplitReader.snapshot_state:
             raise LocalProtocolError(
                 "the checkpoint has a state of this subtask that was not made by a SplitReader: restore it with the "
@@ -152,6 +156,10 @@ class SplitReader(SubtaskOperator):
         """
         return None
 
+    def _reported(self, split: Any) -> Any:
+        """What the report of the backlog has for a split: the split itself, if it is not large."""
+        return split
+
     def handle_source_event(self, event: Any) -> None:
         """Handle an event that the split enumerator sent with ``send_event``. The default drops it."""
 
@@ -169,7 +177,8 @@ class SplitReader(SubtaskOperator):
         finally:
             for reading in self._open:
                 reading.close()
-        yield from self.finish() or ()
+        outputs = self.finish()
+        yield from () if outputs is None else outputs
 
     def _begin_splits(self) -> bool:
         """Begin as many splits as may be open, and wait while there is none. False after the last one has ended."""
@@ -195,8 +204,8 @@ class SplitReader(SubtaskOperator):
                 f"{type(self).__name__} was assigned a split from a position on, but has no positions: define "
                 "read_from(self, split, position)"
             )
-        outputs = ((None, output) for output in self.read_split(at.split) or ())
-        return _Reading(at.split, None, outputs)
+        outputs = self.read_split(at.split)
+        return _Reading(at.split, None, ((None, output) for output in (() if outputs is None else outputs)))
 
     def _one_turn(self) -> Iterator[Any]:
         """Yield an output of each open split that has one; wait for events if none has."""
@@ -237,7 +246,10 @@ class SplitReader(SubtaskOperator):
         waiting = (one if isinstance(one, SplitAt) else SplitAt(one, None) for one in self.splits)
         in_hand = [*((one.split, one.position) for one in self._open), *((one.split, one.position) for one in waiting)]
         amounts = [(split, self.backlog(split, position)) for split, position in in_hand]
-        known = [(split, left) for split, left in amounts if left is not None]
+        known = [(self._reported(split), left) for split, left in amounts if left is not None]
+        if len(known) > REPORTED_MAX:
+            rest = known[REPORTED_MAX:]
+            known[REPORTED_MAX:] = [(f"{len(rest)} more splits", sum(left for _, left in rest))]
         if not known and not self._backlog_is_known:
             return
         with suppress(GatewayFull):  # the next report replaces this one
@@ -263,18 +275,32 @@ class SplitReader(SubtaskOperator):
                 "read_from(self, split, position) to take part in checkpoints inside a split"
             )
         in_hand = [SplitAt(one.split, one.position) for one in self._open]
-        return STATE + encode_event([split_to_value(split) for split in (*in_hand, *self.splits)])
+        return encode_state(STATE, {"splits": [split_to_value(split) for split in (*in_hand, *self.splits)]})
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
-        if not all(not state or state.startswith(STATE) for state in states.values()):
+        if not all(not state or is_reader_state(state) for state in states.values()):
             return super().merge_states(states)
         splits: list[Any] = []
         for state in states.values():
-            splits += decode_event(state[len(STATE) :]) if state else []
-        return STATE + encode_event(splits)
+            splits += _values_of(state) if state else []
+        return encode_state(STATE, {"splits": splits})
 
     def final_state(self) -> bytes:
         return b""
+
+
+def is_reader_state(state: bytes) -> bool:
+    """Whether a ``SplitReader`` itself made the state, and no subclass with a state of its own."""
+    return state.startswith(OLD_STATE) or is_state_of(STATE, state)
+
+
+def _values_of(state: bytes) -> list[Any]:
+    values: list[Any]
+    if state.startswith(OLD_STATE):
+        values = decode_entry(state[len(OLD_STATE) :])
+    else:
+        values = decode_state(STATE, state)["splits"]
+    return values
 
 
 class _Reading:

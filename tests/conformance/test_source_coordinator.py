@@ -14,9 +14,11 @@ import pytest
 
 from actors.coordination import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.messages import StartOperator
+from actors.coordination.source import STATIC
 from protocol.attempts import FailureKind, FailureReason, GlobalFailureRaised
-from protocol.wire.codec import decode_event
+from protocol.source_events import decode_split
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import decode_state
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 
@@ -559,7 +561,8 @@ async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_it
         one.request_split()
         await world.settle()
         await world.checkpoint()
-        assert decode_event(world.stored[0].coordinator_state) == ["c", "d", "e"]
+        fields = decode_state(STATIC, world.stored[0].coordinator_state)
+        assert list(map(decode_split, fields["pending"])) == ["c", "d", "e"]
         one.request_split()
         await world.settle()
         world.fail(one)

@@ -34,7 +34,7 @@ work-ends-while-some-is-done [new; H100]
 kept-back-from-a-copy [new; H100]
   An attempt that starts beside another one does not get that one's items.
   @ actors.coordination.source:SourceCoordinator.subtask_ready
-  - await gateway.send_event(splits_event(recorded[start : start + RECORDED_SPLITS_MAX]))
+  - await gateway.send_event(splits_event([decode_split(split) for _, split in recorded]))
   + pass
 item-in-work-is-in-no-snapshot [new; H100]
   A snapshot leaves out the item that the task works on.
@@ -239,8 +239,8 @@ only-the-last-stage-is-told-of-a-suspicion [new; H80]
 state-of-a-stage-is-in-no-checkpoint [new; H80]
   The checkpoint has no state of the coordinators of the stages.
   @ actors.coordination.chain:CoordinatorChain.checkpoint_coordinator
-  - return join_states(states.pop(""), states, self.stages)
-  + return join_states(states.pop(""), {name: one for name, one in states.items() if name not in self.stages})
+  - join_states_in_steps(states.pop(""), states, self.stages)
+  + join_states_in_steps(states.pop(""), {name: one for name, one in states.items() if name not in self.stages})
 sent-between-the-cuts-of-two-stages [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is before the cut.
   @ actors.coordination.parts_cut:PartsCut.hold
@@ -346,6 +346,33 @@ splits-of-a-checkpoint-go-back [new; H130]
   @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator
   - self._splits.on_checkpoint(checkpoint_id)
   + pass
+state-has-the-limits-of-events [feared; H164]
+  An entry of a state is refused if it nests deeper, or has more entries, than an event may.
+  @ protocol.wire.state:_chunks
+  - encode_event(taken, STATE_LIMITS)
+  + encode_event(taken)
+state-is-encoded-in-one-turn [new; H164]
+  The event loop stands still while a state of a million splits is encoded.
+  @ protocol.wire.state:encode_state_in_steps
+  - _write(out, _LIST, name, chunk)
+  -                 yield
+  + _write(out, _LIST, name, chunk)
+  +                 continue
+known-split-is-forgotten-while-it-exists [new; H164, H131]
+  A split that each look finds is forgotten, and read again.
+  @ protocol.known_keys:KnownKeys.see
+  - if bucket[at + _REST] != self._period:
+  + if False:
+known-splits-are-lost-in-a-restore [new; H164, H131]
+  A restored source finds again what was read.
+  @ actors.coordination.enumerators:DiscoveringSplitEnumerator._restore
+  - self._known.restore_in_steps(fields["known"], fields["period"])
+  + self._known.restore_in_steps([], fields["period"])
+users-value-is-compared [new; H164]
+  An event that begins with a NumPy array fails the job.
+  @ protocol.source_events:parse_source_event
+  - case [str(name)] if name == _REQUEST:
+  + case [name] if name == _REQUEST:
 items-of-a-checkpoint-cannot-be-given-back [new; H100]
   In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
   @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator

@@ -17,7 +17,7 @@ import pytest
 from headgate import SourceCoordinator, SplitReader, StaticSplitEnumerator
 from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
 from headgate.testing import running_operator
-from protocol.source_events import StreamBatch
+from protocol.source_events import StreamBatch, decode_split
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
 from spark_bridge.certificates import encryption
@@ -73,7 +73,7 @@ async def planner_of(source: Source, session: StorageSession, splits_max: int = 
 async def read(planner: StreamPlanner, start: list[Any], end: list[Any]) -> list[Any]:
     batch = StreamBatch(start[0], start[1], end[1])
     assert await planner.answer("count", [batch.stream, batch.start, batch.end]) == len(planner.splits(batch))
-    return planner.splits(batch)
+    return list(map(decode_split, planner.splits(batch)))
 
 
 async def test_a_split_that_never_ends_is_cut_where_it_is_now() -> None:  # H133

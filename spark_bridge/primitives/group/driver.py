@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from actors.coordination.turns import in_turns
 from protocol.attempts import FailureReason
 from protocol.enumerations import CurrentEnumeration
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocalProtocolError
 from protocol.gateway.types import CONNECTION_GONE
 from protocol.group import (
     Admit,
@@ -42,8 +43,8 @@ from protocol.group import (
     TellBroken,
 )
 from protocol.machine import TimePassed
-from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import decode_state_in_steps, encode_state_in_steps
 from spark_bridge.primitives.group.messages import (
     Admitted,
     Blob,
@@ -65,6 +66,7 @@ from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["BLOB_BYTES_MAX", "Group"]
 
+_GROUP = "a group"
 BLOB_BYTES_MAX = 1 << 30
 """A larger blob of a checkpoint is refused. The driver holds one, and a second one while it arrives."""
 
@@ -265,26 +267,27 @@ class _GroupCoordinator(OperatorCoordinator):
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         if state is not None:
-            step, blob = self._decoded(state) if state else (0, None)
+            step, blob = await self._decoded(state) if state else (0, None)
             self.checkpoint = None if blob is None else GroupCheckpoint(step, blob)
         elif not self._is_batch:
             self.checkpoint = None
         # In batch mode the tasks of a barrier stage continue, and the first task of a new run shows what that computes.
         self._begin_anew()
 
-    def _decoded(self, state: bytes) -> tuple[int, bytes]:
+    async def _decoded(self, state: bytes) -> tuple[int, bytes]:
         try:
-            match decode_event(state):
-                case [int(step), bytes(blob)]:
+            match await in_turns(decode_state_in_steps(_GROUP, state)):
+                case {"step": int(step), "blob": bytes(blob)} | {"": [int(step), bytes(blob)]}:
                     return step, blob
-        except RemoteProtocolError as error:
-            raise not_the_state_of("a group", self._name) from error
-        raise not_the_state_of("a group", self._name)
+        except LocalProtocolError as error:
+            raise not_the_state_of(_GROUP, self._name) from error
+        raise not_the_state_of(_GROUP, self._name)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         if self._is_batch or self.checkpoint is None:
             return b""
-        return encode_event([self.checkpoint.step, self.checkpoint.blob])
+        fields = {"step": self.checkpoint.step, "blob": self.checkpoint.blob}
+        return await in_turns(encode_state_in_steps(_GROUP, fields))
 
     @property
     def _is_batch(self) -> bool:

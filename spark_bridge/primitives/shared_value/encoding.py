@@ -70,8 +70,7 @@ def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:
     """
     if type(old) is not dict or type(new) is not dict:
         return None
-    nothing = object()
-    changed = {key: value for key, value in new.items() if not _same(old.get(key, nothing), value)}
+    changed = {key: value for key, value in new.items() if key not in old or not _same(old[key], value)}
     removed = [key for key in old if key not in new]
     if 2 * (len(changed) + len(removed)) > len(new):
         return None
@@ -79,5 +78,5 @@ def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Equal, and of one type at every level: 1, 1.0 and True are equal in Python, and different values."""
-    return old is new or (type(old) is type(new) and old == new and repr(old) == repr(new))
+    """Of one type at every level, and equal. ``==`` says that 1, 1.0 and True are equal, and of arrays nothing."""
+    return old is new or (type(old) is type(new) and encode_value(old) == encode_value(new))

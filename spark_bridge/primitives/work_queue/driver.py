@@ -16,13 +16,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from struct import Struct, pack, unpack_from
+from struct import Struct, unpack_from
 from struct import error as StructError
 from typing import Any, TypeVar
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.turns import Begun, in_turns
+from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks, is_state_of
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.primitives.work_queue.messages import (
     ROOT,
@@ -44,8 +47,10 @@ NOBODY = -1
 """The subtask of an item that was in work when a restored checkpoint was taken: it is in some task's own state."""
 ASSIGN_MAX = 256
 """The items in one event to a task."""
-_HEAD = Struct(">II")  # how many ids were seen, and how many are being worked on
-_ENTRY = Struct(">QqI")  # id, priority, bytes of the value
+QUEUE = "a work queue"
+_ITEM = Struct(">Qq")  # id and priority, before the value
+_OLD_HEAD = Struct(">II")  # how many ids were seen, and how many are being worked on
+_OLD_ENTRY = Struct(">QqI")  # id, priority, bytes of the value
 
 
 class WorkQueue(WorkQueueInTask[T], Primitive):
@@ -109,8 +114,8 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     def _enumerator(self, state: bytes | None) -> SplitEnumerator:
         try:
             self._latest = _Enumerator(self._roots, state)
-        except StructError as error:
-            raise not_the_state_of("a work queue", self._name) from error
+        except (StructError, LocalProtocolError) as error:
+            raise not_the_state_of(QUEUE, self._name) from error
         return self._latest
 
 
@@ -130,13 +135,15 @@ class _Enumerator(SplitEnumerator):
         self._is_over = False  # nothing is left, and the tasks were told so
         self._returned: dict[int, set[int]] = {}  # attempts whose function has returned, and that may still fail
         self._context: SplitEnumeratorContext
-        if state is None:
-            for root in roots:  # the same objects in each action
+        self._begun = Begun(self._begin(roots) if state is None else self._restore(state))
+
+    def _begin(self, roots: Iterable[tuple[int, bytes]]) -> Steps[None]:
+        for chunk in in_chunks(roots):
+            for root in chunk:  # the same objects in each action
                 if root[0] not in self._seen:
                     self._seen.add(root[0])
                     self._put(root, 0)
-        else:
-            self._restore(state)
+            yield
 
     @property
     def known(self) -> int:
@@ -153,6 +160,7 @@ class _Enumerator(SplitEnumerator):
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
+        await self._begun.finish()
 
     async def handle_split_request(self, subtask: int) -> None:
         raise RuntimeError("a work queue takes no requests for splits: its tasks send reports")
@@ -253,10 +261,15 @@ class _Enumerator(SplitEnumerator):
         self._returning.discard(subtask)
         self._undone.pop(subtask, None)
         self._returned.pop(subtask, None)
-        for id_, priority, value in reversed(splits):
-            self._in_work.pop(id_, None)
-            self._put((id_, encode_event(value)), priority, first=True)
+        await in_turns(self._put_back_in_steps(splits))
         await self._hand_out()
+
+    def _put_back_in_steps(self, splits: list[Any]) -> Steps[None]:
+        for chunk in in_chunks(reversed(splits)):
+            for id_, priority, value in chunk:
+                self._in_work.pop(id_, None)
+                self._put((id_, encode_event(value)), priority, first=True)
+            yield
 
     # --- handing out ----------------------------------------------------------------------------------------------
 
@@ -347,25 +360,42 @@ class _Enumerator(SplitEnumerator):
     # --- state ----------------------------------------------------------------------------------------------------
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        waiting = b"".join(
-            _ENTRY.pack(id_, priority, len(value)) + value
-            for priority, queue in self._waiting.items()
-            for id_, value in queue
-        )
-        ids = pack(f">{len(self._seen) + len(self._in_work)}Q", *self._seen, *self._in_work)
-        return _HEAD.pack(len(self._seen), len(self._in_work)) + ids + waiting
+        waiting = self._waiting.items()
+        fields = {  # without a copy: the enumerator takes no other call until they are encoded
+            "seen": iter(self._seen),
+            "in work": iter(self._in_work),
+            "waiting": (_ITEM.pack(id_, priority) + value for priority, queue in waiting for id_, value in queue),
+        }
+        return await in_turns(encode_state_in_steps(QUEUE, fields))
 
-    def _restore(self, state: bytes) -> None:
-        seen, in_work = _HEAD.unpack_from(state)
-        ids = unpack_from(f">{seen + in_work}Q", state, _HEAD.size)
+    def _restore(self, state: bytes) -> Steps[None]:
+        if not is_state_of(QUEUE, state):
+            self._restore_old(state)
+            return
+        fields = yield from decode_state_in_steps(QUEUE, state)
+        same: dict[int, int] = {}  # one object for each id
+        for chunk in drain(fields["seen"]):
+            self._seen.update(chunk)
+            same.update(zip(chunk, chunk, strict=True))
+            yield
+        self._in_work = dict.fromkeys(fields["in work"], NOBODY)
+        for chunk in drain(fields["waiting"]):
+            for item in chunk:
+                id_, priority = _ITEM.unpack_from(item)
+                self._put((same.get(id_, id_), item[_ITEM.size :]), priority)
+            yield
+
+    def _restore_old(self, state: bytes) -> None:
+        """A state of before: the ids in one piece, then the items that wait, each with its length."""
+        seen, in_work = _OLD_HEAD.unpack_from(state)
+        ids = unpack_from(f">{seen + in_work}Q", state, _OLD_HEAD.size)
         self._seen.update(ids[:seen])
-        same = {id_: id_ for id_ in self._seen}  # one object for each id
         self._in_work = dict.fromkeys(ids[seen:], NOBODY)
-        at = _HEAD.size + 8 * len(ids)
+        at = _OLD_HEAD.size + 8 * len(ids)
         while at < len(state):
-            id_, priority, size = _ENTRY.unpack_from(state, at)
-            at += _ENTRY.size
-            self._put((same.get(id_, id_), state[at : at + size]), priority)
+            id_, priority, size = _OLD_ENTRY.unpack_from(state, at)
+            at += _OLD_ENTRY.size
+            self._put((id_, state[at : at + size]), priority)
             at += size
         if at > len(state):
             raise StructError("the last item is not complete")

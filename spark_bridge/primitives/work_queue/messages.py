@@ -81,7 +81,7 @@ class KeepItems:
 def parse_report(event: Any) -> Report:
     """Raises ``ValueError`` for anything else."""
     match event:
-        case [name, finished, found, given_back, int(wanted), bool(last)] if name == _REPORT:
+        case [str(name), finished, found, given_back, int(wanted), bool(last)] if name == _REPORT:
             return Report(tuple(finished), tuple(map(_item, found)), tuple(given_back), wanted, last)
         case _:
             raise ValueError(f"not a report of a work queue: {event!r:.80}")
@@ -90,9 +90,9 @@ def parse_report(event: Any) -> Report:
 def parse_return(event: Any) -> ReturnItems | KeepItems | None:
     """Return the request to give back or to keep; None for another event."""
     match event:
-        case [name, int(count)] if name == _RETURN:
+        case [str(name), int(count)] if name == _RETURN:
             return ReturnItems(count)
-        case [name, [*ids]] if name == _KEEP:
+        case [str(name), [*ids]] if name == _KEEP:
             return KeepItems(tuple(ids))
         case _:
             return None

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import OLD, decode_state, encode_state
 from spark_bridge.primitives.work_queue.messages import (
     Item,
     KeepItems,
@@ -31,6 +32,7 @@ __all__ = ["WorkQueueInTask", "WorkQueuePart", "several"]
 
 T = TypeVar("T")
 
+_HAND = "the hand of a work queue"
 FOUND_MAX = 256
 """So many found items leave before their parent is finished."""
 REPORT_S = 0.05
@@ -66,14 +68,14 @@ class WorkQueuePart(TaskPart):
             self._hand.extend(_items_of(state))
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
-        return encode_event([list(item) for state in states.values() for item in _items_of(state)])
+        return _state_of([item for state in states.values() for item in _items_of(state)])
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """What is finished or found leaves first, so the coordinator has it after the snapshot, in any case."""
         if self._finished or self._found or self._given_back:
             self._report(self._asked)
         held = [item for item in (self._current, *self._hand) if item is not None]
-        return encode_event([list(item) for item in held]) if held else b""
+        return _state_of(held) if held else b""
 
     def final_state(self) -> bytes:
         """The function has returned: the current item is finished.
@@ -185,8 +187,15 @@ def several(items: Iterable[T], call: str) -> Iterable[T]:
     return items
 
 
+def _state_of(items: list[Item]) -> bytes:
+    return encode_state(_HAND, {"items": [list(item) for item in items]})
+
+
 def _items_of(state: bytes) -> list[Item]:
-    return [cast("Item", tuple(item)) for item in decode_event(state)] if state else []
+    if not state:
+        return []
+    fields = decode_state(_HAND, state)
+    return [cast("Item", tuple(item)) for item in (fields[OLD] if OLD in fields else fields["items"])]
 
 
 class WorkQueueInTask(Generic[T]):

@@ -150,7 +150,7 @@ def parse_prepared(sink: str, target: str, event: Any) -> PreparedList | None:
         ValueError: the list is malformed.
     """
     match event:
-        case [tag, name, str(place), str(proof), int(checkpoint_id), bool(last), list(entries)] if (
+        case [str(tag), str(name), str(place), str(proof), int(checkpoint_id), bool(last), list(entries)] if (
             tag == _PREPARED and name == sink
         ):
             if place != target:

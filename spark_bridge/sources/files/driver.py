@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileSource"]
 
+FORGET_AFTER_S = 7 * 86_400.0
+"""A week: a directory that is not mounted, or a listing that fails in part, looks as if its files were gone."""
 _FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -44,6 +46,9 @@ class FileSource(Source):
             that of its first block, which is then read on the driver.
         discover_every_s: look for new files so often, in seconds. Then the source never ends. By default it reads the
             files that exist when the run begins.
+        forget_after_s: with ``discover_every_s``, the source remembers what it has found with 15 bytes for each split.
+            It forgets a file that was in no listing for so many seconds while the job ran, at most twice as many, so
+            that its memory is bounded by what exists. A file that returns later is read again. None: never forget.
         split_bytes: the size of a split. A CSV file, and one that is compressed as a whole, is never divided.
         batch_rows: how many rows a batch of a Parquet file has at most.
         block_bytes: how much of a file of lines becomes one batch, about.
@@ -62,6 +67,7 @@ class FileSource(Source):
         *,
         schema: pyarrow.Schema | None = None,
         discover_every_s: float | None = None,
+        forget_after_s: float | None = FORGET_AFTER_S,
         split_bytes: int = 64 * 2**20,
         batch_rows: int = 10_000,
         block_bytes: int = 2**20,
@@ -81,7 +87,10 @@ class FileSource(Source):
         self._url = url
         self._format = format
         self._schema = schema
+        if forget_after_s is not None and not forget_after_s > 0:
+            raise ValueError(f"forget_after_s must be positive, or None to forget nothing, not {forget_after_s}")
         self._discover_every_s = discover_every_s
+        self._forget_after_s = forget_after_s
         self._split_bytes = split_bytes
         self._rate_limit_per_s = rate_limit_per_s
         self._settings = FileFormat("", None, batch_rows, block_bytes, delimiter, dict(options or {}))
@@ -163,6 +172,7 @@ class FileSource(Source):
             every_s=self._discover_every_s,
             key=lambda split: f"{split[0]}#{split[1]}",
             backlog=self._bytes_left,
+            forget_after_s=self._forget_after_s,
         )
 
     def _bytes_left(self, split: Any, position: Any) -> int:

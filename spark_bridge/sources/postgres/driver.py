@@ -9,8 +9,7 @@ with another snapshot.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,22 @@ import psycopg
 from psycopg import sql
 
 from actors.coordination import SplitEnumerator
+from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
+from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
-from protocol.source_events import SplitAt, split_from_value, split_to_value
-from protocol.wire.codec import decode_event, encode_event
+from protocol.source_events import encode_split
+from protocol.wire.state import (
+    OLD,
+    Steps,
+    decode_entry,
+    decode_state_in_steps,
+    drain,
+    encode_entry,
+    encode_state_in_steps,
+)
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
+from spark_bridge.sources.postgres.ranges import pack_ranges
 from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
@@ -36,6 +46,9 @@ __all__ = ["PostgresSource"]
 SLOT_TIMEOUT_S = 30.0
 """The server creates a slot when all transactions that were open have ended."""
 
+POSTGRES = "the enumerator of a PostgreSQL source"
+_NO_CUT = -1
+"""What was read since the last cut belongs to no checkpoint."""
 _KEY_TYPES = ("smallint", "integer", "bigint", "uuid")
 
 
@@ -242,15 +255,17 @@ class PostgresSource(Source):
                 sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(f"headgate_{self._slot}"))
             )
 
-    def ranges(self) -> list[list[Any]]:
-        """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end."""
+    def ranges(self) -> Iterator[list[Any]]:
+        """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end.
+
+        Blocks.
+        """
         type_ = sql.SQL(self.settings.key_type)
         key, table = sql.Identifier(self._key), sql.Identifier(*self._table)
         query = sql.SQL(
             "SELECT {key}::text FROM (SELECT {key} FROM {table} WHERE {above} ORDER BY {key} OFFSET {skip} LIMIT 1) one"
         )
         low: str | None = None
-        found: list[list[Any]] = []
         with self._connect() as connection:
             while True:
                 above = (
@@ -261,9 +276,9 @@ class PostgresSource(Source):
                 one = connection.execute(
                     query.format(key=key, table=table, above=above, skip=sql.Literal(self.range_rows - 1))
                 ).fetchone()
-                found.append(["range", low, one[0] if one else None])
+                yield ["range", low, one[0] if one else None]
                 if one is None:
-                    return found
+                    return
                 low = one[0]
 
     @property
@@ -287,10 +302,6 @@ class PostgresSource(Source):
         return partial(PostgresReader, self.settings, self._rate_limit_per_s)
 
 
-def _split_of(assigned: Any) -> Any:
-    return assigned.split if isinstance(assigned, SplitAt) else assigned
-
-
 def _open_transactions(connection: psycopg.Connection) -> str:
     prepared = connection.execute("SELECT gid, database FROM pg_prepared_xacts ORDER BY prepared").fetchall()
     sessions = connection.execute(
@@ -306,22 +317,37 @@ def _open_transactions(connection: psycopg.Connection) -> str:
 
 
 class PostgresEnumerator(SplitEnumerator):
-    """Hands out the ranges of the table and then, to one reader, the changes."""
+    """Hands out the ranges of the table and then, to one reader, the changes.
+
+    A range that was read is *unsettled* until a checkpoint completes whose cut came after the news of it.
+    """
 
     def __init__(self, source: PostgresSource, state: bytes | None) -> None:
         self._source = source
         self._is_restored = state is not None
-        empty: dict[str, Any] = {"pending": [], "count": 0, "read": [], "begun": False}
-        restored = empty if state is None else decode_event(state)
-        self._pending: deque[Any] = deque(map(split_from_value, restored["pending"]))
-        self._count: int = restored["count"]
-        self._begun: bool = restored["begun"]  # whether the changes were handed out
-        self._read: dict[Any, tuple[Any, Any, str]] = {low: (low, high, at) for low, high, at in restored["read"]}
-        self._settled = set(self._read)
-        self._read_by: dict[Any, int] = {}  # those that no completed checkpoint covers
-        self._read_at: dict[int, set[Any]] = {}
+        self._pending = PendingSplits(lambda split, position: source.range_rows if split[0] == "range" else 0)
+        self._count = 0
+        self._has_begun = False  # the changes were handed out
+        self._read: dict[str | None, bytes] = {}  # the low end of a range to an encoded ``[low, high, snapshot]``
+        self._unsettled: dict[int, dict[str | None, int]] = {_NO_CUT: {}}  # by first cut: low end to who has read it
         self._waiting: dict[int, None] = {}
+        self._restoring = Begun(self._restore(state))
         self._context: SplitEnumeratorContext
+
+    def _restore(self, state: bytes | None) -> Steps[None]:
+        if state is None:
+            return
+        fields = yield from decode_state_in_steps(POSTGRES, state)
+        if OLD in fields:
+            fields = fields[OLD]
+            yield from self._pending.restore_values_in_steps(fields["pending"])
+            fields["read"] = list(map(encode_entry, fields["read"]))
+        else:
+            yield from self._pending.restore_in_steps(fields["pending"])
+        self._count, self._has_begun = fields["count"], fields["begun"]
+        for chunk in drain(fields["read"]):
+            self._read |= {decode_entry(one)[0]: one for one in chunk}
+            yield
 
     @property
     def pending_count(self) -> int:
@@ -331,16 +357,17 @@ class PostgresEnumerator(SplitEnumerator):
     @property
     def pending_backlog(self) -> int:
         """How many rows these have, as if each range were full. The changes count when a task has them."""
-        ranges = [one for one in self._pending if _split_of(one)[0] == "range"]
-        return self._source.range_rows * len(ranges)
+        return self._pending.amount
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
+        await self._restoring.finish()
         if self._is_restored:
             return
         if self._source.has_changes:
             await USER.run(self._source.create_slot)
-        self._pending.extend(await USER.run(self._source.ranges))
+        ranges = await USER.run(lambda: [encode_split(one) for one in self._source.ranges()])
+        await in_turns(self._pending.restore_in_steps(ranges))
         self._count = len(self._pending)
 
     async def handle_split_request(self, subtask: int) -> None:
@@ -349,10 +376,10 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
-            case [name, low, high, str(snapshot)] if name == RANGE_READ:
-                if low not in self._settled:
-                    self._read[low] = (low, high, snapshot)
-                    self._read_by[low] = subtask
+            case [str(name), low, high, str(snapshot)] if name == RANGE_READ:
+                if low not in self._read or any(low in cut for cut in self._unsettled.values()):
+                    self._read[low] = encode_entry([low, high, snapshot])
+                    self._unsettled[_NO_CUT][low] = subtask
             case _:
                 raise ValueError(
                     f"subtask {subtask} sent {event!r}, which is not a message of a PostgresSource's reader"
@@ -360,51 +387,45 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
-        for low in [low for low, reader in self._read_by.items() if reader == subtask]:
-            del self._read[low], self._read_by[low]  # it is read again, with another snapshot
-        self._pending.extendleft(reversed(splits))
+        for cut in self._unsettled.values():
+            for low in [low for low, reader in cut.items() if reader == subtask]:
+                del cut[low]  # it is read again, with another snapshot
+                self._read.pop(low, None)
+        await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
 
     async def _serve(self) -> None:
-        if not self._pending and not self._begun and self._source.has_changes and len(self._settled) == self._count:
-            self._begin_changes()
+        if not len(self._pending) and not self._has_begun and self._source.has_changes and self._is_settled:
+            self._has_begun = True
+            self._pending.add(["changes", await USER.run(pack_ranges, self._read, self._count)])
         for subtask in tuple(self._waiting):
             if not self._context.attempts(subtask):
                 del self._waiting[subtask]  # its next attempt asks itself
-            elif self._pending:
+            elif len(self._pending):
                 del self._waiting[subtask]
-                await self._context.assign_splits(subtask, [self._pending.popleft()])
-            elif self._begun or not self._source.has_changes:
+                await self._context.assign_splits(subtask, self._pending.take(1))
+            elif self._has_begun or not self._source.has_changes:
                 del self._waiting[subtask]
                 await self._context.signal_no_more_splits(subtask)
 
-    def _begin_changes(self) -> None:
-        """In the order of the key, with the snapshot of each range."""
-        self._begun = True
-        following, at = [], None
-        for _ in range(self._count):
-            following.append(list(self._read[at]))
-            at = self._read[at][1]
-        self._pending.append(["changes", following])
+    @property
+    def _is_settled(self) -> bool:
+        return len(self._read) == self._count and not any(self._unsettled.values())
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        self._read_at[checkpoint_id] = set(self._read)
-        return encode_event(
-            {
-                "pending": [split_to_value(split) for split in self._pending],
-                "count": self._count,
-                "begun": self._begun,
-                "read": [list(one) for one in self._read.values()],
-            }
-        )
+        self._unsettled[checkpoint_id] = self._unsettled[_NO_CUT]
+        self._unsettled[_NO_CUT] = {}
+        fields = {
+            "pending": self._pending.encoded(),
+            "count": self._count,
+            "begun": self._has_begun,
+            "read": iter(self._read.values()),
+        }
+        return await in_turns(encode_state_in_steps(POSTGRES, fields))
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        covered = self._read_at.pop(checkpoint_id, set())
-        for older in [one for one in self._read_at if one < checkpoint_id]:
-            del self._read_at[older]
-        self._settled |= covered & self._read.keys()
-        for low in covered:
-            self._read_by.pop(low, None)
+        for covered in [cut for cut in self._unsettled if _NO_CUT != cut <= checkpoint_id]:
+            del self._unsettled[covered]
         await self._serve()
 
 

@@ -6,10 +6,10 @@ A range ``["range", low, high]`` is read in one transaction, and yields one batc
 snapshot, which says which other transactions the rows contain. When the batch has been processed, the enumerator is
 told, and knows the snapshot of each range in the end.
 
-The changes ``["changes", ranges]`` are one split. The server's slot keeps them until a checkpoint covers them. A
-position is the place in the server's log behind a commit. A change is left out if the range that its key belongs to was
-read with it, that is, if its transaction is visible in the snapshot of the range. So the hand-over is exact, without
-locks, and although each range was read at another time.
+The changes ``["changes", ranges]`` are one split, with the ranges as ``pack_ranges`` returns them. The server's slot
+keeps the changes until a checkpoint covers them. A position is the place in the server's log behind a commit. A change
+is left out if the range that its key belongs to was read with it, that is, if its transaction is visible in the
+snapshot of the range. So the hand-over is exact, without locks, and although each range was read at another time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from psycopg import sql
 
 from spark_bridge.sources.errors import SourceDataLost
 from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Transaction, transactions
+from spark_bridge.sources.postgres.ranges import unpack_ranges
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ class PostgresReader(SplitReader):
             return self._settings.range_rows if position is None else 0
         return max(0, self._log_end - max(self._position, self._looked_to)) if self._log_end else None
 
+    def _reported(self, split: Any) -> Any:
+        return split if split[0] == "range" else split[:1]
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -137,7 +141,7 @@ class PostgresReader(SplitReader):
     # --- changes --------------------------------------------------------------------------------------------------
 
     def _read_changes(
-        self, ranges: list[list[Any]], position: int | None
+        self, ranges: bytes | list[Any], position: int | None
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         covered = _Ranges(self._settings.key_type, ranges)
         self._position = position or 0
@@ -305,10 +309,12 @@ def lsn_text(position: int) -> str:
 class _Ranges:
     """Which transactions the rows of each range contain."""
 
-    def __init__(self, key_type: str, ranges: list[list[Any]]) -> None:
+    def __init__(self, key_type: str, ranges: bytes | list[Any]) -> None:
         self._number = int if key_type in ("smallint", "integer", "bigint") else str
-        self._highs = [self._number(high) for _, high, _ in ranges if high is not None]  # the last one has none
-        self._snapshots = [_Snapshot.parse(snapshot) for _, _, snapshot in ranges]
+        highs, snapshots = unpack_ranges(ranges)
+        self._highs = [self._number(high) for high in highs if high is not None]  # the last one has none
+        parsed = {snapshot: _Snapshot.parse(str(snapshot)) for snapshot in set(snapshots)}
+        self._snapshots = [parsed[snapshot] for snapshot in snapshots]
 
     def has(self, key: str, xid: int) -> bool:
         """Whether the range of the key was read with this transaction."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Long work on the event loop, in steps: other work of the loop gets a turn after each.
+
+A thread would not help, because what takes long here holds the interpreter lock. A coordinator takes one message at a
+time, so the order of what happens to it stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from anyio.lowlevel import checkpoint
+
+from protocol.wire.state import Steps
+
+__all__ = ["Begun", "in_turns"]
+
+T = TypeVar("T")
+
+STEPS_AT_ONCE = 16
+"""How many steps a constructor does by itself. Each takes a millisecond or less."""
+
+
+async def in_turns(steps: Steps[T]) -> T:
+    """Do all steps, with a turn for others after each, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await checkpoint()
+
+
+class Begun:
+    """Work that a constructor begins, and ``start`` finishes in turns. A little of it is done at once."""
+
+    __slots__ = ("_is_over", "_steps")
+
+    def __init__(self, steps: Steps[None]) -> None:
+        self._steps = steps
+        self._is_over = any(next(steps, self) is self for _ in range(STEPS_AT_ONCE))
+
+    async def finish(self) -> None:
+        """Do what is left. Raises what the work raises."""
+        if not self._is_over:
+            self._is_over = True
+            await in_turns(self._steps)
