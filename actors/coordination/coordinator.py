@@ -31,6 +31,7 @@ from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.live_gateways import GatewayTable
 from actors.coordination.messages import (
     CallHandler,
+    CancellationArrived,
     ClientRequest,
     CoordinatorMessage,
     EventArrived,
@@ -159,6 +160,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_event(context, message)
             case RequestArrived():
                 await self._handle_request(context, message)
+            case CancellationArrived(attempt, request_id):
+                self._replies.cancel(attempt, request_id)
             case SnapshotCoordinator(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
             case CollectRecorded():

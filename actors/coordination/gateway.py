@@ -20,6 +20,7 @@ from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.gateway_sight import GatewaySight
 from actors.coordination.messages import (
     AttachConnection,
+    CancellationArrived,
     ConnectionClosed,
     CoordinatorMessage,
     EventArrived,
@@ -54,6 +55,7 @@ from protocol.gateway.types import (
     CloseRequested,
     ConfirmEvent,
     CutReached,
+    DeliverCancellation,
     DeliverEvent,
     DeliverRequest,
     EventSubmitted,
@@ -315,6 +317,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
             )
         )
 
+    def _deliver_cancellation(self, effect: DeliverCancellation, now: float) -> None:
+        self._coordinator_ref.tell(CancellationArrived(self._attempt, effect.request_id))
+
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_confirmed += 1
@@ -404,6 +409,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
 _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ConfirmEvent: GatewayActor._confirm_event,
     DeliverRequest: GatewayActor._deliver_request,
+    DeliverCancellation: GatewayActor._deliver_cancellation,
     FailEvent: GatewayActor._fail_event,
     FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason, silent=effect.silent),
     ExpireConnection: GatewayActor._expire_connection,
