@@ -39,6 +39,7 @@ from actors.ref import ActorRef
 from actors.signals import StopCommand
 from actors.supervision import Supervision
 from actors.waits import WaitBoard, current_actor
+from protocol.describing import name_of
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -392,7 +393,7 @@ class ActorSystem:
             except Exception:
                 raise
             except BaseException as error:  # a future that carries a GeneratorExit closes the coroutine that awaits it
-                raise as_exception(getattr(function, "__qualname__", repr(function)), error) from error
+                raise as_exception(name_of(function), error) from error
 
         return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._thread_limiter)
 

@@ -59,7 +59,7 @@ from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
 from actors.coordination.user_calls import call_user, is_fatal, true_cause
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
@@ -74,6 +74,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import describe
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced

@@ -38,7 +38,7 @@ from actors.coordination.messages import (
 from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
@@ -47,6 +47,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
 )
+from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.types import (
     AnswerSubmitted,

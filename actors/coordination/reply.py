@@ -23,7 +23,8 @@ from actors.coordination.messages import GatewayMessage, RequestDeferred
 from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
+from protocol.describing import describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt

@@ -19,6 +19,7 @@ from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors.logs import get_logger
+from protocol.describing import describe
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.task_entry import ACTION_PROPERTY
 
@@ -41,7 +42,7 @@ def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
         before = context.getLocalProperty(ACTION_PROPERTY)
         context.setLocalProperty(ACTION_PROPERTY, action_id)
     except Exception as error:  # the context has stopped: the action reports that better
-        log.warning("action property not set", error=repr(error))
+        log.warning("action property not set", error=describe(error))
         yield
         return
     try:

@@ -37,6 +37,7 @@ from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
+from protocol.describing import describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
@@ -221,7 +222,7 @@ class Operators:
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
             raise CoordinatorStartError(
-                f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
+                f"coordinator of operator {operator_id!r} failed in start: {describe(error)}"
             ) from error
         await self._bridge_ref.ask(
             lambda reply_to: AddOperator(operator_id, config.parallelism, tracker_ref, reply_to, config.allow_fewer),

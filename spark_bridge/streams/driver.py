@@ -28,6 +28,7 @@ from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
+from actors.coordination.user_calls import call_each
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.source_events import (
@@ -221,7 +222,7 @@ class StreamPlanner:
         finding, self._finding = self._finding, None
         if finding is not None:
             try:
-                await finding.enumerator.close()
+                await call_each("close", [finding.enumerator.close])
             except Exception:
                 log.exception("split enumerator close failed", source=self._name)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.source import STATE, SplitReader
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class HybridReader(SplitReader):
 
     def close(self) -> None:
         for reader in self._readers:
-            reader.close()
+            close_quietly(reader)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class SplitReader(SubtaskOperator):
         finally:
             for reading in self._open:
                 reading.close()
-        yield from self.finish() or ()
+        yield from _all_of(self.finish())
 
     def _begin_splits(self) -> bool:
         """Begin as many splits as may be open, and wait while there is none. False after the last one has ended."""
@@ -195,7 +195,7 @@ class SplitReader(SubtaskOperator):
                 f"{type(self).__name__} was assigned a split from a position on, but has no positions: define "
                 "read_from(self, split, position)"
             )
-        outputs = ((None, output) for output in self.read_split(at.split) or ())
+        outputs = ((None, output) for output in _all_of(self.read_split(at.split)))
         return _Reading(at.split, None, outputs)
 
     def _one_turn(self) -> Iterator[Any]:
@@ -275,6 +275,11 @@ class SplitReader(SubtaskOperator):
 
     def final_state(self) -> bytes:
         return b""
+
+
+def _all_of(outputs: Iterable[Any] | None) -> Iterable[Any]:
+    """What there is to yield. Asks nothing of a user's value: an array of several rows is neither true nor false."""
+    return () if outputs is None else outputs
 
 
 class _Reading:

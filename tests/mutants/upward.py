@@ -101,6 +101,21 @@ does-not-compare [feared; H32]
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if snapshot is None or
   + if True or
+close-fails-a-success [found; H178]
+  What an operator raises in close fails a task whose outputs are complete.
+  @ spark_bridge.subtask.closing:close_quietly
+  - except BaseException:
+  + except SystemExit:
+exit-in-close-ends-the-process [found; H178]
+  An exit in close takes the place of the result.
+  @ spark_bridge.subtask.closing:close_quietly
+  - except BaseException:
+  + except Exception:
+text-replaces-the-error [found; H178]
+  An exception whose text cannot be had is replaced by the error of its text.
+  @ protocol.describing:_plain
+  - except BaseException as broken:
+  + except ZeroDivisionError as broken:
 reply-survives-its-attempt [feared; H85]
   The replies of an attempt that is over stay open.
   @ actors.coordination.reply:OpenReplies.attempt_over

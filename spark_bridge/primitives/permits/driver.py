@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
+from protocol.describing import show
 from protocol.errors import GatewayFull
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
@@ -199,7 +200,7 @@ class _Coordinator(OperatorCoordinator):
                 self._book.acquire(_Waiting((self.operator_id, subtask, attempt), number, reply, self))
                 return reply
             case _:
-                raise ValueError(f"not a request for permits: {request!r:.80}")
+                raise ValueError(f"not a request for permits: {show(request, 80)}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
@@ -211,7 +212,7 @@ class _Coordinator(OperatorCoordinator):
             case ["release", int(count)]:
                 self._book.release((self.operator_id, subtask, attempt), count)
             case _:
-                raise ValueError(f"not an event of permits: {event!r:.80}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}")
 
     def tell_contended(self) -> None:
         """Tell all attempts whether some task waits for a slot."""

@@ -18,6 +18,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from protocol.describing import show
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
@@ -135,7 +136,7 @@ class PermitsPart(TaskPart):
                 if idle:
                     self._context.send_event(["release", idle])
             case _:
-                raise ValueError(f"not an event of permits: {event!r:.80}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}")
 
     def handle_urgent(self, event: Any) -> None:
         self.handle_event(event)

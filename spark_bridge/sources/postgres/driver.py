@@ -21,6 +21,7 @@ from psycopg import sql
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
+from protocol.describing import show
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
@@ -355,7 +356,7 @@ class PostgresEnumerator(SplitEnumerator):
                     self._read_by[low] = subtask
             case _:
                 raise ValueError(
-                    f"subtask {subtask} sent {event!r}, which is not a message of a PostgresSource's reader"
+                    f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader"
                 )
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
