@@ -44,6 +44,7 @@ from actors.supervision import Decision, Directive, Failure, Supervision, decide
 from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
+from protocol.describing import name_of
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -598,7 +599,7 @@ class ActorCell(Generic[M]):
     ) -> Background:
         """Start background work; see ``ActorContext.run``."""
         self.refuse_if_over("background work")
-        work = Background(getattr(function, "__qualname__", repr(function)))
+        work = Background(name_of(function))
         self.background[work] = None
         self.system.start_task(
             _run_background, self, work, function, args, on_result, on_error, name=f"{self.path} {work.name}"
@@ -717,7 +718,7 @@ class _Context(ActorContext[M]):
             result: T = await self._cell.system.run_blocking(function, *args)
             return result
 
-        in_thread.__qualname__ = f"thread {getattr(function, '__qualname__', function)}"
+        in_thread.__qualname__ = f"thread {name_of(function)}"
         return self._cell.run_background(in_thread, (), on_result, on_error)
 
 

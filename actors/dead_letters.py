@@ -14,6 +14,7 @@ from typing import Any
 
 from actors.mailbox import DeadLetterReason
 from actors.ref import ActorRef
+from protocol.describing import name_of
 
 __all__ = ["DeadLetter", "DeadLetterReason", "DeadLetters"]
 
@@ -71,7 +72,7 @@ class DeadLetters:
             try:
                 callback(letter)
             except Exception:
-                self._log.exception("dead letter subscriber failed", subscriber=repr(callback))
+                self._log.exception("dead letter subscriber failed", subscriber=name_of(callback))
 
     def _log_some(self, letter: DeadLetter) -> None:
         self._logged += 1

@@ -15,18 +15,9 @@ import math
 import anyio
 
 from actors.errors import ExitRaised
+from protocol.describing import describe
 
-__all__ = ["Abandoned", "as_exception", "contained", "describe", "forget_cancellations"]
-
-
-def describe(error: BaseException) -> str:
-    """The type and text of ``error``, even if its ``__str__`` raises."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except BaseException as broken:  # whatever it is, it must not replace the error that is described
-        return f"{name}: <its __str__ raised {type(broken).__name__}>"
-    return f"{name}: {text}"
+__all__ = ["Abandoned", "as_exception", "contained", "forget_cancellations"]
 
 
 def as_exception(what: str, error: BaseException) -> Exception:

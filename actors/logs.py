@@ -171,7 +171,7 @@ def _value(value: Any) -> str:
     """The value on one line: as it is if it is a plain word, otherwise as Python writes it."""
     try:
         text = value if isinstance(value, str) else repr(value)
-    except Exception as error:
+    except BaseException as error:  # an exit too: nothing that is logged ends the one who logs
         return f"<not shown: {type(error).__name__}>"
     if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
         return repr(text)

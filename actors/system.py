@@ -40,6 +40,7 @@ from actors.signals import StopCommand
 from actors.supervision import Supervision
 from actors.threads import USER
 from actors.waits import WaitBoard, current_actor
+from protocol.describing import name_of
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -412,7 +413,7 @@ class ActorSystem:
             except Exception:
                 raise
             except BaseException as error:  # a future that carries a GeneratorExit closes the coroutine that awaits it
-                raise as_exception(getattr(function, "__qualname__", repr(function)), error) from error
+                raise as_exception(name_of(function), error) from error
 
         return await USER.run(call, abandon_on_cancel=True)
 

@@ -21,6 +21,7 @@ from anyio._core._eventloop import get_async_backend
 
 from actors.clock import Scheduled
 from actors.virtual_clock import VirtualClock
+from protocol.describing import name_of
 
 T = TypeVar("T")
 
@@ -123,7 +124,7 @@ class VirtualLoop:
 def _name(function: Callable[..., object]) -> str:
     if isinstance(function, partial) and function.args:  # asyncio.to_thread runs it in the caller's context
         return _name(function.args[0])
-    return getattr(function, "__qualname__", repr(function))
+    return name_of(function)
 
 
 class _Timer(asyncio.TimerHandle):

@@ -15,6 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from protocol.describing import describe, name_of
 from protocol.errors import HeadgateError
 from protocol.wire import event_classes
 
@@ -107,7 +108,7 @@ class SubtaskTask:
         return SubtaskTask(partial(wrap, made_by, *args), self._endpoint, parts=self._parts)
 
     def __repr__(self) -> str:
-        name = getattr(self._make_operator, "__qualname__", repr(self._make_operator))
+        name = name_of(self._make_operator)
         return f"SubtaskTask({name}, {self._endpoint!r})"
 
     def _build(self) -> SubtaskOperator:
@@ -124,13 +125,18 @@ class SubtaskTask:
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{self._make_operator!r} returned a {type(operator).__name__}; a subtask needs a SubtaskOperator, or "
-                "a function whose first required argument takes the records"
+                f"{name_of(self._make_operator)} returned a {type(operator).__name__}; a subtask needs a "
+                "SubtaskOperator, or a function whose first required argument takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here
             from spark_bridge.subtask.checks import check_operator
+            from spark_bridge.subtask.closing import close_quietly
 
-            check_operator(operator)
+            try:
+                check_operator(operator)
+            except TypeError:
+                close_quietly(operator)
+                raise
         return operator
 
 
@@ -160,7 +166,7 @@ def _pack_event_classes() -> _EventClasses:
         try:
             packed.pickled[registration.name] = cloudpickle.dumps(registration.cls)  # type: ignore[no-untyped-call]
         except Exception as error:
-            packed.failures[registration.name] = f"{type(error).__name__}: {error}"[:200]
+            packed.failures[registration.name] = describe(error)[:200]
     return packed
 
 
@@ -171,7 +177,7 @@ def _unpack_event_classes(packed: _EventClasses) -> None:
         try:
             pickle.loads(pickled)  # registers the class
         except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"[:200]
+            failures[name] = describe(error)[:200]
     event_classes.learn_failures(failures)
 
 

@@ -83,6 +83,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
+from protocol.describing import describe
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 
@@ -245,7 +246,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
-            context.log.warning("checkpoint id not available", error=repr(error), exc_info=error)
+            context.log.warning("checkpoint id not available", error=describe(error), exc_info=error)
             self._requests.without_id(error, reply_to, final_pending=self._machine.final_pending)
             return
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)

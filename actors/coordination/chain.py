@@ -27,6 +27,7 @@ from actors.coordination.interface import CoordinatorContext, OperatorCoordinato
 from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.parts_cut import PartsCut
 from actors.coordination.turns import in_turns
+from actors.coordination.user_calls import call_each
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
 from protocol.chain import join_states_in_steps, split_states_in_steps
@@ -80,16 +81,21 @@ class CoordinatorChain(OperatorCoordinator):
                 await part.start(cast("CoordinatorContext", PartContext(context, name)) if name else context)
 
     async def close(self) -> None:
-        failure: BaseException | None = None
+        await call_each("close", map(self._closing, self._unclosed_parts()))
+
+    def _unclosed_parts(self) -> Iterator[tuple[str, OperatorCoordinator]]:
         while self._unclosed:
-            name, part = self._unclosed.pop()
-            try:
-                with _Named(name):
-                    await part.close()
-            except Exception as error:  # the others are closed nevertheless
-                failure = failure or error
-        if failure is not None:
-            raise failure
+            yield self._unclosed.pop()
+
+    @staticmethod
+    def _closing(named: tuple[str, OperatorCoordinator]) -> Callable[[], Awaitable[None]]:
+        name, part = named
+
+        async def close() -> None:
+            with _Named(name):
+                await part.close()
+
+        return close
 
     # --- what concerns one part -----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from actors import Reply
 from actors.coordination.statistics import OperatorStatistics
+from protocol.describing import describe
 from protocol.errors import HeadgateError
 
 
@@ -52,7 +53,7 @@ class CheckpointRequests:
 
     def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_pending: bool) -> None:
         """A checkpoint was requested or due, but no id was available."""
-        reason = f"no checkpoint id: {type(error).__name__}: {error}"
+        reason = f"no checkpoint id: {describe(error)}"
         self._statistics.checkpoints_refused += 1
         if final_pending:
             self.uncommitted = reason

@@ -11,6 +11,7 @@ from actors import ActorContext, Background
 from actors.coordination.messages import TrackerMessage
 from actors.coordination.operator_config import DiscardRefused
 from protocol.barrier_tracker import CheckpointDiscarded, CheckpointStored, CheckpointStoreFailed, CompletedCheckpoint
+from protocol.describing import describe
 
 Discard = Callable[[int], Awaitable[None]]
 
@@ -56,7 +57,7 @@ class CheckpointWrites:
             write,
             checkpoint,
             on_result=lambda _: CheckpointStored(checkpoint_id),
-            on_error=lambda error: CheckpointStoreFailed(checkpoint_id, f"{type(error).__name__}: {error}"),
+            on_error=lambda error: CheckpointStoreFailed(checkpoint_id, describe(error)),
         )
         self._writes[checkpoint_id] = _Write(work, discard)
 
@@ -88,7 +89,7 @@ class CheckpointWrites:
                 log.warning("checkpoint stays in doubt", error=str(error))
                 return
             except Exception as error:  # it fails nothing (H48)
-                log.warning("checkpoint discard failed", error=repr(error), retry_s=delay_s)
+                log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
             else:
                 self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))
                 return

@@ -10,6 +10,7 @@ from actors.coordination.chain import main_of
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.logs import get_logger
+from protocol.describing import show
 from protocol.overrides import errors_in_overrides, names_never_called
 
 __all__ = ["check_coordinator", "handles_events"]
@@ -44,7 +45,7 @@ def check_coordinator(coordinator: Any) -> None:
     A name that is only similar is logged as a warning.
     """
     if not issubclass(coordinator if isinstance(coordinator, type) else type(coordinator), OperatorCoordinator):
-        raise TypeError(f"{coordinator!r} is not an OperatorCoordinator: derive its class from OperatorCoordinator")
+        raise TypeError(f"{show(coordinator)} is not an OperatorCoordinator: derive its class from OperatorCoordinator")
     errors = errors_in_overrides(coordinator)
     for finding in names_never_called(coordinator, OperatorCoordinator, _MISTAKEN):
         if finding.certain:

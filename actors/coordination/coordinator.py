@@ -31,6 +31,7 @@ from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.live_gateways import GatewayTable
 from actors.coordination.messages import (
     CallHandler,
+    CancellationArrived,
     ClientRequest,
     CoordinatorMessage,
     EventArrived,
@@ -58,7 +59,7 @@ from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
 from actors.coordination.user_calls import call_user, is_fatal, true_cause
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
@@ -73,6 +74,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import describe
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
@@ -159,6 +161,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_event(context, message)
             case RequestArrived():
                 await self._handle_request(context, message)
+            case CancellationArrived(attempt, request_id):
+                self._replies.cancel(attempt, request_id)
             case SnapshotCoordinator(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
             case CollectRecorded():

@@ -14,7 +14,9 @@ import anyio
 from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
+from actors.coordination.user_calls import call_each
 from actors.threads import USER
+from protocol.describing import describe, show
 from protocol.known_keys import KnownKeys
 from protocol.source_events import SplitAt
 from protocol.wire.state import (
@@ -153,7 +155,9 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             self._failures += 1
             if self._failures >= FAILURES_MAX:
                 raise error
-            self._context.coordinator.log.warning("split discovery failed", error=repr(error), failures=self._failures)
+            self._context.coordinator.log.warning(
+                "split discovery failed", error=describe(error), failures=self._failures
+            )
         else:
             self._failures = 0
             if forgot:
@@ -417,7 +421,9 @@ class HybridSplitEnumerator(SplitEnumerator):
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         index, inner = event
         if index >= len(self._begun):
-            raise ValueError(f"subtask {subtask} sent {inner!r} to source {index}, which has not begun: send it later")
+            raise ValueError(
+                f"subtask {subtask} sent {show(inner)} to source {index}, which has not begun: send it later"
+            )
         await self._begun[index].handle_source_event(subtask, attempt, inner)
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
@@ -434,7 +440,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         await self._each(lambda enumerator: enumerator.notify_checkpoint_discarded(checkpoint_id))
 
     async def close(self) -> None:
-        await self._each(lambda enumerator: enumerator.close())
+        await call_each("close", [enumerator.close for enumerator in self._begun])
 
     async def _each(self, call: Callable[[SplitEnumerator], Awaitable[None]]) -> None:
         for enumerator in self._begun:

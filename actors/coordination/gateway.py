@@ -20,6 +20,7 @@ from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.gateway_sight import GatewaySight
 from actors.coordination.messages import (
     AttachConnection,
+    CancellationArrived,
     ConnectionClosed,
     CoordinatorMessage,
     EventArrived,
@@ -37,7 +38,7 @@ from actors.coordination.messages import (
 from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
@@ -46,6 +47,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
 )
+from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.types import (
     AnswerSubmitted,
@@ -54,6 +56,7 @@ from protocol.gateway.types import (
     CloseRequested,
     ConfirmEvent,
     CutReached,
+    DeliverCancellation,
     DeliverEvent,
     DeliverRequest,
     EventSubmitted,
@@ -315,6 +318,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
             )
         )
 
+    def _deliver_cancellation(self, effect: DeliverCancellation, now: float) -> None:
+        self._coordinator_ref.tell(CancellationArrived(self._attempt, effect.request_id))
+
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_confirmed += 1
@@ -404,6 +410,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
 _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ConfirmEvent: GatewayActor._confirm_event,
     DeliverRequest: GatewayActor._deliver_request,
+    DeliverCancellation: GatewayActor._deliver_cancellation,
     FailEvent: GatewayActor._fail_event,
     FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason, silent=effect.silent),
     ExpireConnection: GatewayActor._expire_connection,

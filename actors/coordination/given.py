@@ -15,6 +15,7 @@ from actors.coordination.chain import users_coordinators
 from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
+from protocol.describing import name_of, show
 from protocol.errors import HeadgateError
 
 __all__ = ["GivenCoordinator", "ResetNotSupported", "built_anew_or_kept", "why_not_resettable"]
@@ -37,21 +38,21 @@ def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
         check_coordinator(given)
         return given
     if isinstance(given, type) and not issubclass(given, OperatorCoordinator):
-        raise TypeError(f"{given!r} is not an OperatorCoordinator: derive it from that class")
+        raise TypeError(f"{show(given)} is not an OperatorCoordinator: derive it from that class")
     if isinstance(given, type):
         check_coordinator(given)
     if not callable(given):
-        raise TypeError(f"{given!r} is not an OperatorCoordinator: pass an instance, a class, or a factory of one")
+        raise TypeError(f"{show(given)} is not an OperatorCoordinator: pass an instance, a class, or a factory of one")
     if iscoroutinefunction(given):
         raise TypeError(
-            f"the factory {given!r} must not be async: return the coordinator from a plain function, and "
+            f"the factory {show(given)} must not be async: return the coordinator from a plain function, and "
             "await in the coordinator's start"
         )
     try:
         signature(given).bind()
     except TypeError as error:
         raise TypeError(
-            f"{given!r} cannot be called without arguments ({error}): pass a factory that supplies them, such as"
+            f"{show(given)} cannot be called without arguments ({error}): pass a factory that supplies them, such as"
             " lambda: MyCoordinator(argument)"
         ) from None
     except ValueError:
@@ -64,7 +65,7 @@ class _CheckedFactory:
     """Calls the user's class or factory, and refuses a result that is not a new coordinator."""
 
     def __init__(self, given: Callable[[], OperatorCoordinator]) -> None:
-        self.name = getattr(given, "__qualname__", type(given).__name__)
+        self.name = name_of(given)
         self._given = given
         self._latest: object = None
         self._checked = given if isinstance(given, type) else None  # the class that was already checked for mistakes
@@ -74,7 +75,7 @@ class _CheckedFactory:
         if not isinstance(built, OperatorCoordinator):
             if iscoroutine(built):
                 built.close()
-            raise TypeError(f"the factory {self.name} returned {built!r}, which is not an OperatorCoordinator")
+            raise TypeError(f"the factory {self.name} returned {show(built)}, which is not an OperatorCoordinator")
         if built is self._latest:
             raise TypeError(
                 f"the factory {self.name} returned the same coordinator again: it must build a new one at each call"

@@ -136,6 +136,14 @@ class EventArrived:
 
 
 @value
+class CancellationArrived:
+    """The task waits no more for the answer to a request, which came before this (H85)."""
+
+    attempt: ExecutionAttempt
+    request_id: int
+
+
+@value
 class RequestArrived:
     """A request of an attempt. From a restored snapshot it has a ``sender``, but no ``request_id``: no answer (H73)."""
 
@@ -232,6 +240,7 @@ CoordinatorMessage = (
     StartCoordinator
     | EventArrived
     | RequestArrived
+    | CancellationArrived
     | SubtaskReadyWithGateway
     | SubtaskSuspected
     | SubtaskResponsive

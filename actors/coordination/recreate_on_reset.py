@@ -36,6 +36,7 @@ from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
 from actors.exits import contained
 from protocol.attempts import FailureReason
+from protocol.describing import name_of
 
 
 class _Incarnation:
@@ -101,7 +102,7 @@ class RecreateOnReset(OperatorCoordinator):
     ) -> None:
         self._factory = factory
         self._close_timeout_s = close_timeout_s
-        self._name = name or getattr(factory, "__qualname__", type(factory).__name__)
+        self._name = name or name_of(factory)
         self._context: CoordinatorContext | None = None
         self._current = _Incarnation(1)
         self._unclosed: list[_Incarnation] = []  # created, and their ``close`` was not called yet; the oldest first

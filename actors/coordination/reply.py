@@ -23,11 +23,15 @@ from actors.coordination.messages import GatewayMessage, RequestDeferred
 from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
-from actors.exits import as_exception, describe
+from actors.exits import as_exception
+from protocol.describing import describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import WireLimits, encode_event
+
+CANCELLED = "the task no longer waits for this answer"
+"""The answer to a request that was cancelled. Nobody reads it."""
 
 
 class Recipient(Protocol):
@@ -80,8 +84,8 @@ class Reply:
         """Whether nobody waits for the answer any more, so that settling has no effect.
 
         That is so when the attempt that asked is over, when the coordinator was reset or closed, for a request from a
-        restored checkpoint, and for the driver's own code when its timeout has passed. The timeout of a task's
-        ``request`` is not known here.
+        restored checkpoint, and when the timeout of the request has passed. A task reports that itself, so it is known
+        here a moment later, between two methods of the coordinator.
         """
         return self._recipient is not None and self._recipient.over
 
@@ -150,7 +154,7 @@ class WaitingTask:
     ``part``: the part of a chain that was asked, if any.
     """
 
-    __slots__ = ("_gateway_ref", "_open", "_part", "_request_id", "attempt", "over")
+    __slots__ = ("_gateway_ref", "_open", "_part", "attempt", "over", "request_id")
 
     def __init__(
         self,
@@ -164,13 +168,13 @@ class WaitingTask:
         self.over = request_id is None
         self._open = open_replies
         self._gateway_ref = gateway_ref
-        self._request_id = request_id
+        self.request_id = request_id
         self._part = part
 
     def defer(self) -> None:
         """The answer comes later."""
-        assert self._request_id is not None
-        self._gateway_ref.tell_direct(RequestDeferred(self._request_id))
+        assert self.request_id is not None
+        self._gateway_ref.tell_direct(RequestDeferred(self.request_id))
 
     def answer(self, value: Any) -> None:
         try:
@@ -188,11 +192,15 @@ class WaitingTask:
         self._submit(text, payload)
 
     def _submit(self, error: str, payload: bytes) -> None:
-        assert self._request_id is not None
-        submit = partial(self._gateway_ref.tell_direct, AnswerSubmitted(self._request_id, error, payload))
+        assert self.request_id is not None
+        submit = partial(self._gateway_ref.tell_direct, AnswerSubmitted(self.request_id, error, payload))
         if not self._open.cut.hold(self._part, submit):
             submit()
         self.end()
+
+    def cancel(self) -> None:
+        """The task waits no longer. It still needs an answer, which gives the place of its request back (H85)."""
+        self._submit(CANCELLED, b"")
 
     def end(self) -> None:
         self.over = True
@@ -260,7 +268,7 @@ class OpenReplies:
         self._log = log
         self._statistics = statistics
         self._soon = soon
-        self._tasks: dict[int, dict[Recipient, None]] = {}  # by task attempt id, in the order of their requests
+        self._tasks: dict[int, dict[int | None, WaitingTask]] = {}  # by task attempt id, in the order of their requests
         self._clients: dict[Recipient, None] = {}
 
     def take(self, reply: Reply, recipient: WaitingTask | WaitingClient) -> None:
@@ -271,7 +279,7 @@ class OpenReplies:
             self._statistics.requests_deferred += 1
             self._statistics.replies_open += 1
             if isinstance(recipient, WaitingTask):
-                self._tasks.setdefault(recipient.attempt.task_attempt_id, {})[recipient] = None
+                self._tasks.setdefault(recipient.attempt.task_attempt_id, {})[recipient.request_id] = recipient
             else:
                 self._clients[recipient] = None
             recipient.defer()
@@ -280,10 +288,16 @@ class OpenReplies:
         """Its request has its answer."""
         task_attempt_id = recipient.attempt.task_attempt_id
         of_attempt = self._tasks.get(task_attempt_id, {})
-        if of_attempt.pop(recipient, self) is None:
+        if of_attempt.pop(recipient.request_id, None) is not None:
             self._statistics.replies_open -= 1
             if not of_attempt:
                 del self._tasks[task_attempt_id]
+
+    def cancel(self, attempt: ExecutionAttempt, request_id: int) -> None:
+        """The task waits no more for this answer. Has no effect if the request has been answered."""
+        recipient = self._tasks.get(attempt.task_attempt_id, {}).get(request_id)
+        if recipient is not None:
+            recipient.cancel()
 
     def forget_client(self, recipient: WaitingClient) -> None:
         """Its request has its answer."""
@@ -292,7 +306,7 @@ class OpenReplies:
 
     def attempt_over(self, task_attempt_id: int) -> None:
         """Nobody waits any more for what this attempt has asked (H33, H85)."""
-        for recipient in self._tasks.pop(task_attempt_id, {}):
+        for recipient in self._tasks.pop(task_attempt_id, {}).values():
             self._statistics.replies_open -= 1
             recipient.end()
 
@@ -325,7 +339,8 @@ class OpenReplies:
             )
 
     def _fail_all(self, what: str) -> None:
-        for recipient in [*self._clients, *(one for of_attempt in self._tasks.values() for one in of_attempt)]:
+        waiting_tasks = [one for of_attempt in self._tasks.values() for one in of_attempt.values()]
+        for recipient in [*self._clients, *waiting_tasks]:
             recipient.fail(f"the coordinator of operator {self._operator_id!r} {what}")
             recipient.end()
 

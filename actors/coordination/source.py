@@ -32,7 +32,9 @@ from actors.coordination.interface import CoordinatorContext, OperatorCoordinato
 from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
 from actors.coordination.turns import Begun, in_turns
+from actors.coordination.user_calls import call_each
 from protocol.attempts import FailureKind, FailureReason
+from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
 from protocol.facts import StageLook
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
@@ -333,7 +335,7 @@ class SourceCoordinator(OperatorCoordinator):
             pending if isinstance(pending, int) else None,
             in_hand,
             sum(amounts) if amounts else None,
-            tuple([SplitBacklog(subtask, _shown(split), left) for subtask, split, left in largest]),
+            tuple([SplitBacklog(subtask, show(split, SPLIT_CHARS_MAX), left) for subtask, split, left in largest]),
         )
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
@@ -503,8 +505,8 @@ class SourceCoordinator(OperatorCoordinator):
         if self._broken is not None:
             raise RuntimeError(
                 f"Spark computes only a part of the partitions again, but the split enumerator that knows the rest has"
-                f" failed ({self._broken!r}): call unpersist() on what is cached, or build the RDD inside the action,"
-                " so that all of it is computed"
+                f" failed ({describe(self._broken)}): call unpersist() on what is cached, or build the RDD inside the"
+                " action, so that all of it is computed"
             ) from self._broken
         for subtask in range(self._context.parallelism):
             if subtask not in self._recomputed and (subtask in self._known_readers or self._splits.assigned(subtask)):
@@ -554,7 +556,7 @@ class SourceCoordinator(OperatorCoordinator):
         enumerator, self._enumerator = self._enumerator, None
         try:
             if enumerator is not None:
-                await enumerator.close()
+                await call_each("close", [enumerator.close])
         except Exception:
             self._context.log.exception("split enumerator close failed")
 
@@ -573,13 +575,6 @@ class SourceCoordinator(OperatorCoordinator):
             raise
         self._broken = None
 
-
-def _shown(split: Any) -> str:
-    """The text of a split for the status, which is there even if a class cannot describe its values."""
-    try:
-        return repr(split)[:SPLIT_CHARS_MAX]
-    except Exception as error:
-        return f"<{type(split).__name__}, whose repr() raises {type(error).__name__}>"
 
 
 def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from protocol.describing import show
 from protocol.errors import HeadgateError
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class CoordinatorStore:
     def put_if_absent(self, key: str, value: Any) -> Any | None:
         """Store ``value`` and return None if there is no value yet; otherwise return the present one, which stays."""
         if value is None:
-            raise TypeError(f"cannot store None under {key!r}: None means that there is no value")
+            raise TypeError(f"cannot store None under {show(key)}: None means that there is no value")
         with self._lock:
             present = self._values.get(key)
             if present is None:
@@ -93,7 +94,7 @@ class CoordinatorStore:
 
     def _write(self, key: str, value: Any | None) -> Any | None:
         if self._revoked:
-            raise StoreRevoked(f"{key!r} was not written: the coordinator that held this handle was replaced")
+            raise StoreRevoked(f"{show(key)} was not written: the coordinator that held this handle was replaced")
         if value is None:
             self._values.pop(key, None)
         else:

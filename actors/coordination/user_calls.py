@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from actors import ExitRaised
@@ -49,6 +49,23 @@ async def call_user(method: str, call: Callable[..., Awaitable[T]], *args: Any) 
             watch.end(open_call)
 
 
+async def call_each(method: str, calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Call the same method of several users' objects, each of them whatever the others raise.
+
+    Then raise what was raised: alone, or in an ``ExceptionGroup``. A cancellation of the caller passes immediately.
+    """
+    failures: list[Exception] = []
+    for call in calls:
+        try:
+            await call()
+        except BaseException as error:
+            failures.append(contained(method, error))
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise ExceptionGroup(f"several raised in {method}", failures)
+
+
 def is_fatal(error: BaseException) -> bool:
     """Whether ``error`` always fails the job, even in methods whose other exceptions are only reported."""
     if type(error) is RuntimeError and isinstance(error.__cause__, asyncio.CancelledError):
@@ -74,4 +91,4 @@ def traceback_text(error: BaseException) -> str:
     return mark.decode() + end
 
 
-__all__ = ["TRACEBACK_BYTES_MAX", "call_user", "is_fatal", "traceback_text", "true_cause"]
+__all__ = ["TRACEBACK_BYTES_MAX", "call_each", "call_user", "is_fatal", "traceback_text", "true_cause"]

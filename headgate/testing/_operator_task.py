@@ -28,6 +28,7 @@ from protocol.subtask.types import (
     MailboxItem,
     OperatorFinished,
     OperatorOpened,
+    RequestAbandoned,
     RequestSubmitted,
     SnapshotRefused,
     SnapshotTaken,
@@ -342,8 +343,13 @@ class _Channel:
         try:
             self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
             failure = f"no answer to request {request_id} within {timeout_s:g} s"
-            while (answer := self._answers[request_id]) is None:
-                self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
+            try:
+                while (answer := self._answers[request_id]) is None:
+                    self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
+            except BaseException:
+                if self.over is None:
+                    self._submit(RequestAbandoned(request_id))
+                raise
         finally:
             del self._answers[request_id]
         self.check()

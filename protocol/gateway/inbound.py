@@ -10,6 +10,7 @@ See the machine's text. What an item does depends on how far the peer has come:
     | an event or request | waits for readiness  | the same | refused  |
     | of a checkpoint     | after what waits     | the same | refused, except that the valve is closed (H47) |
     | Finished, success   | after what waits     | the same | refused  |
+    | a cancellation      | follows its request  | the same | refused  |
     | Finished, failure   | reported immediately | the same | refused  |
 
 Events of a restored snapshot are ordinary events, except that they name the subtask which first sent them (H52). So do
@@ -38,6 +39,7 @@ from typing import Any, get_args
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
+    DeliverCancellation,
     DeliverEvent,
     DeliverRequest,
     GatewayLimits,
@@ -56,6 +58,7 @@ from protocol.wire.messages import (
     Finished,
     HeldEvent,
     Opened,
+    RequestCancelled,
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
@@ -113,7 +116,7 @@ class GatewayInbound:
         self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
         self._kept: list[UpItem] = []  # arrived before readiness was announced
         self._kept_words: frozenset[tuple[type, int]] = _NO_WORDS  # the checkpoint items among these: kind and id
-        self._unanswered: dict[int, None] = {}  # the requests without an answer
+        self._unanswered: dict[int, bool] = {}  # the requests without an answer: whether they are cancelled
         self._snapshot = VIRTUAL_EMPTY_CHECKPOINT  # the last one that the peer has taken
         self._delivered: dict[int, tuple[int, int]] = {}  # since each cut that waits for a snapshot: events, bytes
         self._aside: list[_Payload] = []
@@ -176,12 +179,27 @@ class GatewayInbound:
             if item.failure:  # readiness may never come
                 effects.append(ReportFinished(item.failure, item.state, item.events_sent))
                 return
+        elif isinstance(item, RequestCancelled):
+            self._cancel(item.request_id, effects)
+            return
         elif isinstance(item, RequestMessage):
-            self._unanswered[item.request_id] = None
+            self._unanswered[item.request_id] = False
         if not self._ready and (self._kept or type(item) in PAYLOAD):
             self._keep(item, effects)
         else:
             self._deliver(item, now, effects)
+
+    def _cancel(self, request_id: int, effects: Effects) -> None:
+        """Nobody waits for the answer any more: the coordinator is told that after the request (H85).
+
+        The answer may have crossed with it. The peer gets one answer to each request, in either case.
+        """
+        if self._unanswered.get(request_id) is not False:
+            return
+        self._unanswered[request_id] = True
+        undelivered = (*self._kept, *self._aside)
+        if not any(isinstance(item, RequestMessage) and item.request_id == request_id for item in undelivered):
+            effects.append(DeliverCancellation(request_id))
 
     def _keep(self, item: UpItem, effects: Effects) -> None:
         """Keep the item until readiness.
@@ -258,6 +276,8 @@ class GatewayInbound:
             effects.append(DeliverEvent(item.seq, item.payload, None, after))
         elif isinstance(item, RequestMessage):
             effects.append(DeliverRequest(item.seq, item.request_id, item.payload, None, after))
+            if self._unanswered.get(item.request_id):
+                effects.append(DeliverCancellation(item.request_id))
         elif isinstance(item, RestoredEventMessage):
             effects.append(DeliverEvent(item.seq, item.payload, item.sender, after))
         else:

@@ -24,6 +24,7 @@ __all__ = [
     "ConnectionAttached",
     "ConnectionLost",
     "CutReached",
+    "DeliverCancellation",
     "DeliverEvent",
     "DeliverRequest",
     "DropConnection",
@@ -304,6 +305,16 @@ class DeliverRequest:
 
 
 @value
+class DeliverCancellation:
+    """Tell the coordinator that the task waits no more for the answer to this request, which was delivered (H85).
+
+    ``AnswerSubmitted`` is still due, if it has not come. At most once for each request.
+    """
+
+    request_id: int
+
+
+@value
 class ReportOpened:
     """The operator has restored its state and is open (H11)."""
 
@@ -395,6 +406,7 @@ GatewayEffect = (
     | ExpireEvent
     | DeliverEvent
     | DeliverRequest
+    | DeliverCancellation
     | ReportOpened
     | ReportSuspected
     | ReportResponsive

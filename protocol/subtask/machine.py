@@ -42,6 +42,12 @@ one, and gets no answer, because the caller that waited for it died with the att
 an answer must keep handling its mailbox; otherwise a closed valve would wait for the barrier, and the barrier for the
 answer.
 
+*Requests that nobody waits for any more* (H85). A held one is taken back: it never left, and is in no later snapshot.
+One that has left is part of the history of both ends, and stays there. ``RequestCancelled`` follows it, past the valve,
+because it changes no state. The coordinator then answers the request immediately, unless it has. So each request that
+leaves has exactly one answer, and gives its place back when that comes. Neither end needs to remember whether a
+cancellation and an answer have crossed.
+
 *Heartbeats.* If the coordinator wants signs of life, the machine sends a ``Heartbeat`` whenever it has sent nothing
 else for one interval (H94). The shell's I/O thread keeps this clock, so a busy operator gives them too. They need no
 question: a task that has stopped reading, because its mailbox is full, would not see one.
@@ -70,6 +76,7 @@ from protocol.subtask.types import (
     MessageReceived,
     OperatorFinished,
     OperatorOpened,
+    RequestAbandoned,
     RequestSubmitted,
     ResolveRequest,
     SendToCoordinator,
@@ -117,6 +124,7 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
     OperatorOpened: (_A, _X, _X, _I),
     EventSubmitted: (_A, _A, _X, _E),
     RequestSubmitted: (_A, _A, _X, _E),
+    RequestAbandoned: (_A, _A, _I, _I),
     UrgentBegan: (_X, _A, _I, _I),
     UrgentHandled: (_X, _A, _I, _I),
     BarrierArrived: (_A, _A, _I, _I),
@@ -349,6 +357,9 @@ class SubtaskMachine:
     def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
         self._outbound.submit(input, effects)
 
+    def _abandon(self, input: RequestAbandoned, now: float, effects: Effects) -> None:
+        self._outbound.abandon(input.request_id, effects)
+
     def _begin_urgent(self, input: UrgentBegan, now: float, effects: Effects) -> None:
         self._inbound.urgent.begin(effects)
 
@@ -474,6 +485,7 @@ _ACTS: dict[type, _Handler] = {
     OperatorOpened: SubtaskMachine._open,
     EventSubmitted: SubtaskMachine._submit,
     RequestSubmitted: SubtaskMachine._submit,
+    RequestAbandoned: SubtaskMachine._abandon,
     UrgentBegan: SubtaskMachine._begin_urgent,
     UrgentHandled: SubtaskMachine._end_urgent,
     BarrierArrived: SubtaskMachine._take_barrier_apart,

@@ -46,6 +46,7 @@ from protocol.wire.messages import (
     ClosedForCheckpoint,
     EventMessage,
     HeldEvent,
+    RequestCancelled,
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
@@ -244,6 +245,19 @@ class SubtaskOutbound:
         self._open_requests.remove(request_id)
         self._announce_capacity(effects)
         return True
+
+    def abandon(self, request_id: int, effects: Effects) -> None:
+        """Nobody waits for the answer any more: take the request back if it is held, otherwise report that (H85)."""
+        if request_id not in self._open_requests:
+            return
+        for place, submitted in enumerate(self._held):
+            if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
+                del self._held[place]
+                self._held_bytes -= len(submitted.payload)
+                self._open_requests.remove(request_id)
+                self._use_capacity(effects)
+                return
+        self.send_item(RequestCancelled(self._id, self.next_seq, request_id), effects)
 
     def open_requests(self) -> list[int]:
         """The requests without an answer, oldest first."""

@@ -30,6 +30,7 @@ __all__ = [
     "OperatorOpened",
     "PutInMailbox",
     "RefuseMessage",
+    "RequestAbandoned",
     "RequestSubmitted",
     "ResolveRequest",
     "SendToCoordinator",
@@ -142,6 +143,17 @@ class RequestSubmitted:
 
 
 @value
+class RequestAbandoned:
+    """The operator waits no more for the answer to a request that it has submitted. It has no effect once answered.
+
+    A request that is still held is taken back, as if it had never been submitted. One that has left keeps its place in
+    the window until its answer comes, which the shell drops. The coordinator gives that answer immediately.
+    """
+
+    request_id: int
+
+
+@value
 class UrgentBegan:
     """The handler of the next urgent event begins. One runs at a time, in the order of ``HandleUrgent``."""
 
@@ -202,6 +214,7 @@ SubtaskInput = (
     | OperatorOpened
     | EventSubmitted
     | RequestSubmitted
+    | RequestAbandoned
     | UrgentBegan
     | UrgentHandled
     | BarrierArrived

@@ -19,6 +19,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, TypeVar, overload
 
+from protocol.describing import describe
+
 __all__ = ["Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
 
 C = TypeVar("C", bound=type)
@@ -197,7 +199,7 @@ def _import_for(name: object) -> Registration:
         import_module(module)
     except Exception as error:  # whatever the user's module raises
         raise ValueError(
-            f"{what}, and its module {module} cannot be imported here ({type(error).__name__}: {error}): send the "
+            f"{what}, and its module {module} cannot be imported here ({describe(error)}): send the "
             "module to the executors, for example with addPyFile"
         ) from error
     registration = _by_name.get(str(name))

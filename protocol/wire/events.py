@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
+from protocol.describing import describe, show, text_of
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
@@ -394,7 +395,7 @@ def _inside(value: Any, place: _Place | None, limits: WireLimits) -> tuple[Colle
         try:
             return registration.values(value), 2
         except Exception as error:
-            raise EventEncodeError(f"{_path(place)} cannot be encoded: {type(error).__name__}: {error}") from error
+            raise EventEncodeError(f"{_path(place)} cannot be encoded: {describe(error)}") from error
     if place is None and _is_leaf(value, place, limits):
         return (), 0
     raise EventEncodeError(f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, {_remedy(value)}")
@@ -411,7 +412,7 @@ def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
             return True
         return _leaves().encode_leaf(value, limits.event_bytes_max) is not None
     except Exception as error:
-        raise EventEncodeError(f"{_path(place)} cannot be encoded: {error}") from error
+        raise EventEncodeError(f"{_path(place)} cannot be encoded: {text_of(error)}") from error
 
 
 def _remedy(value: Any) -> str:
@@ -458,7 +459,7 @@ def _path(place: _Place | None) -> str:
     keys = ""
     while place is not None:
         place, key = place
-        keys = f"[{key!r:.40}]{keys}"
+        keys = f"[{show(key, 40)}]{keys}"
     return f"the event{keys}"
 
 
@@ -469,7 +470,9 @@ def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncode
             _check_value(value, limits)
     except EventEncodeError as found:
         return found
-    return EventEncodeError(f"the event cannot be encoded: {error}. Integers have 64 bits; a str must be valid Unicode")
+    return EventEncodeError(
+        f"the event cannot be encoded: {text_of(error)}. Integers have 64 bits; a str must be valid Unicode"
+    )
 
 
 def _part_head(name: object, limits: WireLimits) -> bytes:
@@ -994,7 +997,7 @@ def _nests_deeper(limits: WireLimits) -> RemoteProtocolError:
 
 
 def _detail(error: BaseException) -> str:
-    return (str(error) or type(error).__name__)[:400]
+    return (text_of(error) or type(error).__name__)[:400]
 
 
 def _refuse_extension(code: int, data: bytes) -> None:

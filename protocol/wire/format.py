@@ -39,6 +39,7 @@ from protocol.wire.messages import (
     Refused,
     Register,
     Registered,
+    RequestCancelled,
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
@@ -180,6 +181,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (20, Heartbeat, (_NATURAL,)),
+    (21, RequestCancelled, (_NATURAL, _POSITIVE, _NATURAL)),
     # down
     (
         30,

@@ -143,6 +143,18 @@ class RequestMessage:
 
 
 @value
+class RequestCancelled:
+    """Item: nobody waits any more for the answer to request ``request_id``, which has left. It still gets one.
+
+    A kind of item by itself, which passes the valve and the window: it says nothing to the user's code (H85).
+    """
+
+    task_attempt_id: int
+    seq: int
+    request_id: int
+
+
+@value
 class ClosedForCheckpoint:
     """Item: nothing sent after this belongs before checkpoint ``checkpoint_id`` (H40)."""
 
@@ -397,6 +409,7 @@ UpItem = (
     | RestoredRequestMessage
     | Opened
     | RequestMessage
+    | RequestCancelled
     | ClosedForCheckpoint
     | CheckpointAcknowledged
     | CheckpointDeclined

@@ -22,6 +22,7 @@ from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors.logs import get_logger
+from protocol.describing import describe
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.task_entry import ACTION_PROPERTY
@@ -59,7 +60,7 @@ class ActionMarks:
                 context.setLocalProperty(ACTION_PROPERTY, action_id)
                 self._properties[action_id] = context._jsc.sc().getLocalProperties()
         except Exception as error:  # the context has stopped: the action reports that better
-            log.warning("action property not set", error=repr(error))
+            log.warning("action property not set", error=describe(error))
             yield
             return
         try:
@@ -86,7 +87,7 @@ class ActionMarks:
                 self._context._jsc.sc().cancelJobGroupAndFutureJobs(group, reason)
                 properties.setProperty(_GROUP, group)
             except Exception as error:  # the context has stopped, and no job starts any more
-                log.debug("jobs of action not forbidden", error=repr(error))
+                log.debug("jobs of action not forbidden", error=describe(error))
             else:
                 self._forbidden[action_id] = before
 

@@ -14,6 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
+from protocol.describing import show
 from spark_bridge.bridge.relay import require_driver
 from spark_bridge.errors import SidecarError
 
@@ -31,7 +32,7 @@ def driver_context(spark: Any) -> Any:
     Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
     """
     if not is_remote(spark) and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
-        raise TypeError(f"{spark!r} is neither a SparkSession nor a SparkContext")
+        raise TypeError(f"{show(spark)} is neither a SparkSession nor a SparkContext")
     return require_driver(spark)
 
 

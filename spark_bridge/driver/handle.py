@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any, cast
 
 from actors.logs import get_logger
+from protocol.describing import show
 from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
@@ -115,7 +116,7 @@ class OperatorHandle(StaysOnDriver):
             return self._subtask_of(operator)
         if not callable(operator):
             raise TypeError(
-                f"{operator!r} is not callable: pass the operator's class and its arguments, "
+                f"{show(operator)} is not callable: pass the operator's class and its arguments, "
                 "subtask(MyOperator, ...), because each task makes its own operator"
             )
         made = operator.func if isinstance(operator, partial) else operator
@@ -128,7 +129,7 @@ class OperatorHandle(StaysOnDriver):
                     did_you_mean=finding.meant,
                 )
         elif iscoroutinefunction(made):
-            raise TypeError(f"{operator!r} must not be async: write a plain function")
+            raise TypeError(f"{show(operator)} must not be async: write a plain function")
         function = function_operator(operator, args, kwargs)
         self._shipped(OperatorChain if len(self._task_parts) > 1 else FunctionOperator if function else made)
         if function is not None:

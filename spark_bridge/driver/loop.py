@@ -21,6 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors.exits import as_exception
 from actors.logs import get_logger
+from protocol.describing import describe
 from spark_bridge.driver.bounded_selector import BoundedSelector
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.errors import SidecarNotRunning
@@ -52,7 +53,7 @@ class SidecarLoop(asyncio.SelectorEventLoop):
             except (SystemExit, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
-                log.error("exit raised by task or callback contained", error=repr(error), exc_info=error)
+                log.error("exit raised by task or callback contained", error=describe(error), exc_info=error)
 
 
 class _Steps:

@@ -38,6 +38,7 @@ from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
+from protocol.describing import describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
@@ -245,7 +246,7 @@ class Operators:
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
             raise CoordinatorStartError(
-                f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
+                f"coordinator of operator {operator_id!r} failed in start: {describe(error)}"
             ) from error
 
     async def _accept_tasks(self, config: OperatorConfig, tracker_ref: ActorRef[TrackerMessage]) -> None:

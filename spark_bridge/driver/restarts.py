@@ -21,6 +21,7 @@ import anyio
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from actors.logs import get_logger
+from protocol.describing import text_of
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.errors import RestartsExhausted, SidecarError, SidecarNotRunning
 
@@ -210,7 +211,7 @@ def _in_one_line(error: BaseException) -> str:
     If a task's own code has failed, that is the last exception of the traceback from Python, which PySpark has copied
     into the text. Otherwise, Py4J's own first line names only its call, and the JVM's exception is the second.
     """
-    lines = str(error).strip().splitlines() or [""]
+    lines = text_of(error).strip().splitlines() or [""]
     begins = next((number for number, line in enumerate(lines) if PYTHON_TRACEBACK in line), len(lines))
     traceback = takewhile(lambda line: not line.startswith("\tat "), lines[begins + 1 :])
     exceptions = [line for line in traceback if PYTHON_ERROR.fullmatch(line)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.logs import get_logger
+from protocol.describing import describe
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import driver_context, is_remote
 from spark_bridge.driver.sidecar import Sidecar
@@ -116,7 +117,7 @@ def _stop_all() -> None:
                 except KeyboardInterrupt:
                     interrupted = True
                 except Exception as error:  # nobody is left to catch it
-                    log.error("sidecar stopped with an error", name=name, error=f"{type(error).__name__}: {error}")
+                    log.error("sidecar stopped with an error", name=name, error=describe(error))
                     break
 
 

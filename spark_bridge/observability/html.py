@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, TypeVar
 
+from protocol.describing import describe
+
 __all__ = ["handle_html", "note_html", "shown_within", "sidecar_html", "status_html"]
 
 T = TypeVar("T")
@@ -45,10 +47,10 @@ def handle_html(operator_id: str, parallelism: int, read: Callable[[], tuple[Map
         try:
             statistics, failure = shown_within(read)
         except Exception as error:
-            return head + _line(_text_of(error))
+            return head + _line(describe(error))
         counts = ("attempts", "ready", "failures", "subtask_resets", "events_received", "events_sent", "runs")
         rows = [(name.replace("_", " "), statistics[name]) for name in counts if name in statistics]
-        failed = "" if failure is None else _line(f"failed: {_text_of(failure)}")
+        failed = "" if failure is None else _line(f"failed: {describe(failure)}")
         return head + _table((), rows) + failed
 
     return _shown(shown)
@@ -87,7 +89,7 @@ def _shown(make: Callable[[], str]) -> str:
     try:
         return f"<div>{make()}</div>"
     except Exception as error:
-        return f"<div>{_head('Headgate', '')}{_line(_text_of(error))}</div>"
+        return f"<div>{_head('Headgate', '')}{_line(describe(error))}</div>"
 
 
 def _status(status: Any, sentences: Sequence[str]) -> str:
@@ -151,7 +153,3 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for row in rows
     )
     return f'<table style="{_TABLE}">{f"<thead><tr>{head}</tr></thead>" if head else ""}<tbody>{body}</tbody></table>'
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -36,6 +36,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     StoreCheckpoint,
 )
+from protocol.describing import describe
 from spark_bridge.observability.status import CheckpointRecord, FailureRecord, TimelineRecord
 
 __all__ = [
@@ -162,7 +163,7 @@ class OperatorJournal:
     def job_failed(self, error: BaseException, now: float) -> None:
         """The coordinator, or one of its checkpoints, has failed the job."""
         self.steps += 1
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         self.failures.append(FailureRecord(self._epoch + now, None, None, "global_failure", text))
 
     def _enter(self, observed: Observed, phase: str, checkpoint_id: int, now: float) -> None:

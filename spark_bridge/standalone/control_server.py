@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
+from protocol.describing import text_of
 from protocol.errors import HeadgateError, RemoteProtocolError
 from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
@@ -110,8 +111,4 @@ class _Requests:
 
 def _text_of(error: Exception) -> str:
     """The error's text, in a form that can always be sent."""
-    try:
-        text = str(error)
-    except Exception as another:
-        text = f"(its text cannot be shown: {type(another).__name__})"
-    return fit_text(text, CONTROL_LIMITS.text_chars_max)
+    return fit_text(text_of(error), CONTROL_LIMITS.text_chars_max)

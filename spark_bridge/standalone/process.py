@@ -14,6 +14,7 @@ import anyio
 from actors import ActorError
 from actors.logs import get_logger
 from actors.threads import DRIVER
+from protocol.describing import describe
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -208,7 +209,7 @@ class SidecarProcess:
         """Answer a request that concerns the operators of the attached driver."""
         match method, argument:
             case "operators", None:
-                return {name: describe(handle) for name, handle in runtime.handles.items()}
+                return {name: described(handle) for name, handle in runtime.handles.items()}
             case "begin", [str(action_id), operator_ids]:
                 runtime.begin_action(action_id, _frozen(operator_ids))
                 return self._instance
@@ -369,14 +370,14 @@ def _not_attached() -> SidecarError:
 
 
 def _text_of(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
+    return None if error is None else describe(error)
 
 
 def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:
     return None if operator_ids is None else frozenset(operator_ids)
 
 
-def describe(handle: OperatorHandle) -> dict[str, Any]:
+def described(handle: OperatorHandle) -> dict[str, Any]:
     """Everything that a driver needs to make the operator's tasks, except the keys."""
     endpoint = handle.endpoint
     return {

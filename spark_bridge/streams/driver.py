@@ -30,6 +30,7 @@ from anyio.lowlevel import checkpoint
 from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import in_turns
+from actors.coordination.user_calls import call_each
 from actors.logs import get_logger
 from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -243,7 +244,7 @@ class StreamPlanner:
         finding, self._finding = self._finding, None
         if finding is not None:
             try:
-                await finding.enumerator.close()
+                await call_each("close", [finding.enumerator.close])
             except Exception:
                 log.exception("split enumerator close failed", source=self._name)
 

@@ -15,7 +15,6 @@ User code that holds a reference to a part, such as a ``WorkQueue``, finds its t
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any, cast
 from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
+from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import Counters, SubtaskContext, checked_state, handles_urgent
 from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -32,7 +32,6 @@ __all__ = ["COUNTERS", "OperatorChain", "TaskPart", "current_part", "runs_in_tas
 
 COUNTERS = "headgate.counters"
 """The name of the part that every operator has."""
-_log = logging.getLogger(__name__)
 
 
 class TaskPart(SubtaskOperator):
@@ -50,12 +49,18 @@ class OperatorChain(SubtaskOperator):
 
     def __init__(self, main: SubtaskOperator, parts: Mapping[str, Callable[[], SubtaskOperator]]) -> None:
         self.main = main
-        self.parts = {name: make() for name, make in parts.items()}
-        self._parts_are_found = len(self.parts) > 1  # by user code; all have counters, which the context finds
+        self.parts: dict[str, SubtaskOperator] = {}
         self.stages: tuple[str, ...] = ()
-        if isinstance(main, Flow):
-            self.stages = main.names
-            main.connect(self.parts)
+        try:
+            for name, make in parts.items():
+                self.parts[name] = make()
+            if isinstance(main, Flow):
+                self.stages = main.names
+                main.connect(self.parts)
+        except BaseException:
+            self.close()  # those that were made
+            raise
+        self._parts_are_found = len(self.parts) > 1  # by user code; all have counters, which the context finds
         self.waits_for_subtask_ready = main.waits_for_subtask_ready or any(
             part.waits_for_subtask_ready for part in self.parts.values()
         )
@@ -173,21 +178,12 @@ class OperatorChain(SubtaskOperator):
                 operator.notify_checkpoint_aborted(checkpoint_id)
 
     def close(self) -> None:
-        """Close all of them, and raise what the first one has raised that did; the main operator is closed first."""
-        failure: Exception | None = None
+        """Close all of them, the main operator first. What one of them raises is logged."""
         with self._current():
             for operator in (self.main, *reversed(self.parts.values())):
-                try:
-                    operator.close()
-                except Exception as error:
-                    if failure is None:
-                        failure = error
-                    else:
-                        _log.exception("%s.close() raised", type(operator).__name__)
+                close_quietly(operator)
         if self in _live:
             _live.remove(self)
-        if failure is not None:
-            raise failure
 
     @contextmanager
     def _current(self) -> Iterator[None]:

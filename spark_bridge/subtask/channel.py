@@ -42,6 +42,7 @@ from protocol.subtask.types import (
     OperatorFinished,
     OperatorOpened,
     PutInMailbox,
+    RequestAbandoned,
     RequestSubmitted,
     ResolveRequest,
     SendToCoordinator,
@@ -270,7 +271,8 @@ class SubtaskChannel:
         """Send one encoded request and wait for its answer (H33).
 
         Raises:
-            TimedOut: neither capacity nor an answer within ``timeout_s``; a late answer is dropped.
+            TimedOut: neither capacity nor an answer within ``timeout_s``. The coordinator learns of that (H85); a late
+                answer is dropped.
             RequestFailed: the coordinator answered with an error.
         """
         deadline = time.monotonic() + timeout_s
@@ -282,8 +284,13 @@ class SubtaskChannel:
                 self._asked_here.add(request_id)
             try:
                 self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
-                while (answer := self._answers[request_id]) is None:
-                    self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
+                try:
+                    while (answer := self._answers[request_id]) is None:
+                        self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
+                except BaseException:
+                    if not self.cancelled:
+                        self._handle(RequestAbandoned(request_id))
+                    raise
             finally:
                 del self._answers[request_id]
                 self._asked_here.discard(request_id)

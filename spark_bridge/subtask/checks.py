@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from protocol.describing import show
 from protocol.overrides import NeverCalled, errors_in_overrides, names_never_called
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -34,7 +35,7 @@ def check_operator(operator: object) -> list[NeverCalled]:
     """
     subject_class = operator if isinstance(operator, type) else type(operator)
     if not issubclass(subject_class, SubtaskOperator):
-        raise TypeError(f"{operator!r} is not a SubtaskOperator: derive its class from SubtaskOperator")
+        raise TypeError(f"{show(operator)} is not a SubtaskOperator: derive its class from SubtaskOperator")
     errors, doubtful = errors_in_overrides(operator), []
     interface = next(one for one in subject_class.__mro__ if one.__module__.startswith("spark_bridge."))
     for finding in names_never_called(operator, interface, _MISTAKEN):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
+from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class HybridReader(SplitReader):
 
     def close(self) -> None:
         for reader in self._readers:
-            reader.close()
+            close_quietly(reader)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 

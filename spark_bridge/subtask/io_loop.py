@@ -9,6 +9,7 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Final
 
+from protocol.describing import describe
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.wire.messages import AttemptEnded, Refused, Resumed
 from spark_bridge.subtask.connection import Connection
@@ -34,7 +35,7 @@ def serve(channel: SubtaskChannel) -> None:
         pass
     except BaseException as error:
         _log.exception("task %s: the I/O thread failed", channel.key[0])
-        channel.end(f"the task's connection to the driver failed: {error!r}")
+        channel.end(f"the task's connection to the driver failed: {describe(error)}")
     finally:
         channel.loop_ended()
 

@@ -126,4 +126,8 @@ class SubtaskOperator(Generic[Received, Sent]):
         """
 
     def close(self) -> None:
-        """Release resources. Called once for each operator that was created; an exception in here is only logged."""
+        """Release resources. Called once for each operator that was created.
+
+        Whatever it raises is only logged, an exit too: the outputs are complete then, or another error has failed the
+        task already. So it cannot undo a success. What must not fail unnoticed belongs into ``final_state``.
+        """

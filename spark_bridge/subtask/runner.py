@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from protocol.describing import describe
 from protocol.errors import AttemptOver
 from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
+from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.io_loop import serve
@@ -117,9 +119,7 @@ class _Run:
         """The outputs are complete: report the end, close the operator, and wait until everything was taken."""
         deadline = self._channel.now() + self._endpoint.finish_timeout_s
         self._report_end(context, deadline)
-        operator, self._operator = self._operator, None
-        if operator is not None:
-            operator.close()
+        self._close_operator_quietly()
         self._channel.wait_until_finish_is_confirmed(deadline)
 
     def abandon(self) -> None:
@@ -136,10 +136,12 @@ class _Run:
                 self._report_end(self._context, deadline)
         except AttemptOver:
             may_report = False  # Spark killed the task, or its job has ended
-        except Exception as error:
+        except BaseException as error:
             may_report = False
             _log.warning(
-                "task %s: its output was abandoned, and its end could not be reported: %r", self._channel.key[0], error
+                "task %s: its output was abandoned, and its end could not be reported: %s",
+                self._channel.key[0],
+                describe(error),
             )
         self._close_operator_quietly()
         if may_report:
@@ -156,13 +158,13 @@ class _Run:
             time.sleep(self._endpoint.kill_wait_s)
         if not self._registered or self._end_reported or self._channel.over is not None:
             return
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         try:
             self._channel.finish_with_failure(text[:FAILURE_CHARS_MAX])
         except AttemptOver:
             pass  # the attempt is already over for the driver
         except Exception as failure:
-            _log.warning("task %s: its failure could not be reported: %s", self._channel.key[0], failure)
+            _log.warning("task %s: its failure could not be reported: %s", self._channel.key[0], describe(failure))
         else:
             self._wait_for_confirmation_quietly(self._channel.now() + self._endpoint.failure_timeout_s)
 
@@ -183,7 +185,7 @@ class _Run:
         except AttemptOver:
             pass  # the driver ends the attempt as soon as it knows of the failure
         except Exception as error:
-            _log.warning("task %s: the report of its end was not confirmed: %s", self._channel.key[0], error)
+            _log.warning("task %s: the report of its end was not confirmed: %s", self._channel.key[0], describe(error))
 
     def _close_outputs_quietly(self) -> None:
         outputs, self._outputs = self._outputs, None
@@ -191,7 +193,7 @@ class _Run:
         try:
             if close is not None:
                 close()
-        except Exception:
+        except BaseException:
             _log.exception("process() raised while its outputs were being closed")
 
     def _close_operator_quietly(self) -> None:
@@ -199,7 +201,4 @@ class _Run:
         if operator is None:
             return
         self._channel.stop_urgent(self._endpoint.failure_timeout_s)  # no handler runs in or after close()
-        try:
-            operator.close()
-        except Exception:
-            _log.exception("%s.close() raised", type(operator).__name__)
+        close_quietly(operator)

@@ -177,8 +177,7 @@ class SplitReader(SubtaskOperator):
         finally:
             for reading in self._open:
                 reading.close()
-        outputs = self.finish()
-        yield from () if outputs is None else outputs
+        yield from _all_of(self.finish())
 
     def _begin_splits(self) -> bool:
         """Begin as many splits as may be open, and wait while there is none. False after the last one has ended."""
@@ -204,8 +203,8 @@ class SplitReader(SubtaskOperator):
                 f"{type(self).__name__} was assigned a split from a position on, but has no positions: define "
                 "read_from(self, split, position)"
             )
-        outputs = self.read_split(at.split)
-        return _Reading(at.split, None, ((None, output) for output in (() if outputs is None else outputs)))
+        outputs = ((None, output) for output in _all_of(self.read_split(at.split)))
+        return _Reading(at.split, None, outputs)
 
     def _one_turn(self) -> Iterator[Any]:
         """Yield an output of each open split that has one; wait for events if none has."""
@@ -301,6 +300,11 @@ def _values_of(state: bytes) -> list[Any]:
     else:
         values = decode_state(STATE, state)["splits"]
     return values
+
+
+def _all_of(outputs: Iterable[Any] | None) -> Iterable[Any]:
+    """What there is to yield. Asks nothing of a user's value: an array of several rows is neither true nor false."""
+    return () if outputs is None else outputs
 
 
 class _Reading:

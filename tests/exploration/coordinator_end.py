@@ -95,6 +95,8 @@ class CoordinatorEnd:
                 self._send(slot, out)
             case v.Settle(slot):
                 self._answer(slot, self.deferred.pop(v.Slot(slot)), out)
+            case v.CancellationCame(slot, request_id):
+                self._cancel(slot, request_id, out)
             case v.EventCame():
                 self._hear(message, out)
             case v.Snapshot(checkpoint_id):
@@ -158,6 +160,11 @@ class CoordinatorEnd:
             else:
                 self._answer(event.slot, event.request_id, out)
         out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq)))
+
+    def _cancel(self, slot: int, request_id: int, out: list[v.Output]) -> None:
+        """Answer what was deferred for this request, unless that has happened (H85)."""
+        if self.deferred.get(slot) == request_id:
+            self._answer(slot, self.deferred.pop(v.Slot(slot)), out)
 
     def _answer(self, slot: int, request_id: int, out: list[v.Output]) -> None:
         self.answered[self.live[slot].subtask] += 1

@@ -199,6 +199,8 @@ class GatewayEnd:
                 case g.DeliverRequest(seq, request_id, payload, sender, after):
                     came = v.EventCame(self.slot, seq, payload, sender, request_id, True, after)
                     out.append((v.To.COORDINATOR, came))
+                case g.DeliverCancellation(request_id):
+                    out.append((v.To.COORDINATOR, v.CancellationCame(self.slot, request_id)))
                 case g.FailAttempt(reason):
                     v.demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
                     out.append((v.To.BRIDGE, AttemptCondemned(v.OPERATOR, task, reason)))

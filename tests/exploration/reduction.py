@@ -154,7 +154,7 @@ class Reduction:
         """Whether the task can only read, and its connection will not break."""
         world = self.world
         facts = world.tasks.facts[state[base + TASK]]
-        if facts.sends or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
+        if facts.sends or facts.abandons or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
             return False
         if facts.may_begin_urgent or facts.may_end_urgent:
             return False

@@ -20,8 +20,9 @@ class Scope:
     concurrent checkpoints. The others are budgets of the whole world: how often a checkpoint or a savepoint is
     requested, one is aborted by request, a task dies, a connection breaks, an event is given up as not confirmed in
     time, a subtask declines its snapshot, the storage fails. ``apart``: barriers travel separately. ``asks``: the
-    last upward event is a request; ``defers``: it is answered later. ``in_snapshot``: a subtask may send from
-    inside its snapshot. ``finishes``: operators that have exchanged everything end well, at any time from then on.
+    last upward event is a request; ``defers``: it is answered later; ``abandons``: an attempt may give up its wait.
+    ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators that have exchanged
+    everything end well, at any time from then on.
     ``greets``: the coordinator sends its next event from inside ``subtask_ready``. ``late``: subtasks that are not
     started at the beginning; the others are ready. ``tolerant``: the downward events are loss-tolerant.
     ``forgeries``: registrations under task ids that do not exist. ``lost_starts``: the facts that tasks have
@@ -48,6 +49,7 @@ class Scope:
     apart: bool = False
     asks: bool = False
     defers: bool = False
+    abandons: bool = False
     in_snapshot: bool = False
     finishes: bool = False
     greets: bool = False
@@ -132,6 +134,35 @@ _ALL = (
         defers=True,
     ),
     Scope("deferred-drop", "the same, and the connection breaks", drops=1, asks=True, defers=True),
+    Scope(
+        "abandoned",
+        "a request is abandoned, held or not, two concurrent checkpoints (H85)",
+        events_down=0,
+        checkpoints=2,
+        concurrent=2,
+        asks=True,
+        defers=True,
+        abandons=True,
+    ),
+    Scope(
+        "abandoned-drop",
+        "the same, one checkpoint, and the connection breaks",
+        events_down=0,
+        drops=1,
+        asks=True,
+        defers=True,
+        abandons=True,
+    ),
+    Scope(
+        "abandoned-fail",
+        "the same, and the task dies",
+        attempts=2,
+        events_down=0,
+        failures=1,
+        asks=True,
+        defers=True,
+        abandons=True,
+    ),
     Scope(
         "held",
         "a retry restores what its valve held",
@@ -258,6 +289,19 @@ _ALL = (
         unheld=True,
     ),
     Scope("unheld-deferred-drop", "and the connection breaks", drops=1, asks=True, defers=True, unheld=True),
+    Scope(
+        "unheld-abandoned",
+        "a request is abandoned, perhaps while it is put aside",
+        events_up=2,
+        events_down=0,
+        checkpoints=2,
+        concurrent=2,
+        asks=True,
+        defers=True,
+        abandons=True,
+        window=1,
+        unheld=True,
+    ),
     Scope(
         "recorded",
         "a retry restores what was recorded",

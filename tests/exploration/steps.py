@@ -58,6 +58,7 @@ class Steps:
         self.finish, self.leave = number(v.Finish()), number(v.Leave())
         self.timeout = number(v.OutOfTime())
         self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
+        self.abandon = number(v.Abandon())
         self.barrier_sends = number(v.MeetBarrier(sends=True))
         self.urgent_begins, self.urgent_ends = number(v.BeginUrgent()), number(v.EndUrgent())
         self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
@@ -213,6 +214,8 @@ class Steps:
             yield Step("the task reads", slot, world.boxes.head[link.down])
         if facts.sends:
             yield Step("the task:", slot, self.send)
+        if facts.abandons:
+            yield Step("the task:", slot, self.abandon)
         if facts.at_barrier:
             yield Step("the task:", slot, self.barrier)
             if facts.sends and world.scope.in_snapshot:

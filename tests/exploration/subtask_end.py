@@ -38,6 +38,7 @@ class SubtaskFacts(NamedTuple):
     attached: bool
     condemned: bool
     sends: bool
+    abandons: bool
     at_barrier: bool
     may_begin_urgent: bool
     may_end_urgent: bool
@@ -65,7 +66,7 @@ class SubtaskEnd:
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange
         self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = self.has_urgent = False
-        self.started = False
+        self.started = self.abandons = self.abandoned = False
         self.to_greet = 0
         self.mode = m.RestoreMode.STREAMING
         self.life = Life.ABSENT
@@ -119,6 +120,8 @@ class SubtaskEnd:
         match message:
             case v.Send():
                 self._send(out)
+            case v.Abandon():
+                self._abandon(out)
             case v.MeetBarrier(declines, sends):
                 self._meet_barrier(declines, sends, out)
             case v.CameApart(checkpoint_id, item_before, events_before):
@@ -204,9 +207,24 @@ class SubtaskEnd:
         self.sent += 1
         if self.asks and self.sent == self.to_send:
             self.unanswered = True
-            self._handle(s.RequestSubmitted(self.sent, REQUEST + payload), out)
+            self._handle(s.RequestSubmitted(self._request_id, REQUEST + payload), out)
         else:
             self._handle(s.EventSubmitted(payload), out)
+
+    @property
+    def _request_id(self) -> int:
+        """One that is taken back is asked again, under another id."""
+        return 2 * self.sent + self.abandoned
+
+    def _abandon(self, out: list[v.Output]) -> None:
+        """Wait no more. A request that was held has never been sent, and any other still gets its answer (H85)."""
+        machine = self.machine
+        assert machine is not None
+        self._handle(s.RequestAbandoned(self._request_id), out)
+        if self._request_id not in machine._outbound.open_requests():
+            self.unanswered = False
+            self.sent -= 1
+        self.abandoned = True
 
     def _begin_urgent(self, out: list[v.Output]) -> None:
         payload = self.urgent.popleft()
@@ -326,7 +344,7 @@ class SubtaskEnd:
         machine = self.machine
         if machine is None:
             return SubtaskFacts(
-                self.life, False, self.condemned, False, False, False, False, False, False, False, True, 0
+                self.life, False, self.condemned, False, False, False, False, False, False, False, False, True, 0
             )
         running = self.life is Life.RUNNING
         all_sent = self.sent == self.to_send
@@ -338,6 +356,7 @@ class SubtaskEnd:
             self.attached,
             self.condemned,
             running and self.started and not all_sent and has_capacity(machine),
+            running and self.abandons and self.unanswered and not self.abandoned,
             running and bool(self.mailbox),
             running and bool(self.urgent) and self.begun == self.acted,
             running and self.begun > self.acted,

@@ -27,6 +27,8 @@ from tests.mutants.hunt import changed
 TINY = SCOPES["tiny"]
 # Scopes that take a second or two. The 45,788 states of in-doubt take longer, so they are left to make test-long.
 QUICK = (
+    "abandoned-drop",
+    "abandoned-fail",
     "deferred-drop",
     "forged-batch",
     "forged-unheard",
@@ -104,6 +106,8 @@ SMALL = (
     Scope("", "an abort", events_up=1, events_down=0, checkpoints=1, aborts=1),
     Scope("", "a request, and a savepoint", events_down=0, checkpoints=0, savepoints=1, asks=True, in_snapshot=True),
     Scope("", "a deferred answer", events_down=0, asks=True, defers=True),
+    Scope("", "an abandoned request", events_down=0, asks=True, defers=True, abandons=True),
+    Scope("", "an abandoned request, nothing held", 1, 1, 2, 0, asks=True, defers=True, abandons=True, unheld=True),
     Scope("", "a deferred answer, a failure", 1, 2, 1, 0, checkpoints=0, failures=1, asks=True, defers=True),
     Scope("", "late, and it finishes", events_up=0, events_down=1, late=1, finishes=True),
     Scope("", "a greeting", attempts=2, events_up=0, checkpoints=0, failures=1, greets=True),

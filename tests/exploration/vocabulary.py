@@ -109,6 +109,19 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Abandon:
+    """The operator waits no more for the answer to its request."""
+
+
+@dataclass(frozen=True)
+class CancellationCame:
+    """The gateway of ``slot`` tells the coordinator that nobody waits for the answer to this request."""
+
+    slot: int
+    request_id: int
+
+
+@dataclass(frozen=True)
 class Settle:
     """The coordinator settles the reply that it has deferred for the attempt in ``slot``."""
 

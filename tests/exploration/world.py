@@ -99,6 +99,7 @@ class World:
             exchange = scope.events_up, scope.events_down
             task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
+            task.abandons = scope.abandons
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
             state += [
                 self.gateways.number(GatewayEnd(slot, scope)),

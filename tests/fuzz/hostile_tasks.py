@@ -22,6 +22,7 @@ from protocol.wire.messages import (
     Opened,
     Register,
     Registered,
+    RequestCancelled,
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
@@ -70,6 +71,7 @@ class _Speech:
             lambda: EventMessage(task, seq, LARGE if random.random() < 0.1 else payload),
             lambda: EventMessage(task, seq, encode_event(samples.event(random))),
             lambda: RequestMessage(task, seq, random.randrange(50), payload),
+            lambda: RequestCancelled(task, seq, random.randrange(50)),
             lambda: RestoredEventMessage(task, seq, random.randrange(20), payload),
             lambda: RestoredRequestMessage(task, seq, random.randrange(20), payload),
             lambda: Opened(task, seq),
@@ -83,7 +85,7 @@ class _Speech:
             lambda: Resume(task, "victim", 0, random.randbytes(32)),
             lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
         )
-        weights = (20, 10, 10, 3, 3, 8, 8, 4, 6, 1, 6, 1, 1)
+        weights = (20, 10, 10, 5, 3, 3, 8, 8, 4, 6, 1, 6, 1, 1)
         return random.choices(choices, weights)[0]()
 
     def _held(self) -> tuple[HeldEvent, ...]:

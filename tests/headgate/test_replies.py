@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headgate import CheckpointConfig, OperatorCoordinator, Reply, SubtaskContext, SubtaskOperator
-from headgate.errors import CheckpointFailed
+from headgate import CheckpointConfig, GatewayLimits, OperatorCoordinator, Reply, SubtaskContext, SubtaskOperator
+from headgate.errors import CheckpointFailed, TimedOut
 from headgate.testing import running_operator
 
 
@@ -90,6 +90,24 @@ async def test_a_task_that_may_not_take_a_snapshot_while_it_waits_declines() -> 
         desk.replies[0].answer(b"the answer")
         await world.settle()
         assert task.outputs == [b"the answer"]
+
+
+async def test_the_reply_to_a_task_that_waits_no_more_is_over() -> None:  # H85, also in the kit
+    class Impatient(Asking):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for number in range(3):
+                with pytest.raises(TimedOut):
+                    self.context.request(number, timeout_s=5.0)
+            yield self.context.request("the last")
+
+    desk = Desk()
+    async with running_operator(desk, parallelism=1, gateway=GatewayLimits(upward_events_max=1)) as world:
+        task = await world.launch_operator(0, Impatient, [])
+        await world.advance(15.0)
+        assert [reply.over for reply in desk.replies] == [True, True, True, False]
+        desk.replies[3].answer("here")
+        await world.settle()
+        assert task.outputs == ["here"]
 
 
 async def test_an_answer_before_the_cut_is_in_the_state_of_the_task() -> None:

@@ -101,11 +101,54 @@ does-not-compare [feared; H32]
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if snapshot is None or
   + if True or
+close-fails-a-success [found; H178]
+  What an operator raises in close fails a task whose outputs are complete.
+  @ spark_bridge.subtask.closing:close_quietly
+  - except BaseException:
+  + except SystemExit:
+exit-in-close-ends-the-process [found; H178]
+  An exit in close takes the place of the result.
+  @ spark_bridge.subtask.closing:close_quietly
+  - except BaseException:
+  + except Exception:
+text-replaces-the-error [found; H178]
+  An exception whose text cannot be had is replaced by the error of its text.
+  @ protocol.describing:_plain
+  - except BaseException as broken:
+  + except ZeroDivisionError as broken:
 reply-survives-its-attempt [feared; H85]
   The replies of an attempt that is over stay open.
   @ actors.coordination.reply:OpenReplies.attempt_over
-  - in self._tasks.pop(task_attempt_id, {}):
+  - in self._tasks.pop(task_attempt_id, {}).values():
   + in ():
+abandoned-request-keeps-its-place [found; H85 H27]
+  A task whose request has timed out tells nobody, so its place in the window is lost.
+  @ protocol.subtask.outbound:SubtaskOutbound.abandon
+  - self.send_item(RequestCancelled(self._id, self.next_seq, request_id), effects)
+  + pass
+abandoned-request-leaves-all-the-same [feared; H85 H31]
+  A request that was abandoned while it was held stays in the queue and in the snapshot.
+  @ protocol.subtask.outbound:SubtaskOutbound.abandon
+  - if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
+  + if False:
+taken-back-request-frees-nothing [feared; H85 H27]
+  Nobody who waits for capacity learns that a held request was taken back.
+  @ protocol.subtask.outbound:SubtaskOutbound.abandon
+  - self._use_capacity(effects)
+  + pass
+cancellation-overtakes-its-request [feared; H85]
+  The coordinator is notified of a cancellation before it has the request, and forgets it.
+  @ protocol.gateway.inbound:GatewayInbound._cancel
+  - if not any(
+  + if True or any(
+  @ protocol.gateway.inbound:GatewayInbound._deliver_payload
+  - if self._unanswered.get(item.request_id):
+  + if False:
+cancelled-reply-stays-open [feared; H85 H48]
+  The coordinator does not answer a request that nobody waits for.
+  @ actors.coordination.reply:OpenReplies.cancel
+  - recipient.cancel()
+  + pass
 deferred-request-is-answered-too [feared; H84]
   A request whose answer is deferred gets an empty one at the same time.
   @ actors.coordination.coordinator:CoordinatorActor._handle_request

@@ -54,6 +54,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.Resume(7, "words", 12, b"the token of this attempt"),
     m.Opened(7, 1, awaits_start=True),
     m.RequestMessage(7, 2, 1, b"\xc3"),
+    m.RequestCancelled(7, 3, 1),
     m.ClosedForCheckpoint(7, 3, 5),
     m.CheckpointAcknowledged(
         7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), 12

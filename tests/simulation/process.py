@@ -65,6 +65,7 @@ class Process:
         self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int | None] = {}  # the keys that they are about; None for a part's
+        self.impatient: set[int] = set()  # of these, the ones that it will abandon if the answer is late
         in_hand = application.settings.in_hand
         self.parts: TaskParts | TaskStages | None = None
         if in_hand:
@@ -114,6 +115,8 @@ class Process:
                 actions.append(self.handle_mail)
             if self.awaits_start:
                 return actions
+            if self.impatient and self.may_abandon():
+                actions.append(self.abandon)
             if not self.waits_for_capacity and self.work.sendable():
                 actions.append(self.send)
             if self.parts is not None:
@@ -323,9 +326,35 @@ class Process:
         if asks:
             record.requests[request_id] = payload
             self.open_requests[request_id] = key
+            if random.random() < 0.3:
+                self.impatient.add(request_id)
         self.logs[key].sent.append(event)
         self.work.submitted += 1
         record.up_sent.append(payload)
+
+    def may_abandon(self) -> bool:
+        """Whether the oldest request that it is impatient about was the last message of its key."""
+        request_id = min(self.impatient)
+        key = self.open_requests[request_id]
+        assert key is not None
+        return self.record.requests[request_id].endswith(f":{self.logs[key].sent[-1]}")
+
+    def abandon(self) -> None:
+        """Wait no more for an answer. A request that was held has never been sent; any other is answered once (H85)."""
+        request_id = min(self.impatient)
+        self.impatient.remove(request_id)
+        key, payload = self.open_requests[request_id], self.record.requests[request_id]
+        assert self.machine is not None
+        assert key is not None
+        self.step(s.RequestAbandoned(request_id))
+        if self.life is not Life.RUNNING or request_id in self.machine._outbound.open_requests():
+            self.world.figures.happen("a request is abandoned")
+            return
+        self.world.figures.happen("a held request is taken back")
+        del self.open_requests[request_id]
+        self.logs[key].sent.pop()
+        self.work.submitted -= 1
+        self.record.up_sent.remove(payload)
 
     def send_of_part(self, event: PartEvent, *, in_snapshot: bool = False) -> None:
         """Send an event of a part. ``GatewayFull``: there is no capacity."""
@@ -351,6 +380,7 @@ class Process:
 
     def hear_answer_to(self, effect: s.ResolveRequest) -> None:
         key = self.open_requests.pop(effect.request_id)
+        self.impatient.discard(effect.request_id)
         if key is None:
             assert self.parts is not None
             self.record.resolve_once(effect.request_id)

@@ -233,7 +233,7 @@ class Unspeakable(LookupError):
     [
         ("surrogate", r"LookupError: \\udc80\\udc80\\udc80"),
         ("much", r"LookupError: x{1000,32767}…"),
-        ("unspeakable", r"Unspeakable: .its text cannot be shown: ValueError."),
+        ("unspeakable", r"Unspeakable: .its __str__ raised ValueError."),
         ("object", r"EventEncodeError: .* is of type builtins.object"),
     ],
 )

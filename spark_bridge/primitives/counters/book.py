@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite, log
 from typing import Any
 
+from protocol.describing import show
+
 __all__ = ["Book", "Distribution", "Observed", "added_up"]
 
 NAME_CHARS_MAX = 200
@@ -84,7 +86,7 @@ class Book:
         try:
             finite = isfinite(value)
         except TypeError:
-            raise TypeError(f"observe({name!r}, ...) takes a number, not {value!r:.80}: convert it first") from None
+            raise TypeError(f"observe({name!r}, ...) takes a number, not {show(value, 80)}: convert it first") from None
         if not finite:
             raise ValueError(f"observe({name!r}, ...) takes a finite number, not {value!r}: leave it out, or count it")
         known = self.observed.get(name)
@@ -153,7 +155,7 @@ class Book:
                 book.counts, book.observed = counts, observed
                 return book
             case _:
-                raise ValueError(f"not the counts of a task: {value!r:.80}")
+                raise ValueError(f"not the counts of a task: {show(value, 80)}")
 
     def to_bytes(self) -> bytes:
         """The book as a state; empty if it is."""

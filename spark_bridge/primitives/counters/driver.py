@@ -19,6 +19,7 @@ from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.attempts import FailureReason
+from protocol.describing import describe
 from protocol.enumerations import CurrentEnumeration
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.counters.book import Book, added_up
@@ -157,7 +158,7 @@ class CountersCoordinator(OperatorCoordinator):
         try:
             goes_on = self._enumeration.meet(await self._context.look_at_run())
         except Exception as error:  # it must not fail a job that only counts something
-            self._context.log.warning("counters restarted, partitions of the run unknown", error=str(error))
+            self._context.log.warning("counters restarted, partitions of the run unknown", error=describe(error))
             goes_on = False
         if self._run_over and not goes_on:
             self._forget()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol.describing import show
 from protocol.values import value
 
 __all__ = [
@@ -169,7 +170,7 @@ def parse_request(event: Any) -> Join | Call | Question | Fetch:
         case ["fetch", int(step), int(offset)]:
             return Fetch(step, offset)
         case _:
-            raise ValueError(f"not a request of a group: {event!r:.80}")
+            raise ValueError(f"not a request of a group: {show(event, 80)}")
 
 
 def parse_event(event: Any) -> Leave | GiveUp | Blob:
@@ -182,7 +183,7 @@ def parse_event(event: Any) -> Leave | GiveUp | Blob:
         case ["blob", int(generation), int(offset), int(size), bytes(data)]:
             return Blob(generation, offset, size, data)
         case _:
-            raise ValueError(f"not an event of a group: {event!r:.80}")
+            raise ValueError(f"not an event of a group: {show(event, 80)}")
 
 
 def parse_answer(event: Any) -> Admitted | Values | Broken | Yours:
@@ -204,4 +205,4 @@ def parse_broken(event: Any) -> Broken:
         case ["broken", int(generation), str(reason)]:
             return Broken(generation, reason)
         case _:
-            raise ValueError(f"not an answer of a group: {event!r:.80}")
+            raise ValueError(f"not an answer of a group: {show(event, 80)}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_event
@@ -440,7 +441,7 @@ class GroupPart(TaskPart):
             with self._lock:
                 self.member, self._ring = member, None
         except BaseException as error:
-            self._send_leave(0, f"{type(error).__name__}: {error}")
+            self._send_leave(0, describe(error))
             raise
         return member
 
@@ -450,8 +451,8 @@ class GroupPart(TaskPart):
         if member is None:
             return
         member._end()
-        own = isinstance(error, Exception) and not isinstance(error, PeerLost)
-        self._send_leave(member.generation, f"{type(error).__name__}: {error}" if own else "", error)
+        own = describe(error) if isinstance(error, Exception) and not isinstance(error, PeerLost) else ""
+        self._send_leave(member.generation, own, error)
 
     def give_up(self, generation: int) -> None:
         """Tell the others, who may call later, that this member waits for them no longer. The first error counts."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
+from protocol.describing import show
 from protocol.errors import GatewayFull
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
@@ -160,7 +161,7 @@ class _Coordinator(OperatorCoordinator):
                 ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
                 return self._desk.ask(self, ticket, needs_slot, timeout_s)
             case _:
-                raise ValueError(f"not a request for permits: {request!r:.80}")
+                raise ValueError(f"not a request for permits: {show(request, 80)}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if self._context.handles_restored:  # of an attempt that is over, and has nothing any more
@@ -175,7 +176,7 @@ class _Coordinator(OperatorCoordinator):
             case ["release", [*numbers]]:
                 self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:
-                raise ValueError(f"not an event of permits: {event!r:.80}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}")
 
     def _contended(self) -> list[Any]:
         return ["contended", self._desk.changes, self._desk.contended]

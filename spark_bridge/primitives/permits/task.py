@@ -22,6 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from protocol.describing import show
 from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
@@ -209,7 +210,7 @@ class PermitsPart(TaskPart):
                         self._idle_slots = []
                 self._send_back()
             case _:
-                raise ValueError(f"not an event of permits: {event!r:.80}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}")
 
     def handle_urgent(self, event: Any) -> None:
         self.handle_event(event)

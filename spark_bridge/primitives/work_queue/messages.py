@@ -12,6 +12,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
+from protocol.describing import show
 from protocol.values import value
 from protocol.wire.codec import encode_event
 
@@ -84,7 +85,7 @@ def parse_report(event: Any) -> Report:
         case [str(name), finished, found, given_back, int(wanted), bool(last)] if name == _REPORT:
             return Report(tuple(finished), tuple(map(_item, found)), tuple(given_back), wanted, last)
         case _:
-            raise ValueError(f"not a report of a work queue: {event!r:.80}")
+            raise ValueError(f"not a report of a work queue: {show(event, 80)}")
 
 
 def parse_return(event: Any) -> ReturnItems | KeepItems | None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from protocol.describing import show
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
@@ -183,7 +184,9 @@ def check_key(key: object) -> None:
 def several(items: Iterable[T], call: str) -> Iterable[T]:
     """Return ``items``. A single one is refused: the characters of a text would become items."""
     if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
-        raise TypeError(f"{call} takes several items, such as a list, not one {type(items).__name__}: [{items!r:.60}]")
+        raise TypeError(
+            f"{call} takes several items, such as a list, not one {type(items).__name__}: [{show(items, 60)}]"
+        )
     return items
 
 

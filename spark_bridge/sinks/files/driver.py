@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from protocol.describing import describe
 from spark_bridge.sinks.files.directory import Published, SinkDirectory
 from spark_bridge.sinks.files.journal import PublicationJournal
 from spark_bridge.sinks.two_phase.errors import SinkFileLost
@@ -61,7 +62,7 @@ class FileCommitter(TwoPhaseCommitter):
             try:
                 self._directory.delete(name)
             except OSError as error:
-                self._log.warning("part deletion failed", file=name, error=repr(error))
+                self._log.warning("part deletion failed", file=name, error=describe(error))
 
     def prepared(self) -> list[str]:
         return self._directory.staged()

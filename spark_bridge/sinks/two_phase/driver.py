@@ -16,6 +16,7 @@ import anyio
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from actors.threads import USER
 from protocol.attempts import FailureReason
+from protocol.describing import describe, show, text_of
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
 from spark_bridge.sinks.two_phase.gather import WholeCheckpoints
@@ -210,10 +211,10 @@ class SinkCommits:
                 if delay_s is None:
                     raise SinkCommitFailed(
                         f"{len(due)} prepared parts of sink {self._sink!r} could not be committed to {self._target}, "
-                        f"after {len(self._retry_delays_s) + 1} tries: {error}. They are still prepared, and the next "
-                        "restore tries again"
+                        f"after {len(self._retry_delays_s) + 1} tries: {text_of(error)}. They are still prepared, "
+                        "and the next restore tries again"
                     ) from error
-                self._log.warning("sink commit failed, retry scheduled", error=repr(error), delay_s=delay_s)
+                self._log.warning("sink commit failed, retry scheduled", error=describe(error), delay_s=delay_s)
                 await anyio.sleep(delay_s)
         for committable in due:
             self._ledger.committed(committable.name)
@@ -224,7 +225,7 @@ class SinkCommits:
         try:
             names = list(await self._run(self._committer.prepared))
         except Exception as error:
-            self._log.warning("listing of prepared parts failed", error=repr(error))
+            self._log.warning("listing of prepared parts failed", error=describe(error))
             return
         await self._destroy(choose(names))
 
@@ -242,7 +243,7 @@ class SinkCommits:
         try:
             await self._run(self._committer.abort, names)
         except Exception as error:
-            self._log.warning("destruction of prepared parts failed", parts=len(names), error=repr(error))
+            self._log.warning("destruction of prepared parts failed", parts=len(names), error=describe(error))
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         if self._run_blocking is None:
@@ -279,8 +280,8 @@ class TwoPhaseSinkCoordinator(OperatorCoordinator):
     async def handle_other_event(self, subtask: int, attempt: int, event: Any) -> None:
         """Handle an event that is not a list of this sink. The default raises, which fails the job."""
         raise SinkMisused(
-            f"subtask {subtask} sent {event!r}, which is not a list of this sink: give both halves the same name, or "
-            "handle the event in a subclass"
+            f"subtask {subtask} sent {show(event)}, which is not a list of this sink: give both halves the same name, "
+            "or handle the event in a subclass"
         )
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:

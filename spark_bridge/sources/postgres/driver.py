@@ -22,6 +22,7 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
+from protocol.describing import show
 from protocol.source_events import encode_split
 from protocol.wire.state import (
     OLD,
@@ -382,7 +383,7 @@ class PostgresEnumerator(SplitEnumerator):
                     self._unsettled[_NO_CUT][low] = subtask
             case _:
                 raise ValueError(
-                    f"subtask {subtask} sent {event!r}, which is not a message of a PostgresSource's reader"
+                    f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader"
                 )
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from actors.coordination.messages import AttachConnection, ConnectionClosed
 from headgate.testing import Task as PublicTask
 from headgate.testing._task import MemoryConnection
-from protocol.subtask.types import BarrierArrived
+from protocol.subtask.types import BarrierArrived, RequestAbandoned
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import CoordinatorAwaited, UpMessage
 
@@ -37,6 +37,10 @@ class Task(PublicTask):
         """Send a request like ``request``, but return its number; the answer goes to ``answers``."""
         self.request(request)
         return len(self._requests)
+
+    def abandon(self, request_id: int) -> None:
+        """Wait no more for the answer to this request, as ``SubtaskContext.request`` does after its timeout."""
+        self._drive(RequestAbandoned(request_id))
 
     def meet_barrier(self, checkpoint_id: int, events_before: int) -> None:
         """Deliver a barrier outside the stream of events."""

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from actors import ExitRaised
-from actors.coordination import CoordinatorContext, OperatorCoordinator, RecreateOnReset
+from actors.coordination import (
+    CoordinatorContext,
+    OperatorCoordinator,
+    RecreateOnReset,
+    SourceCoordinator,
+    StaticSplitEnumerator,
+)
+from actors.coordination.chain import CoordinatorChain
 from actors.coordination.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
@@ -291,3 +298,45 @@ async def test_an_error_that_cannot_be_printed_fails_the_job_and_not_the_sidecar
 def test_an_exit_names_the_call_and_keeps_what_was_raised() -> None:
     error = ExitRaised("start", "raised SystemExit: 3")
     assert str(error) == "start raised SystemExit: 3"
+
+
+@escapes
+async def test_whatever_one_raises_in_close_all_parts_and_enumerators_are_closed(error: BaseException) -> None:  # H80
+    closed: list[str] = []
+
+    def closing(name: str) -> Any:
+        async def close() -> None:
+            closed.append(name)
+            raise error
+
+        return close
+
+    parts = {name: RecordingCoordinator() for name in ("main", "first", "second")}
+    for name, part in parts.items():
+        part.close = closing(name)  # type: ignore[method-assign]
+    main = parts.pop("main")
+    async with running_operator(CoordinatorChain(main, parts)) as world:
+        await world.stop()
+    assert closed == ["main", "second", "first"]
+
+
+@escapes
+async def test_an_exit_raised_by_close_of_an_enumerator_is_logged_and_another_one_begins(  # H65, H68
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaving(StaticSplitEnumerator):
+        async def close(self) -> None:
+            raise error
+
+    built: list[Leaving] = []
+
+    def build(state: bytes | None) -> Leaving:
+        built.append(Leaving([1], state))
+        return built[-1]
+
+    async with running_operator(SourceCoordinator(build)) as world:
+        world.reset()
+        await world.settle()
+        assert len(built) == 2
+        assert not world.failures
+    assert "split enumerator close failed" in caplog.text

@@ -370,6 +370,48 @@ async def test_a_client_whose_time_is_over_waits_no_more() -> None:  # H85
         assert isinstance(answer.error, TimeoutError)
 
 
+async def test_a_task_whose_time_is_over_waits_no_more_and_its_place_is_free() -> None:  # H85, H27
+    coordinator = Deferring()
+    async with running_tasks(1, coordinator, upward_events_max=3) as (world, (task,)):
+        for number in range(3):
+            task.ask(number)
+        await world.settle()
+        task.abandon(2)
+        await world.settle()
+        assert [reply.over for reply in coordinator.replies] == [False, True, False]
+        assert world.statistics.replies_open == 2
+        coordinator.replies[1].answer("late")  # has no effect
+        await world.settle()
+        task.ask("in its place")
+        coordinator.replies[2].answer("here")
+        await world.settle()
+        assert task.answers[3] == "here"
+        assert len(coordinator.replies) == 4
+
+
+async def test_a_task_may_give_up_a_request_that_its_coordinator_has_not_taken_yet() -> None:  # H85, H5
+    coordinator = Deferring()
+    async with running_tasks(1, coordinator) as (world, (task,)):
+        task.ask("in a hurry")
+        task.abandon(1)
+        await world.settle()
+        (reply,) = coordinator.replies  # it had left, so it is handled
+        assert reply.over
+        assert world.statistics.replies_open == 0
+
+
+async def test_a_late_reply_that_is_given_up_while_it_is_settled_is_answered_once() -> None:  # H85, H84
+    coordinator = Deferring()
+    async with running_tasks(1, coordinator) as (world, (task,)):
+        number = task.ask("x")
+        await world.settle()
+        coordinator.replies[0].answer("crosses")
+        task.abandon(number)
+        await world.settle()
+        assert task.answers == {number: "crosses"}
+        assert world.statistics.messages_dropped == 0
+
+
 async def test_the_drivers_code_that_really_asks_gets_the_answer_or_its_timeout() -> None:  # H84, H85
     coordinator = Deferring()
     async with running_operator(coordinator) as world:

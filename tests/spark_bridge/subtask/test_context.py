@@ -22,11 +22,12 @@ from protocol.wire.messages import (
     EventMessage,
     Opened,
     Register,
+    RequestCancelled,
     RequestMessage,
 )
 from spark_bridge.subtask import AttemptOver, RequestFailed, SubtaskContext, TimedOut
 from tests.spark_bridge.subtask.operators import Calling, Recorder
-from tests.spark_bridge.subtask.peer import TASK_ID, Peer, registered
+from tests.spark_bridge.subtask.peer import TASK_ID, Peer, barrier, registered
 
 
 def test_an_answer_resolves_its_request(peer: Peer) -> None:  # H33
@@ -74,13 +75,60 @@ def test_a_request_without_an_answer_times_out_and_a_late_answer_is_dropped(peer
         return context.request("second")
 
     task, connection = peer.run(Calling(body))
-    first, second = connection.expect(RequestMessage), connection.expect(RequestMessage)
+    first, cancelled = connection.expect(RequestMessage), connection.expect(RequestCancelled)
+    assert cancelled.request_id == first.request_id
+    second = connection.expect(RequestMessage)
     connection.send(
         AnswerMessage(TASK_ID, 1, first.request_id, "", encode_event("late")),
         AnswerMessage(TASK_ID, 2, second.request_id, "", encode_event("in time")),
     )
     connection.confirmed(2)
     assert peer.finish(task) == ["in time"]
+
+
+def test_requests_that_timed_out_give_their_places_back(peer: Peer) -> None:  # H85, H27
+    """Ten times the window of requests without an answer, and then one with an answer."""
+
+    def body(context: SubtaskContext) -> Any:
+        for number in range(20):
+            with pytest.raises(TimedOut, match="no answer to request"):
+                context.request(number, timeout_s=0.001)
+            context.wait_for_event()  # its place is free
+        return context.request("the last")
+
+    task, connection = peer.run(Calling(body), answer={"window_events": 2})
+    for number in range(20):
+        request = connection.next_item(RequestMessage)
+        cancelled = connection.next_item(RequestCancelled)
+        assert (decode_event(request.payload), cancelled.request_id) == (number, request.request_id)
+        nothing = AnswerMessage(TASK_ID, 2 * number + 1, request.request_id, "nobody waits", b"")
+        connection.send(Confirm(TASK_ID, cancelled.seq), nothing, connection.event(2 * number + 2, "go on"))
+    request = connection.next_item(RequestMessage)
+    connection.answer(41, request, "still here")
+    assert peer.finish(task) == ["still here"]
+
+
+def test_an_interrupted_request_is_cancelled_as_one_that_timed_out(peer: Peer) -> None:  # H85
+    """Whatever ends the wait: here the snapshot that has to be taken inside it."""
+
+    class Failing(Recorder):
+        snapshot_anywhere = True
+
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            with pytest.raises(ZeroDivisionError):
+                self.context.request("first")
+            yield "went on"
+
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            if checkpoint_id == 5:
+                raise ZeroDivisionError
+            return b""
+
+    task, connection = peer.run(Failing, answer={"hold_events": False})
+    request = connection.next_item(RequestMessage)
+    connection.send(barrier(1, 5, 0))
+    assert connection.next_item(RequestCancelled).request_id == request.request_id
+    assert peer.finish(task) == ["went on"]
 
 
 WAITING = CoordinatorAwaited(TASK_ID, "handle_request(subtask=1, attempt=0)", 29.0, "jobs.py:31 in meet")
@@ -99,6 +147,7 @@ def test_a_request_that_times_out_says_what_the_coordinator_still_waits_for(peer
     connection.send(*notes, connection.event(1, "go on"))
     connection.confirmed(1)
     connection.expect(RequestMessage)
+    connection.next_item(RequestCancelled)
     (text,) = peer.finish(task)
     call = r"handle_request\(subtask=1, attempt=0\)"
     blamed = "" if returned else rf": the coordinator has been in {call} for \d+ s, waiting at jobs\.py:31 in meet"

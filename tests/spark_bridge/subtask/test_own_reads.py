@@ -22,6 +22,7 @@ from protocol.wire.messages import (
     CheckpointAcknowledged,
     Confirm,
     EventMessage,
+    RequestCancelled,
     RequestMessage,
 )
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, channel, own_reads
@@ -217,6 +218,7 @@ def test_its_deadlines_are_kept(peer: Peer) -> None:  # H48
     task, connection = peer.run(operator)
     connection.send_events(1, "first")
     connection.expect(RequestMessage)
+    connection.next_item(RequestCancelled)
     assert peer.finish(task) == [0]
     assert reads_of(operator)._waits > 1
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Texts of values and exceptions of users' code, which may raise or return nonsense when they are asked for one.
+
+No text is worth an error: these functions never raise, whatever ``__str__``, ``__repr__`` or ``__format__`` does, and
+return plain ``str``, not a subclass of it. So an exception that cannot describe itself still fails a
+task, a job or a request as itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["describe", "name_of", "show", "text_of"]
+
+SHOWN_CHARS_MAX: Final = 300
+
+
+def describe(error: BaseException) -> str:
+    """The type and the text of ``error``."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """What ``str(error)`` returns, or in angle brackets why there is nothing."""
+    return _plain(error, str, "__str__")
+
+
+def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
+    """What ``repr(value)`` returns, cut after so many characters; or the type, and why there is nothing."""
+    shown = _plain(value, repr, "__repr__")
+    if shown.startswith("<its "):
+        shown = f"{type(value).__name__} {shown}"
+    return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How to name a function or another callable of a user in a text."""
+    try:
+        name = getattr(function, "__qualname__", None)
+    except BaseException:
+        name = None
+    return str.__str__(name) if isinstance(name, str) else show(function)
+
+
+def _plain(value: object, convert: Callable[[object], str], method: str) -> str:
+    try:
+        return str.__str__(convert(value))
+    except BaseException as broken:  # an exit too: it must not replace what is described
+        return f"<its {method} raised {type(broken).__name__}>"

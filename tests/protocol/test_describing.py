@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Texts of values that cannot describe themselves, and where the product makes such texts (H178)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from protocol.describing import describe, name_of, show, text_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Sneaky(str):
+    """A text with overridden methods."""
+
+    def __format__(self, spec: str) -> NoReturn:
+        raise ZeroDivisionError
+
+    def __str__(self) -> NoReturn:
+        raise ZeroDivisionError
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        raise ZeroDivisionError
+
+
+def raising(error: BaseException) -> Callable[[object], NoReturn]:
+    def method(self: object) -> NoReturn:
+        raise error
+
+    return method
+
+
+BROKEN: dict[str, Callable[[object], Any]] = {
+    "raises": raising(ValueError("no")),
+    "raises an exit": raising(SystemExit(3)),
+    "raises an interrupt": raising(KeyboardInterrupt()),
+    "raises what is not an Exception": raising(BaseException("no")),
+    "returns a number": lambda self: 7,
+    "returns None": lambda self: None,
+    "returns bytes": lambda self: b"text",
+    "recurses": lambda self: str(self) + repr(self),
+}
+
+
+def an_error(method: Callable[[object], Any]) -> BaseException:
+    error: BaseException = type("Unspeakable", (Exception,), {"__str__": method, "__repr__": method})("hidden")
+    return error
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_exception_that_cannot_describe_itself_has_its_type_as_its_text(how: str) -> None:  # H178
+    error = an_error(BROKEN[how])
+    assert describe(error).startswith("Unspeakable: <its __str__ raised ")
+    assert show(error).startswith("Unspeakable <its __repr__ raised ")
+    assert type(text_of(error)) is str
+
+
+def test_a_text_with_overridden_methods_becomes_a_plain_one() -> None:
+    error = an_error(lambda self: Sneaky("plain"))
+    assert describe(error) == "Unspeakable: plain"
+    assert type(describe(error)) is type(show(error)) is str
+
+
+def test_a_long_text_is_cut() -> None:
+    assert show("x" * 1000, 10) == "'xxxxxx..."
+    assert show("x", 10) == "'x'"
+
+
+def test_a_callable_without_a_name_is_shown_and_a_broken_one_too() -> None:
+    class Callee:
+        def __call__(self) -> None: ...
+
+        __repr__ = BROKEN["raises"]
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise SystemExit
+
+    assert name_of(Callee()).startswith("Callee <its __repr__ raised")
+    assert name_of(an_error) == "an_error"
+
+
+# --- the product ----------------------------------------------------------------------------------------------------
+
+
+def described_without_care(file: Path) -> list[str]:
+    """The places where a user's exception becomes a part of a text, other than by the functions above."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler):
+            broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            if broad and node.name is not None:
+                found += [f"{file.relative_to(ROOT)}:{line}" for line in _texts_of(node.name, node.body)]
+    return found
+
+
+def _texts_of(name: str, body: list[ast.stmt]) -> list[int]:
+    lines = []
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        value = node.value if isinstance(node, ast.FormattedValue) else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):
+            value = node.args[0] if node.args else None
+        if isinstance(value, ast.Name) and value.id == name:
+            lines.append(value.lineno)
+    return lines
+
+
+NOT_OF_USERS = {
+    "installation.py": "a command that runs Spark by itself",
+    "foreign_packages.py": "errors of imports",
+    "storage/files.py": "errors of filesystems",
+    "bridge/": "errors of Py4J and of the JVM",
+    "connect/": "errors of the client and of the JVM",
+    "sinks/files/moves.py": "errors of filesystems",
+    "sinks/files/writer.py": "errors of filesystems",
+    "observability/spark": "errors of Py4J and of the JVM",
+    "observability/event_log.py": "errors of Py4J and of the JVM",
+}
+
+
+@pytest.mark.parametrize("package", ["actors", "protocol", "spark_bridge", "headgate"])
+def test_whatever_is_caught_is_described_with_care(package: str) -> None:
+    """An ``except Exception`` may have caught a user's exception, whose ``__str__`` may raise."""
+    found = [
+        place
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if not any(f"spark_bridge/{known}" in file.as_posix() for known in NOT_OF_USERS)
+        for place in described_without_care(file)
+    ]
+    assert found == [], "use protocol.describing"
