@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout
+from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout, Directive, HandlerFailed, Supervision
 from actors.coordination import (
     BarrierTrackerActor,
     CoordinatorChain,
@@ -43,7 +43,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
+from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator
@@ -54,8 +54,12 @@ __all__ = ["Operator", "Operators"]
 
 log = get_logger("headgate.operators")
 
+BROKEN_ALONE = Supervision(on_failure=Directive.STOP)
+"""An error in the actors of one operator ends that operator, and no other: the bridge watches each (H165)."""
+BROKEN_KNOWN_S = 5.0
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Operator:
     """The records of one operator. ``failure`` is the exception with which its coordinator failed its latest job.
 
@@ -68,6 +72,7 @@ class Operator:
     watch: CallWatch
     observed: ObservedOperator
     failure: BaseException | None = None
+    broken: OperatorBroken | None = None  # once its actors have ended with an error of their own
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
     shipped_classes: set[object] = field(default_factory=set)
@@ -142,6 +147,7 @@ class Operators:
             lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
             name=f"operator-{operator_id}",
             mailbox=UNBOUNDED,
+            supervision=BROKEN_ALONE,
             log_context={"operator_id": operator_id},
         )
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
@@ -157,12 +163,13 @@ class Operators:
 
     async def remove(self, operator_id: str) -> None:
         """Notify its live tasks, close its coordinator, and free the name."""
-        operator = self.find(operator_id)
+        operator = self._named(operator_id)
         self._forget(operator_id)
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
         )
-        with suppress(AskTimeout):  # the coordinator should learn of the end of its run, within a limit
+        # The coordinator should learn of the end of its run, within a limit, and unless it has ended already.
+        with suppress(AskTimeout, ActorStopped):
             await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         await self._system.stop(operator.tracker_ref)
 
@@ -173,7 +180,7 @@ class Operators:
     @property
     def observed(self) -> dict[str, ObservedOperator]:
         """What a status needs of each operator; the keys are their names."""
-        return {operator_id: operator.observed for operator_id, operator in self._operators.items()}
+        return {name: operator.observed for name, operator in self._operators.items() if operator.broken is None}
 
     async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:
         operator_id = config.operator_id
@@ -220,11 +227,20 @@ class Operators:
             with _explained(operator.watch):
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
+            if isinstance(error, ActorStopped | HandlerFailed) and not tracker_ref.is_alive:
+                raise OperatorBroken.because(operator_id, error.__cause__ or error) from error
             raise CoordinatorStartError(
                 f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
             ) from error
         await self._bridge_ref.ask(
-            lambda reply_to: AddOperator(operator_id, config.parallelism, tracker_ref, reply_to, config.allow_fewer),
+            lambda reply_to: AddOperator(
+                operator_id,
+                config.parallelism,
+                tracker_ref,
+                reply_to,
+                config.allow_fewer,
+                partial(self._hear_broken, operator_id),
+            ),
             timeout_s=timeout_s,
         )
 
@@ -279,6 +295,12 @@ class Operators:
         if operator is not None:
             operator.failure = error
 
+    def _hear_broken(self, operator_id: str, error: OperatorBroken) -> None:
+        operator = self._operators.get(operator_id)
+        if operator is not None:
+            operator.broken = error
+        self._hear_failure(operator_id, error)
+
     # --- requests ---------------------------------------------------------------------------------------------
 
     async def checkpoint(
@@ -286,10 +308,14 @@ class Operators:
     ) -> int:
         """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason."""
         operator = self.find(operator_id)
-        with _explained(operator.watch):
-            return await operator.tracker_ref.ask(
-                lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
-            )
+        try:
+            with _explained(operator.watch):
+                return await operator.tracker_ref.ask(
+                    lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
+                )
+        except ActorStopped:
+            await self._look_if_broken(operator)
+            raise
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
@@ -300,6 +326,7 @@ class Operators:
                     lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
                 )
         except ActorStopped as error:  # H85
+            await self._look_if_broken(operator)
             raise RequestFailed(
                 f"the coordinator of operator {operator_id!r} was closed before it answered this request"
             ) from error
@@ -371,11 +398,26 @@ class Operators:
         return settled
 
     async def _settled(self, operator_id: str, timeout_s: float) -> Settled:
-        operator = self.find(operator_id)
+        operator = self._named(operator_id)
         operator_ids = frozenset([operator_id])
         await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, operator_ids), timeout_s=timeout_s)
-        settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+        try:
+            settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+        except ActorStopped:
+            with suppress(OperatorBroken):
+                await self._look_if_broken(operator)
+                raise
+            failed = str(operator.broken) if operator.mode is RestoreMode.STREAMING else ""
+            return Settled(operator.statistics.last_completed_checkpoint_id, "", failed)
         return settled
+
+    async def _look_if_broken(self, operator: Operator) -> None:
+        """Raise ``OperatorBroken`` if an operator whose actors have ended is broken; the bridge learns of it first."""
+        if operator not in self._operators.values():
+            return  # it was released
+        await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, frozenset()), timeout_s=BROKEN_KNOWN_S)
+        if operator.broken is not None:
+            raise operator.broken
 
     async def _settled_unless_stuck(self, operator_id: str, timeout_s: float, patience_s: float) -> Settled | None:
         """Like ``_settled``, but None once a coordinator's method has taken ``patience_s`` from now on (H70)."""
@@ -423,11 +465,17 @@ class Operators:
         return await self._storage.run_in_thread(partial(self._storage.storage.list, operator_id))
 
     def find(self, operator_id: str | None) -> Operator:
-        """The operator with this name, or the only one. Raises ``SidecarError``."""
+        """The operator with this name, or the only one. Raises ``SidecarError``, also if it is broken."""
         if operator_id is None:
             if len(self._operators) != 1:
                 raise SidecarError(f"no operator_id was given, which only works with one operator: {self._known()}")
             return next(iter(self._operators.values()))
+        operator = self._named(operator_id)
+        if operator.broken is not None:
+            raise operator.broken
+        return operator
+
+    def _named(self, operator_id: str) -> Operator:
         operator = self._operators.get(operator_id)
         if operator is None:
             raise SidecarError(f"operator {operator_id!r} is not coordinated here: {self._known()}")

@@ -22,7 +22,7 @@ import anyio
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from actors.logs import get_logger
 from protocol.restart import RestartBackoff, RestartStrategy
-from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 
@@ -185,6 +185,8 @@ class Restarter:
         _, cause = self._runs.failures
         if isinstance(cause, ResetNotSupported):
             raise cause from self._last_error or error  # each further run would be refused like this one
+        if isinstance(cause, OperatorBroken):
+            raise cause  # likewise; the cause that is chained says more than Spark's error
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
