@@ -44,6 +44,7 @@ from actors.supervision import Decision, Directive, Failure, Supervision, decide
 from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
+from protocol.arguments import checked
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -684,6 +685,7 @@ class _Context(ActorContext[M]):
     def spawn(self, factory: Callable[[], Actor[N]], **options: Any) -> ActorRef[N]:
         return self._cell.system.spawn_child(self._cell, factory, **options)
 
+    @checked()
     def stop(self, ref: ActorRef[Any] | None = None) -> None:
         cell = self._cell if ref is None else cell_of(ref)
         if cell is self._cell:
@@ -691,12 +693,15 @@ class _Context(ActorContext[M]):
         else:
             cell.system.request_stop(cell)
 
+    @checked()
     def watch(self, ref: ActorRef[Any]) -> None:
         self._cell.watches.watch(cell_of(ref).watches)
 
+    @checked()
     def unwatch(self, ref: ActorRef[Any]) -> None:
         self._cell.watches.unwatch(cell_of(ref).watches)
 
+    @checked()
     def run(
         self,
         coroutine_function: Callable[..., Awaitable[T]],
@@ -706,6 +711,7 @@ class _Context(ActorContext[M]):
     ) -> Background:
         return self._cell.run_background(coroutine_function, args, on_result, on_error)
 
+    @checked()
     def run_in_thread(
         self,
         function: Callable[..., T],

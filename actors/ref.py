@@ -17,6 +17,7 @@ from actors.errors import AskTimeout, MailboxFull, WouldDeadlock
 from actors.gate import Gate
 from actors.mailbox import DeadLetterReason, Envelope, Mailbox, MailboxStatistics, OnFull
 from actors.waits import Named, WaitBoard, current_actor
+from protocol.arguments import WAIT, checked
 
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
@@ -178,6 +179,7 @@ class ActorRef(Generic[M_contra]):
         with self._cell.system.waits.waiting("space in", self._cell, message):
             await mailbox.send(message)
 
+    @checked(timeout_s=WAIT)
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:
         """Send the message that ``build`` makes around a ``Reply``, and wait for the answer.
 

@@ -39,6 +39,7 @@ from actors.ref import ActorRef
 from actors.signals import StopCommand
 from actors.supervision import Supervision
 from actors.waits import WaitBoard, current_actor
+from protocol.arguments import NAME, checked
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class ActorSystem:
         gate: Decides whose turn it is; for test kits.
     """
 
+    @checked(name=NAME)
     def __init__(
         self,
         name: str = "actors",
@@ -175,6 +177,7 @@ class ActorSystem:
         if cancelled is not None:
             raise cancelled
 
+    @checked()
     def spawn(
         self,
         factory: Callable[[], Actor[M]],
@@ -202,6 +205,7 @@ class ActorSystem:
             None, factory, name=name, mailbox=mailbox, supervision=supervision, log_context=log_context
         )
 
+    @checked()
     async def stop(self, ref: ActorRef[Any]) -> None:
         """Stop an actor after the message that it is handling, and wait until it is over.
 
@@ -332,6 +336,7 @@ class ActorSystem:
             for timer in timers:
                 timer.cancel()
 
+    @checked()
     def cut_off(self, ref: ActorRef[Any], *, hard: bool = False) -> None:
         """Cancel what an actor and its children are doing. They end; ``stopped`` still runs, unless ``hard``."""
         cell_of(ref).cut_off(hard=hard)
@@ -342,6 +347,7 @@ class ActorSystem:
         for cell in tuple(self._cells):
             cell.cut_off(hard=hard)
 
+    @checked()
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop, from any thread. Raises ``SystemNotRunning`` once the loop is closed."""
         try:
@@ -349,6 +355,7 @@ class ActorSystem:
         except RuntimeError as closed:
             raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
 
+    @checked()
     def run_from_thread(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
         """Run ``function(*args)``, an async function, in this system; call it from any other thread.
 
@@ -381,6 +388,7 @@ class ActorSystem:
         self.call_threadsafe(begin)
         return outcome
 
+    @checked()
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread. A cancellation leaves the thread to end by itself."""
         if self._thread_limiter is None:

@@ -12,6 +12,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 
@@ -40,6 +41,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             count in the source's backlog.
     """
 
+    @checked(batch_size=AT_LEAST_1)
     def __init__(
         self,
         discover: Callable[[], Iterable[Any]],

@@ -35,6 +35,7 @@ from actors.coordination.interface import CoordinatorContext, OperatorCoordinato
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
 from actors.exits import contained
+from protocol.arguments import checked
 from protocol.attempts import FailureReason
 
 
@@ -92,6 +93,7 @@ class RecreateOnReset(OperatorCoordinator):
         name: the coordinator's name in logs; by default the factory's.
     """
 
+    @checked()
     def __init__(
         self,
         factory: Callable[[], OperatorCoordinator],

@@ -24,6 +24,7 @@ from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception, describe
+from protocol.arguments import checked
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
@@ -96,6 +97,7 @@ class Reply:
         """
         self._settle(lambda recipient: recipient.answer(value))
 
+    @checked()
     def fail(self, error: BaseException | str) -> None:
         """Fail the request. Has no effect if the reply is over.
 

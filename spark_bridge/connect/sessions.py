@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from actors.logs import get_logger
+from protocol.arguments import WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartBackoff, RestartStrategy
 from spark_bridge.connect.remote_session import RemoteSession
 from spark_bridge.driver.config import SidecarConfig
@@ -24,6 +25,7 @@ log = get_logger("headgate.connect")
 LOOK_PAUSE_S = 0.5
 
 
+@checked(back_within_s=WAIT)
 def run_across_sessions(
     new_session: Callable[[], Any],
     job: Callable[[Any, Sidecar], T],

@@ -25,6 +25,7 @@ from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
+from protocol.arguments import AT_LEAST_1, NAME, WAIT, checked
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -343,6 +344,7 @@ class SidecarRuntime(PartFactories):
         return self._relay.kind
 
     @must_be_awaited
+    @checked(operator_id=NAME, parallelism=AT_LEAST_1)
     async def coordinate(
         self,
         operator_id: str,
@@ -362,7 +364,6 @@ class SidecarRuntime(PartFactories):
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
-        _check_arguments(operator_id, parallelism)
         mode = RestoreMode.named(mode)
         limits = gateway or self._config.gateway
         if heartbeat_interval_s is not None:
@@ -413,6 +414,7 @@ class SidecarRuntime(PartFactories):
         return handle
 
     @must_be_awaited
+    @checked(name=NAME, parallelism=AT_LEAST_1, splits_max=AT_LEAST_1)
     async def source(
         self,
         name: str,
@@ -449,6 +451,7 @@ class SidecarRuntime(PartFactories):
         return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
     @must_be_awaited
+    @checked()
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
@@ -470,12 +473,14 @@ class SidecarRuntime(PartFactories):
         await self.release(operator_id)
 
     @must_be_awaited
+    @checked()
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""
         self._require_running()
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
 
     @must_be_awaited
+    @checked()
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.savepoint``."""
         self._require_running()
@@ -487,6 +492,7 @@ class SidecarRuntime(PartFactories):
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
     @must_be_awaited
+    @checked()
     async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
@@ -500,6 +506,7 @@ class SidecarRuntime(PartFactories):
         self._require_running()
         return await self._collector.take()
 
+    @checked()
     @asynccontextmanager
     async def trace(self, path: str | PathLike[str]) -> AsyncIterator[None]:
         """See ``Sidecar.trace``."""
@@ -509,6 +516,7 @@ class SidecarRuntime(PartFactories):
         finally:
             await self._end_trace()
 
+    @checked()
     async def start_trace(self, path: str | PathLike[str]) -> None:
         """Begin what ``Sidecar.trace`` describes."""
         self._require_running()
@@ -531,11 +539,13 @@ class SidecarRuntime(PartFactories):
             await tracing.end()
 
     @must_be_awaited
+    @checked(waiting_s=WAIT)
     async def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""
         return explain(await self.status(), waiting_s=waiting_s)
 
     @must_be_awaited
+    @checked()
     async def run(
         self,
         action: Callable[[], T],
@@ -715,15 +725,3 @@ def complain_of_output(why: str, exception: BaseException | None) -> None:
     if exception is None:
         raise error
     exception.add_note(f"{type(error).__name__}: {error}")
-
-
-def _check_arguments(operator_id: object, parallelism: object) -> None:
-    """Check what a type checker would find."""
-    if not isinstance(operator_id, str):
-        raise TypeError(f"operator_id must be a str, not {operator_id!r}")
-    if not operator_id or "/" in operator_id:
-        raise ValueError(f"operator_id must not be empty or contain a slash, but is {operator_id!r}")
-    if not isinstance(parallelism, int) or isinstance(parallelism, bool):
-        raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
-    if parallelism < 1:
-        raise ValueError(f"parallelism must be at least 1, not {parallelism}")

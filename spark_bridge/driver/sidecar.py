@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
+from protocol.arguments import WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import is_remote
@@ -91,6 +92,7 @@ class Sidecar(PartFactories):
     Ctrl-C during entering or leaving still shuts the sidecar down completely, and then raises ``KeyboardInterrupt``.
     """
 
+    @checked()
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
         self._spark = spark
         self._config = config or SidecarConfig()
@@ -230,6 +232,7 @@ class Sidecar(PartFactories):
         Raises ``ValueError`` without a schema, for an empty name or an invalid parallelism, and as ``coordinate`` does.
         """
 
+    @checked()
     def release(self, operator_id: str) -> None:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
@@ -239,6 +242,7 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         portal.call(runtime.release, operator_id)
 
+    @checked()
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
@@ -249,6 +253,7 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(partial(runtime.checkpoint, operator_id, timeout_s=timeout_s))
 
+    @checked()
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return its id.
 
@@ -260,6 +265,7 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))
 
+    @checked()
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
 
@@ -281,6 +287,7 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(runtime.status)
 
+    @checked(waiting_s=WAIT)
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
@@ -290,6 +297,7 @@ class Sidecar(PartFactories):
         portal, runtime = self._entered()
         return portal.call(partial(runtime.explain, waiting_s=waiting_s))
 
+    @checked()
     @contextmanager
     def trace(self, path: str | PathLike[str]) -> Iterator[None]:
         """Write a timeline into the file ``path`` while the block runs; ``ui.perfetto.dev`` and Chrome open it.
@@ -307,6 +315,7 @@ class Sidecar(PartFactories):
             if self._portal is not None:  # otherwise leaving the sidecar has ended it
                 portal.call(runtime.end_trace)
 
+    @checked()
     def run(
         self,
         action: Callable[[], T],
@@ -355,6 +364,7 @@ class Sidecar(PartFactories):
 
         return run_blocking(runs, restart, interruptible, runtime.marked, on_loop=on_loop)
 
+    @checked()
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
     ) -> Callable[[Any, int], None]:

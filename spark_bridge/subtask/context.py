@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
+from protocol.arguments import NOT_NEGATIVE, WAIT, checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
 from protocol.subtask.types import (
@@ -160,6 +161,7 @@ class SubtaskContext(Generic[Sent]):
         """
         self._counters().observe(name, value)
 
+    @checked(timeout_s=WAIT)
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
@@ -184,6 +186,7 @@ class SubtaskContext(Generic[Sent]):
         self._refuse_to_wait_inside_open("request", "Ask in process()")
         return decode_event(self._channel.ask(encode_event(payload, self._limits), timeout_s))
 
+    @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
         """Report that the barrier of ``checkpoint_id`` came with the data, if barriers travel separately from events.
 
@@ -199,6 +202,7 @@ class SubtaskContext(Generic[Sent]):
         """
         self._channel.barrier_arrived(checkpoint_id, events_before)
 
+    @checked(seconds=NOT_NEGATIVE)
     def sleep(self, seconds: float) -> None:
         """Wait for so many seconds without handling anything. Any thread of the task may call this.
 
@@ -250,6 +254,7 @@ class SubtaskContext(Generic[Sent]):
         """The sidecar's address and the operator's settings."""
         return self._endpoint
 
+    @checked()
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
         return self._channel.timed_out(failure)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite, log
 from typing import Any
 
+from protocol.arguments import FRACTION, checked
+
 __all__ = ["Book", "Distribution", "Observed", "added_up"]
 
 NAME_CHARS_MAX = 200
@@ -47,6 +49,7 @@ class Distribution:
         """The sum divided by the count."""
         return self.sum / self.count
 
+    @checked(fraction=FRACTION)
     def quantile(self, fraction: float) -> float:
         """Return the value below which ``fraction`` (from 0 to 1) of all values lie."""
         if not 0 <= fraction <= 1:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from protocol.arguments import AT_LEAST_1, NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.enumerations import CurrentEnumeration
 from protocol.errors import RemoteProtocolError
@@ -102,6 +103,15 @@ class Group(GroupInTask, Primitive):
         ValueError: a size or a time is out of range, or the name is unsuitable.
     """
 
+    @checked(
+        name=NAME,
+        size=AT_LEAST_1,
+        min_size=AT_LEAST_1,
+        max_size=AT_LEAST_1,
+        join_wait_s=WAIT,
+        start_wait_s=WAIT,
+        error_grace_s=WAIT,
+    )
     def __init__(
         self,
         name: str,

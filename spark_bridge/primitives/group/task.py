@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from protocol.arguments import INT64, checked
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_event
@@ -106,6 +107,7 @@ class GroupMember:
         """
         return [decode_event(one) for one in self._call("all_gather()", encode_event(value))]
 
+    @checked()
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of the member whose rank is ``root``; the others' are not used. Raises as ``barrier``.
 
@@ -116,6 +118,7 @@ class GroupMember:
         (sent,) = self._call(f"broadcast(root={root})", encode_event(value) if self.rank == root else None)
         return decode_event(sent)
 
+    @checked()
     def all_reduce(self, array: ArrayLike, op: str = "sum") -> NDArray[Any]:
         """Return the elementwise reduction over the NumPy arrays of all members, with their shape and dtype.
 
@@ -232,6 +235,7 @@ class GroupMember:
 
         return communicate()
 
+    @checked(step=INT64)
     def save(self, step: int, blob: bytes | None = None) -> None:
         """Keep a checkpoint on the driver, from which the next generation continues. Raises as ``barrier``.
 

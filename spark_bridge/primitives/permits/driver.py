@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
 from protocol.errors import GatewayFull
 from spark_bridge.primitives.permits.schedule import RateSchedule
@@ -53,6 +54,7 @@ class Permits(PermitsInTask, Primitive):
         ValueError: there is no limit at all, a limit is too small, or the name is unsuitable.
     """
 
+    @checked(name=NAME, per_s=POSITIVE, burst=AT_LEAST_1, concurrency=AT_LEAST_1)
     def __init__(
         self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None
     ) -> None:

@@ -18,6 +18,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import WAIT, checked
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
@@ -157,6 +158,7 @@ class PermitsInTask:
         part: PermitsPart = current_part("permits", self._name)
         return part
 
+    @checked(timeout_s=WAIT)
     def acquire(self, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 

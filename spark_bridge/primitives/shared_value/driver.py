@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.arguments import NAME, checked
 from protocol.attempts import FailureReason
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
@@ -73,6 +74,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         ValueError: the name is unsuitable.
     """
 
+    @checked(name=NAME)
     def __init__(self, name: str, value: T) -> None:
         SharedValueInTask.__init__(self, name)
         Primitive.__init__(self, name)
@@ -93,6 +95,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """Return the newest value: in a task the newest that has come there. Do not change what it returns."""
         return super().get() if runs_in_task() else self._value
 
+    @checked()
     def set(self, value: T, *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0) -> int:
         """Set a new value, and return its version. Later changes of ``value`` itself have no effect.
 
@@ -109,6 +112,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """
         return self.update(lambda _: value, wait=wait, timeout_s=timeout_s)
 
+    @checked()
     def update(
         self, function: Callable[[T], T], *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0
     ) -> int:

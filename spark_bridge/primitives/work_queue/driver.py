@@ -21,6 +21,7 @@ from struct import error as StructError
 from typing import Any, TypeVar
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
+from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
@@ -76,6 +77,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         TypeError: ``roots`` is a text, or no collection.
     """
 
+    @checked(name=NAME, in_hand=AT_LEAST_1)
     def __init__(
         self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
     ) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from protocol.arguments import INT64, checked
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
@@ -207,6 +208,7 @@ class WorkQueueInTask(Generic[T]):
         part: WorkQueuePart = current_part("work queue", self._name)
         return part.items()
 
+    @checked(priority=INT64)
     def add(self, items: Iterable[T], *, key: Callable[[T], Any] | None = None, priority: int = 0) -> None:
         """In a task, inside the loop: add items that were found while working on the current one.
 

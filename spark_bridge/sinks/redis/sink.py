@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import AT_LEAST_1, checked
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
@@ -44,6 +45,7 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
 
     atomic = True
 
+    @checked(entries_max=AT_LEAST_1)
     def __init__(
         self, url: str, stream: str, columns: Sequence[str], *, entries_max: int | None = None, name: str | None = None
     ) -> None:

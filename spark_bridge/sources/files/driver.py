@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
@@ -55,6 +56,9 @@ class FileSource(Source):
         ValueError: a relative path, an unknown format, or a size that is not positive.
     """
 
+    @checked(
+        schema=SCHEMA, split_bytes=AT_LEAST_1, batch_rows=AT_LEAST_1, block_bytes=AT_LEAST_1, rate_limit_per_s=POSITIVE
+    )
     def __init__(
         self,
         url: str,

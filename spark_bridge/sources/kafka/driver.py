@@ -13,6 +13,7 @@ from zlib import crc32
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.source_events import SplitAt
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.sources.kafka.task import OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
@@ -66,6 +67,7 @@ class KafkaSource(Source):
             in ``config`` that this source makes itself.
     """
 
+    @checked(batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         servers: str,
@@ -121,6 +123,7 @@ class KafkaSource(Source):
     def _asked(self) -> _Asked:
         return _Asked(self._settings)
 
+    @checked()
     def splits(self, *, found_later: bool = False) -> list[SplitAt]:
         """The partitions that exist now, each from where it is to be read. Blocks.
 

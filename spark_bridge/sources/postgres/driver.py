@@ -21,6 +21,7 @@ from psycopg import sql
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.source import SplitEnumeratorContext
+from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
@@ -72,6 +73,7 @@ class PostgresSource(Source):
         ValueError: a number that is not positive, or an invalid name of the slot.
     """
 
+    @checked(range_rows=AT_LEAST_1, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         conninfo: str,

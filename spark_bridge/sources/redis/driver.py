@@ -11,6 +11,7 @@ from zlib import crc32
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, reached
 from spark_bridge.sources.source import Source
@@ -46,6 +47,7 @@ class RedisStreamsSource(Source):
         ValueError: no streams, an unknown ``start``, or a number that is not positive.
     """
 
+    @checked(schema=SCHEMA, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         url: str,
