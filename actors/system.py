@@ -111,7 +111,7 @@ class ActorSystem:
 
     async def __aenter__(self) -> ActorSystem:
         if self._running or self._over:
-            raise SystemNotRunning(self.name, "can be entered only once")
+            raise SystemNotRunning(self.name, "can be entered only once: make a new ActorSystem")
         self.loop = asyncio.get_running_loop()
         self.clock = self._given_clock if self._given_clock is not None else LoopClock()
         self.waits = WaitBoard(self.clock.now)
@@ -217,7 +217,7 @@ class ActorSystem:
         caller = current_actor.get()
         while caller is not None:
             if caller is cell:
-                raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor")
+                raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor; use context.stop() there")
             caller = caller.parent
         cell.mailbox.signal(StopCommand())
         await self.join([cell])

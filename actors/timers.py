@@ -52,8 +52,6 @@ class Timers(Generic[M]):
         """
         if delay_s is None and every_s is None:
             raise ValueError("a timer needs delay_s, every_s or both")
-        if (delay_s is not None and delay_s < 0) or (every_s is not None and every_s <= 0):
-            raise ValueError("delay_s must be 0 or more and every_s positive")
         self.cancel(key)
         self._refuse_if_over("timers")
         first_s = delay_s if delay_s is not None else every_s

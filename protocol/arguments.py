@@ -15,7 +15,6 @@ The check costs some microseconds, so what is called for each event is not decor
 from __future__ import annotations
 
 import collections.abc
-import re
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from math import isfinite
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "ACTION",
     "ANY",
     "ANY_NUMBER",
     "AT_LEAST_0",
@@ -33,6 +33,7 @@ __all__ = [
     "FRACTION",
     "ID",
     "INT64",
+    "LABEL",
     "NAME",
     "NAME_CHARS_MAX",
     "NOT_NEGATIVE",
@@ -52,10 +53,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAME_CHARS_MAX = 256
 SHOWN_CHARS_MAX = 100
 _HUGE = 2**63
-_NAMES = frozenset({"name", "operator_id", "part"})
 _SECRET = frozenset({"config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
@@ -83,8 +82,14 @@ class Rule:
     is_type: bool = False
 
 
-def _is_name(value: Any) -> bool:
-    return 0 < len(value) <= NAME_CHARS_MAX and "/" not in value and _UNPRINTABLE.search(value) is None
+def _is_label(value: str) -> bool:
+    return 0 < len(value) <= NAME_CHARS_MAX and not any(
+        one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value
+    )
+
+
+def _is_name(value: str) -> bool:
+    return "/" not in value and _is_label(value)
 
 
 def between(least: float, most: float, expected: str) -> Rule:
@@ -111,8 +116,10 @@ AT_LEAST_1 = between(1, _HUGE - 1, "an int of at least 1")
 ID = between(-1, _HUGE - 1, "the id of a checkpoint, or -1 for none")
 FACTOR = Rule("a number of at least 1", lambda value: _is_finite(value) and value >= 1)
 FRACTION = between(0, 1, "a number from 0 to 1")
+ACTION = Rule("a function without arguments, such as lambda: rdd.count()", callable, is_type=True)
 SCHEMA = Rule("a pyarrow.Schema", lambda value: hasattr(value, "names") and hasattr(value, "types"), is_type=True)
 PORT = between(0, 65_535, "a port from 0 to 65535")
+LABEL = Rule(f"a str of 1 to {NAME_CHARS_MAX} characters, without control characters and lone surrogates", _is_label)
 NAME = Rule(
     f"a str of 1 to {NAME_CHARS_MAX} characters, without slashes, control characters and lone surrogates", _is_name
 )
@@ -138,10 +145,14 @@ def _of_class(hint: Any, value: object) -> bool:
 
 def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
     """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
-    if isinstance(value, str | bytes | bytearray) or not isinstance(value, origin):
+    if not isinstance(value, origin):
         return False
+    if isinstance(value, str | bytes | bytearray):  # its characters are seldom meant
+        return origin is collections.abc.Iterable
     if not args or not isinstance(value, list | tuple | set | frozenset | dict):
         return True
+    if origin is tuple and args[-1] is not Ellipsis:
+        return len(value) == len(args) and all(map(has_type, value, args))
     return all(has_type(one, args[0]) for one in value)
 
 
@@ -181,7 +192,8 @@ def _named(hint: Any) -> str:
     """What is expected, from an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Union or origin is types.UnionType:
-        return " or ".join(dict.fromkeys(_named(one) for one in args if one is not types.NoneType))
+        kinds = list(dict.fromkeys(_named(one) for one in args if one is not types.NoneType))
+        return f"{', '.join(kinds[:-1]).replace(' or False', ', False')} or {kinds[-1]}" if kinds[1:] else kinds[0]
     if origin is Literal:
         return " or ".join(map(repr, args))
     name = getattr(origin or hint, "__name__", str(hint))
@@ -205,7 +217,8 @@ class _Expected:
     def check(self, value: object) -> None:
         rule = self.rule
         if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
-            raise TypeError(self._text(value))
+            is_choice = isinstance(value, str) and get_origin(self.hint) is Literal
+            raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
         if rule is not None and _is_ruled(value) and not rule.accepts(value):
             raise ValueError(self._text(value))
 
@@ -226,8 +239,8 @@ def _rule_for(name: str, hint: Any, default: object) -> Rule | None:
         return SECONDS if name.endswith("_s") else ANY_NUMBER
     if int in kinds:
         return AT_LEAST_0
-    if str in kinds and name in _NAMES:
-        return NAME
+    if str in kinds and name in ("name", "part", "operator_id"):
+        return NAME if name == "operator_id" else LABEL
     if str in kinds and not (isinstance(default, str) and not default):
         return Rule(f"{_named(hint)} that is not empty", bool)
     return None

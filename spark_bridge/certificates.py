@@ -92,7 +92,9 @@ def _server_context(tls: bool | TlsCertificate, keys: KeyRing) -> ssl.SSLContext
     except (OSError, ValueError) as error:
         raise SidecarError(
             f"cannot use the certificate {os.fspath(tls.certificate)} with the private key "
-            f"{os.fspath(tls.private_key)}: {error}"
+            f"{os.fspath(tls.private_key)}: {error}; pass two files in PEM form that belong together, and "
+            "password= for "
+            "an encrypted key"
         ) from error
     return context
 

@@ -99,7 +99,7 @@ MADE_BY_HEADGATE = {
 }
 """A user is given values of these types, and never makes one."""
 
-INSTEAD = {headgate.CoordinatorContext: ContextOfActor, headgate.actors.ActorContext: cell._Context}
+INSTEAD: dict[Any, Any] = {headgate.CoordinatorContext: ContextOfActor, headgate.actors.ActorContext: cell._Context}
 """Interfaces whose methods a user calls, and what has the methods."""
 
 _RECORD = "called for each event or record"
@@ -109,7 +109,12 @@ NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
             *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle")),
-            *("SidecarRuntime.action_failures", "SidecarRuntime.action_runs", "SidecarRuntime.marked"),
+            *(
+                "SidecarRuntime.action_failures",
+                "SidecarRuntime.action_ran",
+                "SidecarRuntime.action_runs",
+                "SidecarRuntime.marked",
+            ),
             *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.LiveGateways.seen_by", "types.Confirmation.settle"),
             *("SubtaskContext.open_operator", "SubtaskContext.records", "types.OperatorStatus.attempts_of"),
@@ -159,7 +164,7 @@ NOT_FOR_USERS: dict[str, str] = {
 
 _GIVEN = "takes the context that Headgate has just given to the operator"
 ANYTHING: dict[str, str] = {
-    "OperatorHandle.subtask(operator)": "has a check of its own, which knows what operators and chains are",
+    "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
     "sinks.SinkWriter.for_subtask(context)": _GIVEN,
     "sinks.SinkWriter.send_sealed(context)": _GIVEN,
@@ -175,13 +180,18 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "GroupMember.save(step)": [-1],
     "WorkQueue.add(priority)": [-1],
     "TlsCertificate(password)": [""],
+    "Reply.fail(error)": [""],
+    "SidecarConfig(bind_host)": [""],
+    "SidecarConfig(advertised_host)": [""],
+    "SidecarConfig(status_host)": [""],
+    "sinks.PostgresSink(conninfo)": [""],
+    "sources.PostgresSource(conninfo)": [""],
     "sinks.SinkWriter(prefix)": [""],
     "sinks.SinkWriter(after)": [-1],
     "sinks.SinkWriterContext.prepared_for(checkpoint_id)": [-1],
-    **dict.fromkeys(
-        ["testing.running_operator(seed)", "testing.sink_cases(seed)", "actors.testing.deterministic_system(seed)"],
-        [-1, HUGE],
-    ),
+    "testing.running_operator(seed)": [-1, HUGE],
+    "testing.sink_cases(seed)": [-1, HUGE],
+    "actors.testing.deterministic_system(seed)": [-1, HUGE],
 }
 """Values of the pool that are right, though a number or a text like this is usually wrong."""
 
@@ -209,6 +219,10 @@ def fitting(hint: Any) -> list[Any]:
     return fits
 
 
+def takes_text(hint: Any) -> bool:
+    return hint is str or str in get_args(hint)
+
+
 def is_wrong(value: Any, name: str, hint: Any, default: Any, also_right: list[Any]) -> bool:
     """Whether a parameter must refuse a value of the pool."""
     if is_in(value, also_right) or value is default:
@@ -224,7 +238,7 @@ def is_wrong(value: Any, name: str, hint: Any, default: Any, also_right: list[An
     if isinstance(value, str):
         if name in ("operator_id", "name", "part") and (value in (SURROGATE, LONG)):
             return True
-        return value == "" and not (isinstance(default, str) and default == "")
+        return value == "" and takes_text(hint) and not (isinstance(default, str) and default == "")
     return False
 
 
@@ -261,7 +275,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         try:
             return get_type_hints(inner, names)
         except NameError as error:
-            names[error.name] = Unknown(error.name, (), {})
+            names[error.name] = Unknown(str(error.name), (), {})
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
@@ -271,7 +285,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = getattr(module, name)
-            found = INSTEAD.get(found, found) if isinstance(found, type) else found
+            found = INSTEAD.get(found, found)
             if inspect.isfunction(found):
                 yield f"{module.__name__}.{name}", found, ()
             elif inspect.isclass(found) and not issubclass(found, BaseException | Enum):
@@ -330,7 +344,7 @@ PARAMETERS = list(parameters())
 
 
 def call_with(parameter: Parameter, value: Any, *, others: bool) -> BaseException | None:
-    """Call the function with this value, and with valid ones for all ``others`` that it needs; return what it raises."""
+    """Call the function with this value, and valid ones for all ``others`` that it needs; return what it raises."""
     signature = inspect.signature(parameter.function)
     given: dict[str, Any] = {}
     positional: list[Any] = list(parameter.bound)

@@ -52,10 +52,6 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         batch_size: int = 1,
         backlog: Callable[[Any, Any], int] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        if every_s is not None and every_s <= 0:
-            raise ValueError(f"every_s must be positive, or None to look once, not {every_s}")
         self._discover = discover
         self._every_s = every_s
         self._key = key
@@ -226,7 +222,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         state: bytes | None = None,
     ) -> None:
         if not sources:
-            raise ValueError("a hybrid source needs at least one source")
+            raise ValueError("a hybrid source needs at least one source: pass them in the order in which they are read")
         self._sources = tuple(sources)
         self._restored: list[bytes | None] = [None] if state is None else list(decode_event(state))
         if len(self._restored) > len(self._sources):

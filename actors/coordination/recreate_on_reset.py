@@ -113,7 +113,7 @@ class RecreateOnReset(OperatorCoordinator):
 
     async def start(self, context: CoordinatorContext) -> None:
         if self._context is not None:
-            raise RuntimeError(f"{self._name} was started before")
+            raise RuntimeError(f"{self._name} was started before: make a new one for each operator")
         self._context = context
         await self._begin(self._context, self._current)
 

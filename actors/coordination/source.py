@@ -187,8 +187,6 @@ class StaticSplitEnumerator(SplitEnumerator):
 
     @checked(batch_size=AT_LEAST_1)
     def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         self._pending: deque[Any] = deque(unpack_splits(state) if state else splits)
         if len({_encoded(split) for split in self._pending}) != len(self._pending):
             raise ValueError("two splits are equal: add something to each that makes it unique, such as an index")

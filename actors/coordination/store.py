@@ -61,7 +61,9 @@ class CoordinatorStore:
     def put_if_absent(self, key: str, value: Any) -> Any | None:
         """Store ``value`` and return None if there is no value yet; otherwise return the present one, which stays."""
         if value is None:
-            raise TypeError(f"cannot store None under {key!r}: None means that there is no value")
+            raise TypeError(
+                f"cannot store None under {key!r}: None means that there is no value, and compute() removes one"
+            )
         with self._lock:
             present = self._values.get(key)
             if present is None:

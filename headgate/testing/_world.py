@@ -66,7 +66,7 @@ from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode
 from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -548,7 +548,7 @@ class _LedgerActor(Actor[LedgerInput]):
         self._deadline.arm(context, self._ledger.next_deadline(), now)
 
 
-@checked(parallelism=AT_LEAST_1, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY)
+@checked(parallelism=AT_LEAST_1, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY)
 @asynccontextmanager
 async def running_operator(
     coordinator: GivenCoordinator | Chain = OperatorCoordinator,

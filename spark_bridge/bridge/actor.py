@@ -87,7 +87,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         self._peer_log = LimitedLog(context.log, context.clock)
 
     async def signal(self, context: ActorContext[BridgeMessage], signal: Signal) -> None:
-        """An operator's actors have ended: with an error of their own, if nobody has stopped them (H165)."""
+        """An operator's actors have ended: with an error that no user code raised, unless they were stopped (H165)."""
         if not isinstance(signal, Terminated):
             return
         added = self._watched.pop(signal.ref)

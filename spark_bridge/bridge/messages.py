@@ -36,7 +36,7 @@ __all__ = [
 class AddOperator:
     """Coordinate an operator. Answered when the ledger knows it; fails if the name is taken.
 
-    ``broken`` is called if the operator's actors end with an error of their own, which no user's code has raised.
+    ``broken`` is called if the operator's actors end with an error that no user's code has raised.
     """
 
     operator_id: str

@@ -118,6 +118,11 @@ class RunningJobs:
         """The operators whose tasks have run in this action, as far as is known now."""
         return self._actions[action_id].operator_ids
 
+    def ran(self, action_id: str) -> bool:
+        """Whether a task of an operator has run in this action, as far as is known now."""
+        action = self._actions[action_id]
+        return bool(action.marked or action.unmarked)
+
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
         return self._actions[action_id].failures

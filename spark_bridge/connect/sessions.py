@@ -95,7 +95,7 @@ def _wait_for_server(remote: RemoteSession, within_s: float) -> None:
     end = time.monotonic() + within_s
     while (why := remote.why_unreachable()) is not None:
         if time.monotonic() > end:
-            raise ServerLost(f"the Spark Connect server has not come back within {within_s:g} s: {why}")
+            raise ServerLost(f"the Spark Connect server has not come back within {within_s:g} s (back_within_s): {why}")
         time.sleep(LOOK_PAUSE_S)
 
 

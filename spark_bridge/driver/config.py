@@ -144,6 +144,9 @@ class SidecarConfig:
     def __post_init__(self) -> None:
         check_fields(
             self,
+            bind_host=ANY,
+            advertised_host=ANY,
+            status_host=ANY,
             port=PORT,
             advertised_port=PORT,
             relay_port=PORT,

@@ -72,7 +72,7 @@ class Operator:
     watch: CallWatch
     observed: ObservedOperator
     failure: BaseException | None = None
-    broken: OperatorBroken | None = None  # once its actors have ended with an error of their own
+    broken: OperatorBroken | None = None  # once its actors have ended with an error that is ours
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
     shipped_classes: set[object] = field(default_factory=set)
@@ -307,7 +307,7 @@ class Operators:
         self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
     ) -> int:
         """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason."""
-        operator = self.find(operator_id)
+        operator = self._to_ask(operator_id)
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
@@ -319,7 +319,7 @@ class Operators:
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
-        operator = self.find(operator_id)
+        operator = self._to_ask(operator_id)
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
@@ -328,7 +328,8 @@ class Operators:
         except ActorStopped as error:  # H85
             await self._look_if_broken(operator)
             raise RequestFailed(
-                f"the coordinator of operator {operator_id!r} was closed before it answered this request"
+                f"the coordinator of operator {operator_id!r} was closed before it answered this request: "
+                "coordinate the operator again, then ask"
             ) from error
 
     async def settle(self, timeout_s: float, operator_ids: Collection[str] | None = None) -> str:
@@ -468,17 +469,33 @@ class Operators:
         """The operator with this name, or the only one. Raises ``SidecarError``, also if it is broken."""
         if operator_id is None:
             if len(self._operators) != 1:
-                raise SidecarError(f"no operator_id was given, which only works with one operator: {self._known()}")
+                raise SidecarError(
+                    f"no operator_id was given, which only works with one operator: {self._known()}. Name the "
+                    "one that you mean"
+                )
             return next(iter(self._operators.values()))
         operator = self._named(operator_id)
         if operator.broken is not None:
             raise operator.broken
         return operator
 
+    def _to_ask(self, operator_id: str | None) -> Operator:
+        """``find``, for a question to the coordinator. Raises ``SidecarError`` if the coordinator itself asks."""
+        operator = self.find(operator_id)
+        if operator.watch.inside:
+            raise SidecarError(
+                f"the coordinator of operator {operator.observed.statistics.operator_id!r} asked itself, and would "
+                "wait for its own answer: call its method directly, or ask in context.run_in_background(...)"
+            )
+        return operator
+
     def _named(self, operator_id: str) -> Operator:
         operator = self._operators.get(operator_id)
         if operator is None:
-            raise SidecarError(f"operator {operator_id!r} is not coordinated here: {self._known()}")
+            raise SidecarError(
+                f"operator {operator_id!r} is not coordinated here: {self._known()}. Coordinate it first, or "
+                "correct the name"
+            )
         return operator
 
     def _known(self) -> str:

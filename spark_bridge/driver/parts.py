@@ -13,6 +13,7 @@ from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.permits.driver import Permits
 from spark_bridge.primitives.shared_value.driver import SharedValue
 from spark_bridge.primitives.work_queue.driver import WorkQueue
+from spark_bridge.primitives.work_queue.task import ITEMS, KEY
 
 __all__ = ["PartFactories"]
 
@@ -36,7 +37,7 @@ class PartFactories(StaysOnDriver):
         """Return new ``Permits``; see there for the arguments. Give them to operators with ``uses=[permits]``."""
         return Permits(name, per_s=per_s, burst=burst, concurrency=concurrency)
 
-    @checked(name=NAME, in_hand=AT_LEAST_1)
+    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1)
     def work_queue(
         self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
     ) -> WorkQueue[T]:

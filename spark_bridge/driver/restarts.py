@@ -52,6 +52,11 @@ class Runs(Protocol):
         """The error if this application may not continue at all, else None."""
         ...
 
+    @property
+    def ran(self) -> bool:
+        """Whether a task of a coordinated operator has run since the last ``begin``."""
+        ...
+
     async def settle(self) -> str:
         """Return when all runs are over and every final checkpoint has ended.
 
@@ -94,6 +99,8 @@ async def run_with_restarts(
             else:
                 delay_s = await on_loop(restarter.succeeded)
                 if delay_s is None:
+                    if is_lazy(result):
+                        await on_loop(partial(restarter.returned_lazy, result))
                     return result
             await sleep(delay_s or 0.0)
     finally:
@@ -165,6 +172,15 @@ class Restarter:
             return self._delay(cause or SidecarError("a run failed, although the action returned"))
         return None
 
+    async def returned_lazy(self, result: object) -> None:
+        """Raise ``TypeError`` if the action has only described a computation: nothing ran, and nothing ever would."""
+        if not self._runs.ran:
+            raise TypeError(
+                f"action must be a function that runs Spark, but it returned a {type(result).__name__}, which is lazy, "
+                "and no task of an operator has run: end it with what computes the result, such as .collect(), "
+                ".count() or .write.save(...)"
+            )
+
     async def failed(self, error: Exception) -> float:
         """The action has raised ``error``; returns the seconds until it is to be called again.
 
@@ -199,6 +215,14 @@ class Restarter:
             ) from error
         log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
         return delay_s
+
+
+LAZY = frozenset({"RDD", "DataFrame", "DataFrameWriter", "DataFrameWriterV2", "GroupedData"})
+
+
+def is_lazy(result: object) -> bool:
+    """Whether this is an RDD or a DataFrame, of this process or of Spark Connect. Imports nothing of Spark."""
+    return any(kind.__name__ in LAZY and kind.__module__.startswith("pyspark.") for kind in type(result).__mro__)
 
 
 PYTHON_TRACEBACK = "Traceback (most recent call last):"

@@ -25,7 +25,7 @@ from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
-from protocol.arguments import AT_LEAST_1, NAME, WAIT, checked
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -70,7 +70,7 @@ from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, composed
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
@@ -344,7 +344,7 @@ class SidecarRuntime(PartFactories):
         return self._relay.kind
 
     @must_be_awaited
-    @checked(operator_id=NAME, parallelism=AT_LEAST_1)
+    @checked(parallelism=AT_LEAST_1, uses=USES)
     async def coordinate(
         self,
         operator_id: str,
@@ -360,16 +360,12 @@ class SidecarRuntime(PartFactories):
         allow_fewer: bool = False,
         replace: bool = False,
         heartbeat_interval_s: float | None = None,
-        heartbeat_timeout_s: float = 1.0,
+        heartbeat_timeout_s: float | None = None,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         mode = RestoreMode.named(mode)
-        limits = gateway or self._config.gateway
-        if heartbeat_interval_s is not None:
-            limits = dataclasses.replace(
-                limits, heartbeat_interval_s=heartbeat_interval_s, heartbeat_timeout_s=heartbeat_timeout_s
-            )
+        limits = with_heartbeats(gateway, self._config.gateway, heartbeat_interval_s, heartbeat_timeout_s)
         config = OperatorConfig(
             operator_id,
             parallelism,
@@ -545,7 +541,7 @@ class SidecarRuntime(PartFactories):
         return explain(await self.status(), waiting_s=waiting_s)
 
     @must_be_awaited
-    @checked()
+    @checked(action=ACTION)
     async def run(
         self,
         action: Callable[[], T],
@@ -604,6 +600,10 @@ class SidecarRuntime(PartFactories):
     def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
         return self._running_jobs.failures_of(action_id)
+
+    def action_ran(self, action_id: str) -> bool:
+        """Whether a task of an operator has run in the action."""
+        return self._running_jobs.ran(action_id)
 
     async def settle_action(self, action_id: str) -> str:
         """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
@@ -712,6 +712,31 @@ class SidecarRuntime(PartFactories):
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
+
+
+def with_heartbeats(
+    given: GatewayLimits | None, default: GatewayLimits, interval_s: float | None, timeout_s: float | None
+) -> GatewayLimits:
+    """The limits of an operator, whose heartbeats are set in one of two places. Raises ``ValueError`` for both."""
+    if interval_s is None and timeout_s is None:
+        return given or default
+    if given is not None and given.heartbeat_interval_s is not None:
+        raise ValueError(
+            f"gateway must be without heartbeats (heartbeat_interval_s={given.heartbeat_interval_s!r}) if "
+            f"heartbeat_interval_s={interval_s!r} and heartbeat_timeout_s={timeout_s!r} are given too: set them in one "
+            "of the two places"
+        )
+    limits = given or default
+    if interval_s is None:
+        if limits.heartbeat_interval_s is None:
+            raise ValueError(
+                f"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s!r}: without it, tasks give no "
+                "signs of life, and nobody counts them"
+            )
+        interval_s = limits.heartbeat_interval_s
+    if timeout_s is None:
+        timeout_s = limits.heartbeat_timeout_s
+    return dataclasses.replace(limits, heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
 
 
 def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:

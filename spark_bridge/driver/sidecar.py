@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
-from protocol.arguments import WAIT, checked
+from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import is_remote
@@ -199,7 +199,8 @@ class Sidecar(PartFactories):
         With ``heartbeat_interval_s``, each task gives a sign of life that often. One that is silent for
         ``heartbeat_timeout_s`` seconds (at least twice the interval) although its connection stands is killed through
         Spark, and retried: its process is frozen, or native code holds the interpreter lock. A task that computes is
-        not silent. Without it, a frozen task is found only when it does not confirm an event in time.
+        not silent. Without it, a frozen task is found only when it does not confirm an event in time. Give both either
+        here or in ``gateway``; the default timeout is 1 s.
 
         Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
         ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;
@@ -315,7 +316,7 @@ class Sidecar(PartFactories):
             if self._portal is not None:  # otherwise leaving the sidecar has ended it
                 portal.call(runtime.end_trace)
 
-    @checked()
+    @checked(action=ACTION)
     def run(
         self,
         action: Callable[[], T],
@@ -414,22 +415,22 @@ class Sidecar(PartFactories):
     @property
     def address(self) -> tuple[str, int]:
         """The host and port that tasks connect to."""
-        return self._entered()[1].address
+        return self._running()[1].address
 
     @property
     def status_address(self) -> tuple[str, int] | None:
         """The host and port on which the status is shown; None without ``SidecarConfig.status_port``."""
-        return self._entered()[1].status_address
+        return self._running()[1].status_address
 
     @property
     def lost(self) -> ServerLost | None:
         """Why the Spark Connect server, or the session there, is gone; None if it is not, as far as is known."""
-        return self._entered()[1].server_lost
+        return self._running()[1].server_lost
 
     @property
     def relay_kind(self) -> str:
         """The way Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"`` if configured or as the fallback."""
-        return self._entered()[1].relay_kind
+        return self._running()[1].relay_kind
 
     # --- async with: the caller's loop ----------------------------------------------------------------------------
 
@@ -453,6 +454,17 @@ class Sidecar(PartFactories):
             raise SidecarError("this sidecar is already running: exit its `with` block or create another Sidecar")
 
     def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
+        """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
+        portal, runtime = self._running()
+        if threading.get_ident() == runtime.thread_id:
+            raise SidecarError(
+                "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "
+                "itself: let the program call it, or use context.call_async(function, handler=...), which calls it on "
+                "another thread"
+            )
+        return portal, runtime
+
+    def _running(self) -> tuple[BlockingPortal, SidecarRuntime]:
         if self._portal is None or self._runtime is None:
             if self._runtime is not None:
                 raise SidecarNotRunning(

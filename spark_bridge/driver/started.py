@@ -76,7 +76,9 @@ def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "defau
     config = config or SidecarConfig()
     with _started.lock:
         if _started.ending:
-            raise SidecarError("a sidecar cannot be started while the interpreter is ending")
+            raise SidecarError(
+                "a sidecar cannot be started while the interpreter is ending: start it earlier, not at exit"
+            )
         entry = _started.entries.get(name)
         if entry is not None and entry.sidecar.is_running:
             why = entry.why_not(context, config)

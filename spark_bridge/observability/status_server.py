@@ -169,7 +169,7 @@ class RecentStatus:
     def __call__(self) -> SidecarStatus:
         """Raises as ``LoopCaller`` does."""
         if not self._lock.acquire(timeout=ANSWER_TIMEOUT_S):
-            raise Unavailable("the sidecar's event loop does not answer")
+            raise Unavailable("the sidecar's event loop does not answer: look for `event loop blocked` in the log")
         try:
             if self._status is None or time.monotonic() > self._taken + self.KEPT_S:
                 self._status = self._call(self._take)

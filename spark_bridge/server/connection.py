@@ -28,7 +28,7 @@ from typing import Any, Protocol, cast
 
 from actors.logs import get_logger
 from actors.repeated_lines import LINES_MAX, LimitedLog
-from protocol.arguments import AT_LEAST_1, PORT, check_fields
+from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, Outbox
 from protocol.wire.framing import FrameDecoder, WireLimits
@@ -102,6 +102,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_fields(
             self,
+            bind_host=ANY,
+            advertised_host=ANY,
             port=PORT,
             advertised_port=PORT,
             unauthenticated_max=AT_LEAST_1,

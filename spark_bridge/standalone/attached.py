@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.logs import get_logger
-from protocol.arguments import WAIT, checked
+from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
@@ -237,7 +237,7 @@ class AttachedSidecar(StaysOnDriver):
 
         return sidecar_html(read)
 
-    @checked()
+    @checked(action=ACTION)
     def run(
         self,
         action: Callable[[], T],
@@ -400,6 +400,10 @@ class _RunsElsewhere:
     def fenced(self) -> Exception | None:
         text = self._ask_again("failures", self._action)["fenced"]
         return None if text is None else StorageFenced(text)
+
+    @property
+    def ran(self) -> bool:
+        return bool(self._ask_again("failures", self._action)["ran"])
 
     def count_restart_as_failure(self) -> None:
         """The action has failed. If the sidecar was restarted in the meantime, count that as a failure."""

@@ -100,8 +100,6 @@ class CheckpointStorage:
     def __init__(
         self, url: str | os.PathLike[str], *, retained: int = 3, options: Mapping[str, Any] | None = None
     ) -> None:
-        if retained < 1:
-            raise ValueError(f"retained must be at least 1, is {retained}")
         self._files = Files(url, options)
         self._options = options
         self._retained = retained

@@ -183,9 +183,9 @@ async def test_a_rate_and_a_number_of_users_together() -> None:
 def test_wrong_limits_are_refused() -> None:
     for limits, text in [
         ({}, "limit nothing"),
-        ({"per_s": 0}, "per_s must be positive"),
-        ({"per_s": 1, "burst": 0}, "must be at least 1"),
-        ({"concurrency": 0}, "must be at least 1"),
+        ({"per_s": 0}, "per_s must be a positive number, not 0"),
+        ({"per_s": 1, "burst": 0}, "must be an int of at least 1"),
+        ({"concurrency": 0}, "must be an int of at least 1"),
     ]:
         with pytest.raises(ValueError, match=text):
             Permits("api", **limits)

@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[type, str]] = {
 
 
 class Bug(Exception):
-    """Stands for an error of Headgate's own."""
+    """Stands for an error inside Headgate."""
 
 
 class Breaks:
@@ -173,7 +173,7 @@ async def _check_refusals(app: Application) -> None:
         app.operators.find(OPERATOR)
     check_text(found.value)
     assert isinstance(found.value.__cause__, Bug)
-    assert list(app.operators.observed) == [OTHER], "whoever looks at the operators asks no actor that is gone"
+    assert list(app.operators.observed) == [OTHER], "a status asks no actor that is gone"
     settled = await app.kit.drive(app.operators.settle_one(OPERATOR, 10.0))
     check_text(RuntimeError(settled.failed))
     for task in await app.running():
@@ -186,6 +186,7 @@ class BrokenRuns:
     """The runs of an action whose operator broke."""
 
     fenced = None
+    ran = True
 
     def __init__(self) -> None:
         self.failures: tuple[int, BaseException | None] = (0, None)

@@ -129,12 +129,8 @@ class Group(GroupInTask, Primitive):
         Primitive.__init__(self, name)
         self._min_size = size if min_size is None else min_size
         self._max_size = size if max_size is None else max_size
-        if self._min_size is not None and self._min_size < 1:
-            raise ValueError(f"a group has at least one member, so size and min_size must be at least 1, not {size}")
         if self._max_size is not None and self._max_size < (self._min_size or 1):
             raise ValueError(f"max_size must be at least min_size ({self._min_size or 1}), not {self._max_size}")
-        if timeout_s <= 0 or min(join_wait_s, start_wait_s, error_grace_s) < 0:
-            raise ValueError("timeout_s must be positive, and the other times of a group must not be negative")
         self._timeout_s = timeout_s
         self._times = {"join_wait_s": join_wait_s, "start_wait_s": start_wait_s, "error_grace_s": error_grace_s}
         self._resume = resume
@@ -224,7 +220,10 @@ class _GroupCoordinator(OperatorCoordinator):
 
     def _take_blob(self, member: Member, generation: int, offset: int, size: int, data: bytes) -> None:
         if size > BLOB_BYTES_MAX:
-            raise ValueError(f"the blob of a checkpoint has {size} bytes, and at most {BLOB_BYTES_MAX} are allowed")
+            raise ValueError(
+                f"the blob of a checkpoint has {size} bytes, and at most {BLOB_BYTES_MAX} are allowed: store it "
+                "elsewhere, and save its place"
+            )
         if offset == 0:
             self._blobs[member] = generation, bytearray()
         of_generation, blob = self._blobs.get(member, (0, bytearray()))

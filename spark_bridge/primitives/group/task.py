@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from protocol.arguments import INT64, checked
+from protocol.arguments import INT64, Rule, checked
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_event
@@ -52,6 +52,9 @@ class GroupCheckpoint:
 
     step: int
     blob: bytes = field(repr=False)
+
+
+BLOB = Rule("bytes, so encode it first", lambda blob: True)
 
 
 class GroupMember:
@@ -235,7 +238,7 @@ class GroupMember:
 
         return communicate()
 
-    @checked(step=INT64)
+    @checked(step=INT64, blob=BLOB)
     def save(self, step: int, blob: bytes | None = None) -> None:
         """Keep a checkpoint on the driver, from which the next generation continues. Raises as ``barrier``.
 
@@ -244,8 +247,8 @@ class GroupMember:
         next generation shows whether it was complete.
         """
         if self.rank == 0:
-            if not isinstance(blob, bytes | bytearray | memoryview):
-                raise TypeError(f"save() takes the blob of rank 0 as bytes, not {type(blob).__name__}: encode it first")
+            if blob is None:
+                raise TypeError("blob must be bytes at rank 0, not None: encode what the next generation needs")
             self._check()
             data = bytes(blob)
             for offset in range(0, len(data) or 1, PIECE_BYTES):
@@ -257,7 +260,9 @@ class GroupMember:
 
     def _check(self) -> None:
         if self._over:
-            raise LocalProtocolError(f"this member cannot call any more: {self._over}")
+            raise LocalProtocolError(
+                f"this member cannot call any more: {self._over}; enter the group again with `with group as member:`"
+            )
         self._part.check(self.generation)
 
     def _call(self, kind: str, value: bytes | int | None) -> tuple[Any, ...]:

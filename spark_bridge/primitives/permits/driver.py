@@ -62,10 +62,6 @@ class Permits(PermitsInTask, Primitive):
         Primitive.__init__(self, name)
         if per_s is None and concurrency is None:
             raise ValueError(f"permits {name!r} limit nothing: pass per_s, concurrency or both")
-        if per_s is not None and not per_s > 0:
-            raise ValueError(f"per_s must be positive, not {per_s}")
-        if burst < 1 or (concurrency is not None and concurrency < 1):
-            raise ValueError(f"burst and concurrency must be at least 1, not {burst} and {concurrency}")
         self._slots = concurrency or 0
         self._book = _Book(per_s, burst, self._slots)
         self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst, 0.0).shares

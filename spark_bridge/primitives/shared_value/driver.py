@@ -120,8 +120,6 @@ class SharedValue(SharedValueInTask[T], Primitive):
 
         ``function`` must return a new object and leave its argument as it is. Otherwise as ``set``.
         """
-        if wait not in ("none", "all"):
-            raise ValueError(f'wait is "none" or "all", not {wait!r}')
         with self._lock:
             halves = list(self._halves)
             if wait == "all" and any(half.thread == threading.get_ident() for half in halves):

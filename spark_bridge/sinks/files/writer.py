@@ -60,8 +60,6 @@ class SinkWriter:
         context: SinkWriterContext | None = None,
     ) -> None:
         check_affixes(prefix, suffix)
-        if roll_bytes is not None and roll_bytes < 1:
-            raise ValueError(f"roll_bytes must be at least 1, not {roll_bytes}")
         self.name = name
         self._directory = SinkDirectory(url, name, options)
         self._names = context or SinkWriterContext(name, subtask, attempt, after)

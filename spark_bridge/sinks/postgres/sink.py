@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import checked, shown
+from protocol.arguments import ANY, checked, shown
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
@@ -45,7 +45,7 @@ class PostgresSink(TwoPhaseSink[Any]):
             of transactions that are prepared and not committed.
     """
 
-    @checked()
+    @checked(conninfo=ANY)
     def __init__(
         self,
         conninfo: str,
@@ -56,8 +56,8 @@ class PostgresSink(TwoPhaseSink[Any]):
         mode: Mode = "staged",
         name: str | None = None,
     ) -> None:
-        if isinstance(columns, str) or not columns:
-            raise SinkMisused(f"columns must be a list of names, not {columns!r}")
+        if not columns:
+            raise SinkMisused("columns must be a list of names, not an empty one")
         if mode not in ("staged", "prepared"):
             raise SinkMisused(f'mode must be "staged" or "prepared", not {shown(mode)}')
         if key and mode == "prepared":

@@ -80,8 +80,6 @@ class FileSource(Source):
             )
         if format is not None and format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-        if min(split_bytes, batch_rows, block_bytes) < 1:
-            raise ValueError("split_bytes, batch_rows and block_bytes must be at least 1")
         self._url = url
         self._format = format
         self._schema = schema
