@@ -628,8 +628,10 @@ class ActorCell(Generic[M]):
     @property
     def _handled(self) -> str:
         """The reason why the actor's code runs: the type of a message, or a stage of its life."""
-        handling = self.handling
-        return handling.what if isinstance(handling, _Call) else type(handling).__name__
+        handling, instance = self.handling, self._instance
+        if isinstance(handling, _Call):
+            return handling.what
+        return type(handling).__name__ if instance is None else instance.called_for(handling)
 
 
 def cell_of(ref: ActorRef[Any]) -> ActorCell[Any]:

@@ -39,11 +39,14 @@ __all__ = [
     "NOT_NEGATIVE",
     "PORT",
     "POSITIVE",
+    "REAL",
     "SCHEMA",
     "SECONDS",
     "WAIT",
+    "WAIT_MAX_S",
     "Rule",
     "check_fields",
+    "check_wait",
     "checked",
     "shown",
 ]
@@ -266,6 +269,18 @@ def _expectations(
         if hint is not Any or rule is not None:
             found[name] = _Expected(name, hint, rule)
     return found
+
+
+REAL = frozenset({float, int})
+WAIT_MAX_S = 1e300
+
+
+def check_wait(name: str, value: object) -> None:
+    """Check a number of seconds, 0 or more, in a function that is too busy for ``checked``. It looks itself first.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+    _Expected(name, float, WAIT).check(value)
 
 
 # --- functions and settings -------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
             *("SubtaskGateway.send_event", "SubtaskGateway.send_event_nowait", "SubtaskContext.count"),
-            *("SubtaskContext.observe", "SubtaskContext.wait_for_event", "sinks.SinkWriter.write"),
+            *("SubtaskContext.observe", "sinks.SinkWriter.write"),
             *("types.LiveGateways.send", "types.LiveGateways.broadcast", "types.LiveGateways.broadcast_nowait"),
             *("sources.SplitEnumeratorContext.send_event", "actors.Reply.fail"),
         ],
@@ -163,12 +163,16 @@ NOT_FOR_USERS: dict[str, str] = {
 """Public functions whose arguments are not checked. The reason for each."""
 
 _GIVEN = "takes the context that Headgate has just given to the operator"
+CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask"}
+"""They are called for each message, and look at their arguments themselves."""
+
 ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
     "sinks.SinkWriter.for_subtask(context)": _GIVEN,
     "sinks.SinkWriter.send_sealed(context)": _GIVEN,
     "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",
+    "actors.ActorRef.ask(build)": "it is called immediately",
     "actors.testing.TestProbe.expect(expected)": "a class, or a union of classes",
     **dict.fromkeys(
         ["actors.Timers.cancel(key)", "actors.Timers.is_active(key)", "actors.Timers.start(key)"], "any key of a dict"
@@ -361,8 +365,14 @@ def call_with(parameter: Parameter, value: Any, *, others: bool) -> BaseExceptio
         result = parameter.function(*positional, **given)
     except BaseException as error:
         return error
-    if inspect.iscoroutine(result) or hasattr(result, "close"):
-        result.close()
+    try:
+        if parameter.owner in CHECKED_WHEN_AWAITED:
+            result.send(None)
+    except BaseException as error:
+        return error
+    finally:
+        if hasattr(result, "close"):
+            result.close()
     return None
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
-from protocol.arguments import NOT_NEGATIVE, WAIT, checked
+from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
 from protocol.subtask.types import (
@@ -161,7 +161,6 @@ class SubtaskContext(Generic[Sent]):
         """
         self._counters().observe(name, value)
 
-    @checked(timeout_s=WAIT)
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
@@ -177,6 +176,8 @@ class SubtaskContext(Generic[Sent]):
                 receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
             AttemptOver: the attempt is over.
         """
+        if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
+            check_wait("timeout_s", timeout_s)
         if self._runs_inside("snapshot_state"):
             raise LocalProtocolError(
                 "request() cannot be used inside snapshot_state(): the coordinator answers only after it has returned. "
@@ -230,6 +231,8 @@ class SubtaskContext(Generic[Sent]):
                 the task's own.
             AttemptOver: the attempt is over.
         """
+        if timeout_s is not None and (type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S):
+            check_wait("timeout_s", timeout_s)
         self._enter("wait_for_event")
         if not self._channel.wait_for_item(timeout_s):
             return 0
