@@ -530,9 +530,8 @@ def _explained(watch: CallWatch) -> Iterator[None]:
     try:
         yield
     except AskTimeout as error:
-        detail = watch.describe()
-        if not detail:
-            raise
+        detail = watch.describe() or "nothing says what it waits for"
+        detail += "; sidecar.explain() says who waits for whom, and a longer timeout_s gives it more time"
         raise AskTimeout(error.actor, error.message_type, error.timeout_s, detail) from error
 
 

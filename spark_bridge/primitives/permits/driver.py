@@ -38,11 +38,11 @@ class Permits(PermitsInTask, Primitive):
     ``sidecar.permits(name, per_s=20)`` makes it, and ``coordinate(..., uses=[permits])`` gives it to an operator;
     several operators may share it. In the functions that the tasks run, ``with permits:`` waits for a permit.
 
-    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. At a high rate the tasks hold a
-    few permits ahead of need, so that the usual use costs no round trip; a task that dies takes those of about a tenth
-    of a second with it. At most ``concurrency`` tasks or threads are inside ``with permits:`` at the same time. The
-    places of an attempt that is lost become free when Spark or the sidecar knows that it is over. Waiting tasks are
-    served in the order in which they ask.
+    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. If ``per_s`` is at least
+    100, and ``burst`` more than a twentieth of it, the tasks hold a few permits ahead of need, so that the usual use
+    costs no round trip; a task that dies takes those of about a tenth of a second with it. At most ``concurrency``
+    tasks or threads are inside ``with permits:`` at the same time. The places of an attempt that is lost become free
+    when Spark or the sidecar knows that it is over. Waiting tasks are served in the order in which they ask.
 
     Args:
         name: the name of the part, at most 200 characters.

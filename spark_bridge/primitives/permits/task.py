@@ -70,7 +70,9 @@ class PermitsPart(TaskPart):
         if due is not None and due > self._now():
             if due > deadline:
                 self.release()
-                raise self._context.timed_out(f"no permit of {self._name!r} within {timeout_s:g} s")
+                raise self._context.timed_out(
+                    f"no permit of {self._name!r} within {timeout_s:g} s: raise its limits, or wait longer"
+                )
             self._context.sleep(due - self._now())
 
     def _ask(self, needs_slot: bool, timeout_s: float) -> float:
