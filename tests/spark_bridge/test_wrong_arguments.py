@@ -19,8 +19,8 @@ from headgate import CheckpointConfig, FixedDelay, GatewayLimits, LedgerConfig, 
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
+from spark_bridge.driver import runtime
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
-from spark_bridge.driver.runtime import with_heartbeats
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -84,20 +84,20 @@ def test_heartbeats_are_set_in_one_place(setting: str) -> None:
         else {"interval_s": None, "timeout_s": 9.0}
     )
     with pytest.raises(ValueError, match=r"gateway must be without heartbeats .*heartbeat_interval_s=0\.5"):
-        with_heartbeats(given, GatewayLimits(), **times)
+        runtime.with_heartbeats(given, GatewayLimits(), **times)
 
 
 def test_a_timeout_of_heartbeats_alone_is_refused_unless_the_sidecar_has_an_interval() -> None:
     with pytest.raises(ValueError, match=r"heartbeat_interval_s must be given with heartbeat_timeout_s=9\.0"):
-        with_heartbeats(None, GatewayLimits(), None, 9.0)
-    limits = with_heartbeats(None, GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0), None, 9.0)
+        runtime.with_heartbeats(None, GatewayLimits(), None, 9.0)
+    limits = runtime.with_heartbeats(None, GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0), None, 9.0)
     assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s) == (2.0, 9.0)
 
 
 def test_heartbeats_of_an_operator_replace_those_of_the_sidecar_and_keep_its_other_limits() -> None:
     default = GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0, events_max=7)
-    assert with_heartbeats(None, default, None, None) is default
-    limits = with_heartbeats(GatewayLimits(events_max=9), default, 0.25, 1.0)
+    assert runtime.with_heartbeats(None, default, None, None) is default
+    limits = runtime.with_heartbeats(GatewayLimits(events_max=9), default, 0.25, 1.0)
     assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s, limits.events_max) == (0.25, 1.0, 9)
 
 
