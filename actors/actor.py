@@ -49,6 +49,10 @@ class Actor(Generic[M]):
             cause: None for a normal stop, else the failure; also a failure before a restart.
         """
 
+    def called_for(self, message: object) -> str:
+        """The name under which the log and hooks speak of the code that handles ``message``: by default, its type."""
+        return type(message).__name__
+
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
         """Whether to continue after foreign code has cancelled the actor's task between two messages.
 

@@ -44,6 +44,7 @@ from actors.supervision import Decision, Directive, Failure, Supervision, decide
 from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
+from protocol.arguments import checked
 from protocol.describing import name_of
 
 M = TypeVar("M")
@@ -628,8 +629,10 @@ class ActorCell(Generic[M]):
     @property
     def _handled(self) -> str:
         """The reason why the actor's code runs: the type of a message, or a stage of its life."""
-        handling = self.handling
-        return handling.what if isinstance(handling, _Call) else type(handling).__name__
+        handling, instance = self.handling, self._instance
+        if isinstance(handling, _Call):
+            return handling.what
+        return type(handling).__name__ if instance is None else instance.called_for(handling)
 
 
 def cell_of(ref: ActorRef[Any]) -> ActorCell[Any]:
@@ -685,6 +688,7 @@ class _Context(ActorContext[M]):
     def spawn(self, factory: Callable[[], Actor[N]], **options: Any) -> ActorRef[N]:
         return self._cell.system.spawn_child(self._cell, factory, **options)
 
+    @checked()
     def stop(self, ref: ActorRef[Any] | None = None) -> None:
         cell = self._cell if ref is None else cell_of(ref)
         if cell is self._cell:
@@ -692,12 +696,15 @@ class _Context(ActorContext[M]):
         else:
             cell.system.request_stop(cell)
 
+    @checked()
     def watch(self, ref: ActorRef[Any]) -> None:
         self._cell.watches.watch(cell_of(ref).watches)
 
+    @checked()
     def unwatch(self, ref: ActorRef[Any]) -> None:
         self._cell.watches.unwatch(cell_of(ref).watches)
 
+    @checked()
     def run(
         self,
         coroutine_function: Callable[..., Awaitable[T]],
@@ -707,6 +714,7 @@ class _Context(ActorContext[M]):
     ) -> Background:
         return self._cell.run_background(coroutine_function, args, on_result, on_error)
 
+    @checked()
     def run_in_thread(
         self,
         function: Callable[..., T],

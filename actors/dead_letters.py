@@ -14,6 +14,7 @@ from typing import Any
 
 from actors.mailbox import DeadLetterReason
 from actors.ref import ActorRef
+from protocol.arguments import checked
 from protocol.describing import name_of
 
 __all__ = ["DeadLetter", "DeadLetterReason", "DeadLetters"]
@@ -46,6 +47,7 @@ class DeadLetters:
         self._subscribers: dict[int, Callable[[DeadLetter], object]] = {}
         self.counts: Counter[DeadLetterReason] = Counter()
 
+    @checked()
     def subscribe(self, callback: Callable[[DeadLetter], object]) -> Callable[[], None]:
         """Call ``callback`` with each dead letter from now on. Returns the function that ends the subscription.
 

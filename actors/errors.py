@@ -114,13 +114,15 @@ class NameTaken(ActorError):
         self.actor = actor
 
     def __str__(self) -> str:
-        return f"there is already an actor {self.actor!r}"
+        return f"there is already an actor {self.actor!r}: choose another name, or stop that one first"
 
 
 class SystemNotRunning(ActorError):
     """The actor system has not been entered, is shutting down, or has ended."""
 
-    def __init__(self, system: str, detail: str = "is not running") -> None:
+    def __init__(
+        self, system: str, detail: str = "is not running: enter it with `async with`, and use it inside the block"
+    ) -> None:
         super().__init__(system, detail)
         self.system = system
         self.detail = detail

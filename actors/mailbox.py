@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from actors.errors import ActorStopped, MailboxFull
+from protocol.arguments import AT_LEAST_1, check_fields
 
 
 class DeadLetterReason(Enum):
@@ -69,8 +70,7 @@ class MailboxConfig:
     on_full: OnFull = OnFull.WAIT
 
     def __post_init__(self) -> None:
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError("the capacity of a mailbox must be 1 or more, or None")
+        check_fields(self, capacity=AT_LEAST_1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from actors.errors import AskTimeout, MailboxFull, WouldDeadlock
 from actors.gate import Gate
 from actors.mailbox import DeadLetterReason, Envelope, Mailbox, MailboxStatistics, OnFull
 from actors.waits import Named, WaitBoard, current_actor
+from protocol.arguments import REAL, WAIT_MAX_S, check_wait
 
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
@@ -194,6 +195,8 @@ class ActorRef(Generic[M_contra]):
             MailboxFull: The mailbox's policy refused or dropped the message.
             Exception: Whatever the actor gave to ``Reply.fail``.
         """
+        if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
+            check_wait("timeout_s", timeout_s)
         cell, mailbox = self._cell, self._mailbox
         system = cell.system
         future: asyncio.Future[T] = system.loop.create_future()

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.arguments import FACTOR, WAIT, check_fields
+
 
 class Directive(Enum):
     """What happens to an actor that failed."""
@@ -58,14 +60,11 @@ class Supervision:
     when_exhausted: Directive = Directive.ESCALATE
 
     def __post_init__(self) -> None:
-        if self.max_restarts is not None and self.max_restarts < 0:
-            raise ValueError("max_restarts must be 0 or more, or None")
-        if self.within_s is not None and self.within_s <= 0:
-            raise ValueError("within_s must be positive, or None")
-        if self.backoff_s < 0 or self.backoff_max_s < 0 or self.backoff_factor < 1:
-            raise ValueError("back-off times must be 0 or more and the factor 1 or more")
+        check_fields(self, backoff_s=WAIT, backoff_factor=FACTOR, backoff_max_s=WAIT)
         if self.when_exhausted in (Directive.RESTART, Directive.RESUME):
-            raise ValueError("when_exhausted must be STOP or ESCALATE: the others would never end")
+            raise ValueError(
+                f"when_exhausted must be STOP or ESCALATE, not {self.when_exhausted.name}: that would never end"
+            )
 
 
 @dataclass(frozen=True, slots=True)

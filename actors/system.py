@@ -40,6 +40,7 @@ from actors.signals import StopCommand
 from actors.supervision import Supervision
 from actors.threads import USER
 from actors.waits import WaitBoard, current_actor
+from protocol.arguments import NAME, checked
 from protocol.describing import name_of
 
 M = TypeVar("M")
@@ -71,6 +72,7 @@ class ActorSystem:
         gate: Decides whose turn it is; for test kits.
     """
 
+    @checked(name=NAME)
     def __init__(
         self,
         name: str = "actors",
@@ -112,7 +114,7 @@ class ActorSystem:
 
     async def __aenter__(self) -> ActorSystem:
         if self._entered:
-            raise SystemNotRunning(self.name, "can be entered only once")
+            raise SystemNotRunning(self.name, "can be entered only once: make a new ActorSystem")
         self._entered = True
         return await self._host.enter()
 
@@ -198,6 +200,7 @@ class ActorSystem:
         if cancelled is not None:
             raise cancelled
 
+    @checked()
     def spawn(
         self,
         factory: Callable[[], Actor[M]],
@@ -225,6 +228,7 @@ class ActorSystem:
             None, factory, name=name, mailbox=mailbox, supervision=supervision, log_context=log_context
         )
 
+    @checked()
     async def stop(self, ref: ActorRef[Any]) -> None:
         """Stop an actor after the message that it is handling, and wait until it is over.
 
@@ -236,7 +240,7 @@ class ActorSystem:
         caller = current_actor.get()
         while caller is not None:
             if caller is cell:
-                raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor")
+                raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor; use context.stop() there")
             caller = caller.parent
         cell.mailbox.signal(StopCommand())
         await self.join([cell])
@@ -355,6 +359,7 @@ class ActorSystem:
             for timer in timers:
                 timer.cancel()
 
+    @checked()
     def cut_off(self, ref: ActorRef[Any], *, hard: bool = False) -> None:
         """Cancel what an actor and its children are doing. They end; ``stopped`` still runs, unless ``hard``."""
         cell_of(ref).cut_off(hard=hard)
@@ -365,6 +370,7 @@ class ActorSystem:
         for cell in tuple(self._cells):
             cell.cut_off(hard=hard)
 
+    @checked()
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop, from any thread. Raises ``SystemNotRunning`` once the loop is closed."""
         try:
@@ -372,6 +378,7 @@ class ActorSystem:
         except RuntimeError as closed:
             raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
 
+    @checked()
     def run_from_thread(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
         """Run ``function(*args)``, an async function, in this system; call it from any other thread.
 
@@ -404,6 +411,7 @@ class ActorSystem:
         self.call_threadsafe(begin)
         return outcome
 
+    @checked()
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread. A cancellation leaves the thread to end by itself."""
 

@@ -40,6 +40,7 @@ from actors.signals import Signal, Terminated
 from actors.system import ActorSystem
 from actors.virtual_clock import VirtualClock, settle
 from actors.virtual_loop import VirtualLoop, virtual_loop
+from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
 
 __all__ = [
     "Candidate",
@@ -160,6 +161,7 @@ class DeterministicKit:
         with self._moving("step()"):
             return await self._step()
 
+    @checked(steps_max=AT_LEAST_1)
     async def run_until_idle(self, steps_max: int = 1_000_000) -> int:
         """Step until there is nothing to deliver; returns the number of steps.
 
@@ -168,11 +170,13 @@ class DeterministicKit:
         with self._moving("run_until_idle()"):
             return await self._run_until_idle(steps_max)
 
+    @checked(by_s=WAIT)
     async def advance(self, by_s: float) -> None:
         """Let ``by_s`` seconds pass. After each timer that comes due, run everything that follows from it."""
         with self._moving("advance()"):
             await self.clock.advance(by_s)
 
+    @checked()
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine (an ``ask``, a ``send``) and step until it is done. It sees virtual time, as actors do.
 
@@ -208,6 +212,7 @@ class DeterministicKit:
             raise errors[0]
         return results[0]
 
+    @checked(name=NAME)
     def probe(self, name: str | None = None) -> TestProbe[Any]:
         """A probe in this system. Instead of waiting, it steps."""
         return TestProbe(self.system, name=name, kit=self)
@@ -259,6 +264,7 @@ class DeterministicKit:
 _Chooser: TypeAlias = Callable[[Sequence[Candidate]], int]
 
 
+@checked(seed=ANY)
 @asynccontextmanager
 async def deterministic_system(
     name: str = "deterministic",
@@ -343,6 +349,7 @@ class TestProbe(Generic[M]):
 
     __test__ = False  # not a test class, although its name begins with Test
 
+    @checked(name=NAME)
     def __init__(
         self,
         system: ActorSystem,
@@ -362,6 +369,7 @@ class TestProbe(Generic[M]):
         self._news = asyncio.Event()
         self.ref: ActorRef[M] = system.spawn(lambda: _ProbeActor(self), name=name, mailbox=MailboxConfig(capacity=None))
 
+    @checked()
     def watch(self, ref: ActorRef[Any]) -> None:
         """Watch another actor, for ``expect_terminated``."""
         if self._context is not None:
@@ -381,6 +389,7 @@ class TestProbe(Generic[M]):
         assert message == expected, f"expected {expected!r}, got {message!r}"
         return message
 
+    @checked()
     async def expect_terminated(self, ref: ActorRef[Any]) -> BaseException | None:
         """Take the next signal; it must be the ``Terminated`` of ``ref``. Returns its cause."""
         signal = await self._next(self.signals)

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from actors.clock import Clock, Scheduled
 from actors.mailbox import Envelope, Mailbox
+from protocol.arguments import WAIT, checked
 
 M = TypeVar("M")
 
@@ -32,6 +33,7 @@ class Timers(Generic[M]):
         self._refuse_if_over = refuse_if_over
         self._by_key: dict[Hashable, _Timer] = {}
 
+    @checked(delay_s=WAIT)
     def start(self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None) -> None:
         """Deliver ``message`` to this actor after ``delay_s`` seconds, and then every ``every_s`` seconds.
 
@@ -50,14 +52,13 @@ class Timers(Generic[M]):
         """
         if delay_s is None and every_s is None:
             raise ValueError("a timer needs delay_s, every_s or both")
-        if (delay_s is not None and delay_s < 0) or (every_s is not None and every_s <= 0):
-            raise ValueError("delay_s must be 0 or more and every_s positive")
         self.cancel(key)
         self._refuse_if_over("timers")
         first_s = delay_s if delay_s is not None else every_s
         assert first_s is not None
         self._by_key[key] = _Timer(self, key, message, first_s, every_s)
 
+    @checked()
     def cancel(self, key: Hashable) -> bool:
         """End the timer with this key; False if there is none. Its message is not delivered any more."""
         timer = self._by_key.pop(key, None)
@@ -72,6 +73,7 @@ class Timers(Generic[M]):
             timer.cancel()
         self._by_key.clear()
 
+    @checked()
     def is_active(self, key: Hashable) -> bool:
         """Whether the timer with this key may still deliver."""
         return key in self._by_key

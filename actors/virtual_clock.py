@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Awaitable, Callable
 
 from actors.clock import Scheduled
+from protocol.arguments import WAIT, checked
 
 
 async def settle() -> None:
@@ -28,6 +29,7 @@ class VirtualClock:
 
     __slots__ = ("_calls", "_now", "_number", "between")
 
+    @checked(start_s=WAIT)
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s
         self._number = 0
@@ -58,13 +60,12 @@ class VirtualClock:
             heapq.heappop(self._calls)
         return self._calls[0][0] if self._calls else None
 
+    @checked(by_s=WAIT)
     async def advance(self, by_s: float) -> None:
         """Let ``by_s`` seconds pass. Calls that come due run in the order of their times, each at its time.
 
         Raises ``ValueError`` if ``by_s`` is negative.
         """
-        if by_s < 0:
-            raise ValueError("time cannot go backwards")
         until = self._now + by_s
         await self.between()
         while (due := self.next_due_s()) is not None and due <= until:

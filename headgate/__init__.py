@@ -42,7 +42,8 @@ Inspecting:
     ``CheckpointStorage`` reads stored checkpoints. ``Sidecar.status`` and ``OperatorHandle.statistics`` return plain
     values.
 Errors:
-    All have the base ``HeadgateError``. A wrong argument raises ``TypeError`` or ``ValueError`` instead.
+    Those in ``headgate.errors`` have the base ``HeadgateError``. A wrong argument raises ``TypeError`` or
+    ``ValueError`` instead.
 
 What fewer programs need is in modules of this package:
 

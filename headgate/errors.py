@@ -3,7 +3,8 @@
 """The errors that a program may want to catch.
 
 All have the base ``HeadgateError``, which is also in ``headgate``. So do those that only a traceback shows, and that no
-program needs to tell apart. A wrong argument raises ``TypeError`` or ``ValueError`` instead::
+program needs to tell apart. A wrong argument raises ``TypeError`` or ``ValueError`` instead, a missing package
+``ModuleNotFoundError``, and an input that does not exist ``FileNotFoundError``::
 
     HeadgateError
         AskTimeout

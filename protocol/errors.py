@@ -53,7 +53,11 @@ class HandshakeFailed(RemoteProtocolError):
 
 
 class AttemptOver(ProtocolError):
-    """The task attempt that the event was sent to, or from which it came, is over. The event was not delivered."""
+    """The task attempt that an event was for, or came from, is over.
+
+    If the call that sends raises it, the event was not sent. If a ``Confirmation`` does, the event had left, and its
+    receiver may or may not have handled it.
+    """
 
 
 class ConfirmationTimeout(AttemptOver):

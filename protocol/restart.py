@@ -10,13 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-def _check(restarts_max: int | None, **seconds: float) -> None:
-    if restarts_max is not None and restarts_max < 0:
-        raise ValueError(f"restarts_max must be 0 or more, or None for any number, not {restarts_max}")
-    for name, value in seconds.items():
-        if value < 0:
-            raise ValueError(f"{name} must not be negative: {value}")
+from protocol.arguments import FACTOR, WAIT, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +21,7 @@ class FixedDelay:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.restarts_max, delay_s=self.delay_s)
+        check_fields(self, delay_s=WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +39,9 @@ class ExponentialDelay:
     restarts_max: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.restarts_max, initial_s=self.initial_s, reset_after_s=self.reset_after_s)
-        if self.multiplier < 1 or self.maximum_s < self.initial_s:
-            raise ValueError(f"multiplier must be at least 1, and maximum_s not below initial_s: {self}")
+        check_fields(self, initial_s=WAIT, maximum_s=WAIT, reset_after_s=WAIT, multiplier=FACTOR)
+        if self.maximum_s < self.initial_s:
+            raise ValueError(f"maximum_s must be at least initial_s ({self.initial_s!r}), not {self.maximum_s!r}")
 
 
 RestartStrategy = FixedDelay | ExponentialDelay

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocol.arguments import ANY, check_fields
 from protocol.wire.keys import KeyRing
 from spark_bridge.errors import SidecarError
 from spark_bridge.subtask.tls import digest_of
@@ -39,6 +40,9 @@ class TlsCertificate:
     certificate: str | os.PathLike[str]
     private_key: str | os.PathLike[str] | None = None
     password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self, password=ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,9 @@ def _server_context(tls: bool | TlsCertificate, keys: KeyRing) -> ssl.SSLContext
     except (OSError, ValueError) as error:
         raise SidecarError(
             f"cannot use the certificate {os.fspath(tls.certificate)} with the private key "
-            f"{os.fspath(tls.private_key)}: {error}"
+            f"{os.fspath(tls.private_key)}: {error}; pass two files in PEM form that belong together, and "
+            "password= for "
+            "an encrypted key"
         ) from error
     return context
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from protocol.describing import describe
 from protocol.errors import HeadgateError
 
 
@@ -17,6 +18,24 @@ class SidecarNotRunning(SidecarError):
 
 class CoordinatorStartError(SidecarError):
     """The factory or ``start`` of a coordinator raised. The cause is chained, and the coordinator is closed."""
+
+
+class OperatorBroken(SidecarError):
+    """An operator has ended because Headgate itself failed inside it; the cause is chained. Others continue.
+
+    That is a bug of Headgate. The name can be used again after ``release``, or with ``replace=True``.
+    """
+
+    @classmethod
+    def because(cls, operator_id: str, cause: BaseException) -> OperatorBroken:
+        """The error with its text, and the cause chained."""
+        error = cls(
+            f"operator {operator_id!r} has ended, because Headgate itself failed inside it: {describe(cause)}. This is "
+            "a bug of Headgate, not of your program: please report it with the log of the driver. Other operators "
+            "continue. To use this one again, coordinate it with replace=True and run the job again"
+        )
+        error.__cause__ = cause
+        return error
 
 
 class RestartsExhausted(SidecarError):

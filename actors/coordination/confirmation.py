@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 
+from protocol.arguments import checked
 from protocol.errors import AttemptOver
 
 
@@ -58,6 +59,7 @@ class Confirmation:
         """Why the event will never be confirmed; None if it was, or if that is still open."""
         return self._error
 
+    @checked()
     def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
         """Call ``callback(self)`` on the event loop when the outcome is known; immediately if it already is."""
         if self._done:

@@ -47,6 +47,7 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.coordination.parts_cut import part_of
+from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.reply import (
     OpenReplies,
     Reply,
@@ -182,6 +183,16 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_lifecycle(context, fact)
             case _:
                 await self._handle_lifecycle(context, message)
+
+    def called_for(self, message: object) -> str:
+        """The method of the user's coordinator, with its class, that handles a message."""  # H9
+        if isinstance(message, Timed):
+            message = message.message
+        method = message.caller if isinstance(message, CallHandler) else METHODS.get(type(message))
+        coordinator = main_of(self._coordinator)
+        if isinstance(coordinator, RecreateOnReset):
+            coordinator = coordinator.current or coordinator
+        return super().called_for(message) if method is None else f"{type(coordinator).__qualname__}.{method}"
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
@@ -507,6 +518,27 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._statistics.failures += 1
         by_kind = self._statistics.failures_by_kind
         by_kind[kind] = by_kind.get(kind, 0) + 1
+
+
+METHODS: dict[type, str] = {
+    StartCoordinator: "start",
+    EventArrived: "handle_event_from_operator",
+    RequestArrived: "handle_request",
+    ClientRequest: "handle_client_request",
+    SnapshotCoordinator: "checkpoint_coordinator",
+    SubtaskReadyWithGateway: "subtask_ready",
+    SubtaskSuspected: "subtask_suspected",
+    SubtaskResponsive: "subtask_responsive",
+    SubtaskFailed: "subtask_failed",
+    SubtaskFinished: "subtask_finished",
+    SubtaskResetToCheckpoint: "subtask_reset",
+    OperatorResetToCheckpoint: "reset_to_checkpoint",
+    RunEnded: "run_ended",
+    NotifyCheckpointComplete: "notify_checkpoint_complete",
+    NotifyCheckpointAborted: "notify_checkpoint_aborted",
+    NotifyCheckpointDiscarded: "notify_checkpoint_discarded",
+}
+"""The user's method that a message leads to."""
 
 
 def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[], None]) -> None:

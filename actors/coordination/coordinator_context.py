@@ -15,6 +15,7 @@ from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.messages import CallHandler, CoordinatorMessage
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import is_fatal
+from protocol.arguments import WAIT, checked
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 
@@ -68,16 +69,19 @@ class ContextOfActor:
     def handles_restored(self) -> bool:
         return self._actor.taken.handles_restored
 
+    @checked()
     def events_taken(self, subtask: int) -> int:
         return self._actor.taken.position(subtask)
 
     async def look_at_run(self) -> StageLook:
         return await self._actor.look_at_run()
 
+    @checked()
     def fail_job(self, cause: BaseException | str) -> None:
         error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
         self._actor.raise_global_failure("fail_job", error, self._context)
 
+    @checked()
     def call_async(
         self,
         function: Callable[..., T],
@@ -91,6 +95,7 @@ class ContextOfActor:
             on_error=partial(_handle_error, "call_async", handler),
         )
 
+    @checked()
     def run_in_background(
         self,
         coroutine_function: Callable[..., Awaitable[T]],
@@ -104,10 +109,12 @@ class ContextOfActor:
             on_error=partial(_handle_error, "run_in_background", handler),
         )
 
+    @checked(delay_s=WAIT)
     def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
         self._timers += 1
         self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
 
+    @checked()
     def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
         with suppress(SystemNotRunning):
             self._context.self_ref.tell_threadsafe(CallHandler(handler))

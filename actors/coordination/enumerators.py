@@ -16,6 +16,7 @@ from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.coordination.user_calls import call_each
 from actors.threads import USER
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.describing import describe, show
 from protocol.known_keys import KnownKeys
 from protocol.source_events import SplitAt
@@ -62,6 +63,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             again, as a new one. Only for splits that end: a reader may still have one that does not. None: never.
     """
 
+    @checked(batch_size=AT_LEAST_1)
     def __init__(
         self,
         discover: Callable[[], Iterable[Any]],
@@ -73,12 +75,6 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         backlog: Callable[[Any, Any], int] | None = None,
         forget_after_s: float | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        if every_s is not None and not every_s > 0:
-            raise ValueError(f"every_s must be positive, or None to look once, not {every_s}")
-        if forget_after_s is not None and not forget_after_s > 0:
-            raise ValueError(f"forget_after_s must be positive, or None to forget nothing, not {forget_after_s}")
         self._discover = discover
         self._every_s = every_s
         self._key = key
@@ -296,7 +292,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         state: bytes | None = None,
     ) -> None:
         if not sources:
-            raise ValueError("a hybrid source needs at least one source")
+            raise ValueError("a hybrid source needs at least one source: pass them in the order in which they are read")
         self._sources = tuple(sources)
         self._restored: list[bytes | None] = []
         self._begun: list[SplitEnumerator] = []

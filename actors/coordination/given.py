@@ -75,7 +75,10 @@ class _CheckedFactory:
         if not isinstance(built, OperatorCoordinator):
             if iscoroutine(built):
                 built.close()
-            raise TypeError(f"the factory {self.name} returned {show(built)}, which is not an OperatorCoordinator")
+            raise TypeError(
+                f"the factory {self.name} returned {show(built)}, which is not an OperatorCoordinator: return an "
+                "instance of a class that derives from it"
+            )
         if built is self._latest:
             raise TypeError(
                 f"the factory {self.name} returned the same coordinator again: it must build a new one at each call"

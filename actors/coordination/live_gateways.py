@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import SubtaskGateway
 from actors.coordination.parts_cut import PartsCut, part_of
+from protocol.arguments import checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import WireLimits, encode_event
@@ -163,6 +164,7 @@ class LiveGateways:
         """Whether every subtask has an attempt."""
         return not self._is_over() and self._table.complete
 
+    @checked()
     def gateways(self, subtask: int) -> tuple[SubtaskGateway, ...]:
         """The gateways of one subtask, the oldest first; empty if it has no attempt.
 
@@ -227,6 +229,7 @@ class LiveGateways:
                 )
         return tuple([gateway.send_encoded_nowait(payload, loss_tolerant, urgent, part) for gateway in gateways])
 
+    @checked()
     def when_all_ready(self, handler: Handler) -> None:
         """Call ``handler`` once, between other methods, as soon as every subtask has an attempt.
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from math import inf
 
 from actors import ActorRef, MailboxConfig
 from actors.coordination.announcer import GATEWAYS_PER_TURN
@@ -14,6 +13,7 @@ from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
+from protocol.arguments import AT_LEAST_1, NAME, check_fields
 from protocol.attempts import Decision, LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, TrackerEffect, TrackerInput
 from protocol.errors import HeadgateError
@@ -36,12 +36,6 @@ BarrierInjector = Callable[[ExecutionAttempt, int, int], None]
 
 
 METHOD_REPORT_S = 10.0
-
-
-def check_method_report(method_report_s: float) -> None:
-    """Raise ``ValueError`` unless the value is a time after which a method can be reported."""
-    if not 0 < method_report_s < inf:
-        raise ValueError(f"method_report_s must be a positive number of seconds, not {method_report_s!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class OperatorConfig:
     gateways_per_turn: int = GATEWAYS_PER_TURN
 
     def __post_init__(self) -> None:
-        check_method_report(self.method_report_s)
+        check_fields(self, operator_id=NAME, parallelism=AT_LEAST_1, gateways_per_turn=AT_LEAST_1)
         if self.restored is not None and self.mode is not RestoreMode.STREAMING:
             raise ValueError(
                 f"operator {self.operator_id!r} starts from checkpoint {self.restored.checkpoint_id}, but in batch mode"

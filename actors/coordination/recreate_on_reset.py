@@ -35,6 +35,7 @@ from actors.coordination.interface import CoordinatorContext, OperatorCoordinato
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
 from actors.exits import contained
+from protocol.arguments import checked
 from protocol.attempts import FailureReason
 from protocol.describing import name_of
 
@@ -93,6 +94,7 @@ class RecreateOnReset(OperatorCoordinator):
         name: the coordinator's name in logs; by default the factory's.
     """
 
+    @checked()
     def __init__(
         self,
         factory: Callable[[], OperatorCoordinator],
@@ -112,7 +114,7 @@ class RecreateOnReset(OperatorCoordinator):
 
     async def start(self, context: CoordinatorContext) -> None:
         if self._context is not None:
-            raise RuntimeError(f"{self._name} was started before")
+            raise RuntimeError(f"{self._name} was started before: make a new one for each operator")
         self._context = context
         await self._begin(self._context, self._current)
 

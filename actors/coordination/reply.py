@@ -24,6 +24,7 @@ from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception
+from protocol.arguments import ANY, checked
 from protocol.describing import describe
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
@@ -100,6 +101,7 @@ class Reply:
         """
         self._settle(lambda recipient: recipient.answer(value))
 
+    @checked(error=ANY)
     def fail(self, error: BaseException | str) -> None:
         """Fail the request. Has no effect if the reply is over.
 
@@ -110,8 +112,6 @@ class Reply:
             TypeError: ``error`` is neither an exception nor a text.
             LocalProtocolError: the reply is settled already, or the call comes from another thread.
         """
-        if not isinstance(error, BaseException | str):
-            raise TypeError(f"Reply.fail takes an exception or a text, not {type(error).__name__}")
         self._settle(lambda recipient: recipient.fail(error))
 
     def _settle(self, act: Callable[[Recipient], None]) -> None:
@@ -322,7 +322,7 @@ class OpenReplies:
 
     def close(self) -> None:
         """The coordinator is closed: what is open fails."""
-        self._fail_all("was closed before it answered this request")
+        self._fail_all("was closed before it answered this request: coordinate the operator again, then ask")
 
     def hear_loss(self, recipient: Recipient) -> None:
         """The user has lost the reply to this request. Any thread, also inside the garbage collector."""

@@ -33,6 +33,7 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
 from actors.coordination.turns import Begun, in_turns
 from actors.coordination.user_calls import call_each
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.attempts import FailureKind, FailureReason
 from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
@@ -80,6 +81,7 @@ class SplitEnumeratorContext:
         """The subtasks that have a ready attempt, in order."""
         return self._source.registered_readers()
 
+    @checked()
     def attempts(self, subtask: int) -> list[int]:
         """The numbers of the subtask's ready attempts, in order. Speculation can make it more than one."""
         return self._source.attempts(subtask)
@@ -88,6 +90,7 @@ class SplitEnumeratorContext:
         """Send an event to every ready attempt of a subtask. Does nothing if there is none."""
         await self._source.send(subtask, event)
 
+    @checked()
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
         """Give ``splits`` to a subtask. They are recorded, then sent as one event; an empty list sends nothing.
 
@@ -99,10 +102,12 @@ class SplitEnumeratorContext:
         # R117
         await self._source.assign_splits(subtask, list(splits))
 
+    @checked()
     def assigned_splits(self, subtask: int) -> list[Any]:
         """What each new attempt of a subtask is given first: the splits assigned to it since its last checkpoint."""
         return self._source.assigned_splits(subtask)
 
+    @checked()
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         """Forget that ``subtask`` was assigned splits that its reader has agreed not to read, and return them.
 
@@ -112,10 +117,12 @@ class SplitEnumeratorContext:
         """
         return self._source.take_back_splits(subtask, count, chosen)
 
+    @checked()
     async def signal_no_more_splits(self, subtask: int) -> None:
         """Tell a subtask, and each of its later attempts until a reset, that its input ends with what it has."""
         await self._source.signal_no_more_splits(subtask)
 
+    @checked()
     def has_no_more_splits(self, subtask: int) -> bool:
         """Whether the subtask was told that no more splits follow."""
         return self._source.has_no_more_splits(subtask)
@@ -198,9 +205,8 @@ class StaticSplitEnumerator(SplitEnumerator):
         EventEncodeError: a split is a value that an event cannot have.
     """
 
+    @checked(batch_size=AT_LEAST_1)
     def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         self._pending = PendingSplits()
         self._begun = Begun(self._restore(state) if state else self._take(list(splits)))
         self._batch_size = batch_size
@@ -270,6 +276,7 @@ class SourceCoordinator(OperatorCoordinator):
         enumerator: builds the ``SplitEnumerator`` from its state in a checkpoint, or from None at the beginning.
     """
 
+    @checked()
     def __init__(self, enumerator: Callable[[bytes | None], SplitEnumerator]) -> None:
         self._build = enumerator
         self._enumerator: SplitEnumerator | None = None
@@ -574,7 +581,6 @@ class SourceCoordinator(OperatorCoordinator):
             self._broken = error
             raise
         self._broken = None
-
 
 
 def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:

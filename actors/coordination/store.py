@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from protocol.arguments import checked
 from protocol.describing import show
 from protocol.errors import HeadgateError
 
@@ -45,37 +46,45 @@ class CoordinatorStore:
         self._values: dict[str, Any] = {}
         self._revoked = False
 
+    @checked()
     def contains(self, key: str) -> bool:
         """Whether there is a value."""
         with self._lock:
             return key in self._values
 
+    @checked()
     def get(self, key: str) -> Any | None:
         """Return the value, or None if there is none."""
         with self._lock:
             return self._values.get(key)
 
+    @checked()
     def put_if_absent(self, key: str, value: Any) -> Any | None:
         """Store ``value`` and return None if there is no value yet; otherwise return the present one, which stays."""
         if value is None:
-            raise TypeError(f"cannot store None under {show(key)}: None means that there is no value")
+            raise TypeError(
+                f"cannot store None under {show(key)}: None means that there is no value, and compute() removes one"
+            )
         with self._lock:
             present = self._values.get(key)
             if present is None:
                 self._write(key, value)
             return present
 
+    @checked()
     def compute_if_present(self, key: str, function: Callable[[Any], Any | None]) -> Any | None:
         """Replace a present value by ``function(value)`` and return that. If it is None, the value is removed."""
         with self._lock:
             present = self._values.get(key)
             return None if present is None else self._write(key, function(present))
 
+    @checked()
     def compute(self, key: str, function: Callable[[Any | None], Any | None]) -> Any | None:
         """As ``compute_if_present``, but also without a value: then ``function`` gets None."""
         with self._lock:
             return self._write(key, function(self._values.get(key)))
 
+    @checked()
     def apply(self, key: str, function: Callable[[Any | None], T]) -> T:
         """Return ``function(value)``, with None if there is no value. No other call comes in between."""
         with self._lock:

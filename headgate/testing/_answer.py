@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from protocol.arguments import checked
+
 T = TypeVar("T")
 
 
@@ -48,6 +50,7 @@ class Answer(Generic[T]):
         self._value.append(value)
         return True
 
+    @checked()
     def fail(self, error: BaseException) -> bool:
         """Give an error instead of a value. Returns False if there already was an answer, which stays."""
         if self.done:

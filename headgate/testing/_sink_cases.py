@@ -17,6 +17,7 @@ from typing import Any
 from actors.logs import get_logger
 from headgate.testing._sink_lines import Died, Lines
 from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
+from protocol.arguments import ANY, checked
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
 
@@ -115,6 +116,7 @@ class SinkCase:
         await self.check(target)
 
 
+@checked(seed=ANY)
 def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
     """The conformance suite for a ``TwoPhaseSink``; run each case with the sink's ``SinkTarget``.
 

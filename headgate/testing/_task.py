@@ -12,6 +12,7 @@ from actors import ActorRef
 from actors.clock import Clock
 from actors.coordination.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
+from protocol.arguments import ANY, checked
 from protocol.ids import ExecutionAttempt
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
@@ -165,6 +166,7 @@ class Task:
         self._drive(RequestSubmitted(len(self._requests), encode_event(payload)))
         return answer
 
+    @checked(failure=ANY)
     def finish(self, failure: str = "", state: bytes | None = None) -> None:
         """End the operator: successfully, or with the text of a failure.
 
@@ -207,6 +209,7 @@ class Task:
                 case MailboxStart():
                     self.handled.append(("start",))
 
+    @checked()
     def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
         """Answer a checkpoint. ``work`` does that."""
         self._drive(SnapshotTaken(checkpoint_id, state))

@@ -32,6 +32,7 @@ from actors.testing import DeterministicKit, Schedule, deterministic_system
 from headgate.testing._answer import Answer
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._task import MemoryConnection, Task
+from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
 from protocol.attempts import (
     AttemptAccepted,
     AttemptLedger,
@@ -65,7 +66,7 @@ from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode
 from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -160,11 +161,13 @@ class World:
         self._check_open()
         await self.kit.run_until_idle()
 
+    @checked(by_s=WAIT)
     async def advance(self, by_s: float) -> None:
         """Let ``by_s`` seconds pass. Timers fire in the order of their times, each followed by its consequences."""
         self._check_open()
         await self.kit.advance(by_s)
 
+    @checked()
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in virtual time, such as ``gateway.send_event(...)``, until it is done.
 
@@ -178,6 +181,7 @@ class World:
 
     # --- Spark ----------------------------------------------------------------------------------------------------
 
+    @checked()
     async def launch(self, subtask: int) -> Task:
         """Launch a task of ``subtask``, whose operator the test plays.
 
@@ -197,6 +201,7 @@ class World:
         await self.settle()
         return tasks
 
+    @checked()
     async def launch_operator(
         self,
         subtask: int,
@@ -228,11 +233,13 @@ class World:
         await self.settle()
         return task
 
+    @checked()
     async def kill(self, task: Task, reason: str = "killed by the test") -> None:
         """Kill the task as Spark does: its process is gone immediately. Does nothing if the task is over."""
         self._end(task, TaskOutcome.KILLED, reason)
         await self.settle()
 
+    @checked()
     async def break_connection(self, task: Task) -> None:
         """Break the task's connection to the driver: messages on their way are lost, and sent again later.
 
@@ -249,6 +256,7 @@ class World:
         task.gateway_ref.tell(ConnectionClosed(connection_id, "broken by the test"))
         await self.settle()
 
+    @checked()
     async def restore_connection(self, task: Task) -> None:
         """Let the task connect again. The coordinator gets ``subtask_responsive``.
 
@@ -262,6 +270,7 @@ class World:
         task.gateway_ref.tell(AttachConnection(connection, task.machine.resume_seq))
         await self.settle()
 
+    @checked()
     async def lose_executor(self, task: Task, reason: str = "executor lost") -> None:
         """Let the executor of the task die. Does nothing if the task is over."""
         self._end(task, TaskOutcome.EXECUTOR_LOST, reason)
@@ -273,6 +282,7 @@ class World:
     @overload
     async def retry(self, task: Task) -> Task: ...
 
+    @checked()
     async def retry(self, task: Task, records: Iterable[Any] | None = None) -> Task:
         """Launch the subtask of ``task`` again: a ``Task``, or an ``OperatorTask`` that runs a new operator.
 
@@ -288,6 +298,7 @@ class World:
             return await self.launch_operator(task.attempt.subtask, None if chained else task.make_operator, records)
         return await self.launch(task.attempt.subtask)
 
+    @checked()
     async def cancel_job(self, reason: str = "cancelled by the test") -> None:
         """Cancel the Spark job: all its tasks are killed, and the run has failed."""
         self._end_job(reason)
@@ -295,6 +306,7 @@ class World:
 
     # --- the driver's program -------------------------------------------------------------------------------------
 
+    @checked()
     async def checkpoint(self, savepoint_directory: str | None = None) -> int:
         """Take a checkpoint, or a savepoint, and return its id.
 
@@ -307,6 +319,7 @@ class World:
         await self.settle()
         return answer.value
 
+    @checked()
     def begin_checkpoint(self, savepoint_directory: str | None = None) -> Answer[int]:
         """Request a checkpoint, which begins when the world moves. The answer is its id, or ``CheckpointFailed``."""
         self._check_open()
@@ -322,6 +335,7 @@ class World:
         """Return the same in short, as ``OperatorStatus.counters`` has it: sums, and how many values were observed."""
         return self._composed.counters.totals()
 
+    @checked()
     async def request(self, payload: Any, *, part: str | None = None) -> Any:
         """Send a request as the driver's program does, and return the answer of ``handle_client_request``.
 
@@ -534,6 +548,7 @@ class _LedgerActor(Actor[LedgerInput]):
         self._deadline.arm(context, self._ledger.next_deadline(), now)
 
 
+@checked(parallelism=AT_LEAST_1, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY)
 @asynccontextmanager
 async def running_operator(
     coordinator: GivenCoordinator | Chain = OperatorCoordinator,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from protocol.arguments import AT_LEAST_1, check_fields
 from protocol.facts import EngineFact, TaskPlace
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
@@ -47,18 +48,7 @@ class LedgerConfig:
     kills_forgotten_after_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in (
-            "heal_after_s",
-            "query_every_s",
-            "audit_every_s",
-            "conflict_wait_s",
-            "give_up_after_s",
-            "kills_forgotten_after_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
-        if self.attempts_max is not None and self.attempts_max < 1:
-            raise ValueError(f"attempts_max must be at least 1, or None for Spark's own, not {self.attempts_max!r}")
+        check_fields(self, attempts_max=AT_LEAST_1)
 
 
 # --- inputs -------------------------------------------------------------------------------------------------

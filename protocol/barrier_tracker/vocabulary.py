@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from protocol.arguments import AT_LEAST_1, WAIT, check_fields
 from protocol.attempts.types import (
     AttemptAccepted,
     OperatorReset,
@@ -47,10 +48,7 @@ class CheckpointConfig:
     hold_events: bool = True
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0 or (self.interval_s is not None and self.interval_s <= 0) or self.min_pause_s < 0:
-            raise ValueError(f"times must be positive: {self}")
-        if self.tolerated_failures < 0 or self.concurrent_max < 1:
-            raise ValueError(f"tolerated_failures must be at least 0, concurrent_max at least 1: {self}")
+        check_fields(self, min_pause_s=WAIT, concurrent_max=AT_LEAST_1)
 
 
 @value

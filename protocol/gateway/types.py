@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from protocol.arguments import AT_LEAST_1, check_fields
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
@@ -61,7 +62,7 @@ class GatewayLimits:
     """The timeouts and bounds of the gateway to one task. Times are in seconds, sizes in bytes.
 
     An event that exceeds a bound in bytes still passes when nothing else is on its way, so that nothing waits forever.
-    Raises ``ValueError`` for a timeout that is not positive and for a bound below 1.
+    Raises ``ValueError`` for a timeout that is not positive and finite, and for a bound below 1.
 
     Attributes:
         confirm_timeout_s: how long a connected task may leave an event unconfirmed before its attempt is killed. A
@@ -93,14 +94,13 @@ class GatewayLimits:
     heartbeat_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.confirm_timeout_s <= 0 or self.reconnect_timeout_s <= 0:
-            raise ValueError(f"timeouts must be positive: {self}")
-        if min(self.events_max, self.bytes_max, self.upward_events_max, self.upward_bytes_max) < 1:
-            raise ValueError(f"bounds must be at least 1: {self}")
-        if self.heartbeat_interval_s is not None and not 0 < 2 * self.heartbeat_interval_s <= self.heartbeat_timeout_s:
+        check_fields(
+            self, events_max=AT_LEAST_1, bytes_max=AT_LEAST_1, upward_events_max=AT_LEAST_1, upward_bytes_max=AT_LEAST_1
+        )
+        if self.heartbeat_interval_s is not None and 2 * self.heartbeat_interval_s > self.heartbeat_timeout_s:
             raise ValueError(
-                f"heartbeat_interval_s must be positive and at most half of heartbeat_timeout_s, so that one late "
-                f"heartbeat fails nobody: {self}"
+                f"heartbeat_interval_s must be at most half of heartbeat_timeout_s ({self.heartbeat_timeout_s!r}), not "
+                f"{self.heartbeat_interval_s!r}: otherwise one late heartbeat would end an attempt"
             )
 
 

@@ -135,6 +135,14 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
 }
 
 
+_SEND_EARLIER = ": send from open() on, and before close(), for example in process() or final_state()"
+_SENT_OUTSIDE: dict[type, tuple[str, str]] = {
+    EventSubmitted: ("an event was sent", _SEND_EARLIER),
+    RequestSubmitted: ("a request was sent", _SEND_EARLIER),
+}
+"""What a user's code does too early or too late, and when it can."""
+
+
 class SubtaskMachine:
     """One attempt, seen from its task; see the module's text.
 
@@ -338,7 +346,8 @@ class SubtaskMachine:
         pass
 
     def _raise_illegal(self, input: SubtaskInput, now: float, effects: Effects) -> None:
-        raise LocalProtocolError(f"{type(input).__name__} when the operator is {self._state.value}")
+        what, hint = _SENT_OUTSIDE.get(type(input), (type(input).__name__, ""))
+        raise LocalProtocolError(f"{what} when the operator is {self._state.value}{hint}")
 
     def _raise_over(self, input: SubtaskInput, now: float, effects: Effects) -> None:
         raise AttemptOver(f"the attempt of task {self._id} is over")

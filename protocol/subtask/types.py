@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from protocol.arguments import AT_LEAST_1, WAIT, check_fields
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
@@ -73,14 +74,14 @@ class SubtaskLimits:
     heartbeat_interval_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.reconnect_timeout_s <= 0:
-            raise ValueError(f"the timeout must be positive: {self}")
-        if self.heartbeat_interval_s < 0:
-            raise ValueError(f"the interval must be positive, or 0 for no heartbeats: {self}")
-        if min(self.window_events, self.window_bytes) < 1:
-            raise ValueError(f"the window must be at least 1: {self}")
-        if min(self.snapshot_bytes_max, self.held_events_max) < 1:
-            raise ValueError(f"the bounds of a snapshot must be at least 1: {self}")
+        check_fields(
+            self,
+            heartbeat_interval_s=WAIT,
+            window_events=AT_LEAST_1,
+            window_bytes=AT_LEAST_1,
+            snapshot_bytes_max=AT_LEAST_1,
+            held_events_max=AT_LEAST_1,
+        )
 
 
 @value

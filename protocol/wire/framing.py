@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from struct import Struct
 
+from protocol.arguments import AT_LEAST_1, check_fields
 from protocol.errors import RemoteProtocolError
 
 _LENGTH = Struct(">I")
@@ -56,9 +57,7 @@ class WireLimits:
     event_entries_few: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            if limit.init and getattr(self, limit.name) < 1:
-                raise ValueError(f"{limit.name} must be at least 1, is {getattr(self, limit.name)}")
+        check_fields(self, **{limit.name: AT_LEAST_1 for limit in fields(self) if limit.init})
         if self.message_bytes_max > 2**32 - 1:
             raise ValueError(f"message_bytes_max must fit 32 bits, is {self.message_bytes_max}")
         if self.event_nesting_max > 512:

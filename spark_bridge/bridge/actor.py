@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from actors import ActorContext, ActorRef, DirectActor
+from actors import ActorCancelled, ActorContext, ActorRef, DirectActor, Signal, Terminated
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.messages import LedgerDecided, TrackerMessage
@@ -60,6 +60,7 @@ from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.errors import OperatorBroken
 
 
 class BridgeActor(DirectActor[BridgeMessage]):
@@ -75,6 +76,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
         self._ledger = AttemptLedger(config)
         self._commands = SparkCommands(relay)
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
+        self._watched: dict[ActorRef[TrackerMessage], AddOperator] = {}
+        self._broken: dict[str, str] = {}  # by operator: why it has ended, until it is removed
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
         self._running = running or RunningJobs()
         self._awaiting_end: list[AwaitRunsOver] = []
@@ -83,6 +86,23 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def started(self, context: ActorContext[BridgeMessage]) -> None:
         self._peer_log = LimitedLog(context.log, context.clock)
+
+    async def signal(self, context: ActorContext[BridgeMessage], signal: Signal) -> None:
+        """An operator's actors have ended: with an error that no user code raised, unless they were stopped (H165)."""
+        if not isinstance(signal, Terminated):
+            return
+        added = self._watched.pop(signal.ref)
+        cause = signal.cause
+        if cause is None or isinstance(cause, ActorCancelled) or self._trackers.get(added.operator_id) != signal.ref:
+            return
+        error = OperatorBroken.because(added.operator_id, cause)
+        context.log.error("operator broken", operator_id=added.operator_id, error=str(error), exc_info=cause)
+        self._trackers.pop(added.operator_id)
+        self._broken[added.operator_id] = str(error)
+        added.broken(error)
+        now = context.clock.now()
+        self._carry_out(context, self._ledger.handle(GlobalFailureRaised(added.operator_id, str(error)), now), None)
+        self._deadline.arm(context, self._ledger.next_deadline(), now)
 
     async def stopped(self, context: ActorContext[BridgeMessage], cause: BaseException | None) -> None:
         self._peer_log.close()
@@ -141,6 +161,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case RemoveOperator(operator_id, reply_to):
                 self._carry_out(context, self._ledger.handle(OperatorRemoved(operator_id), now), None)
                 self._trackers.pop(operator_id, None)  # only now: it is told that its run has ended
+                self._broken.pop(operator_id, None)
                 reply_to.answer(None)
             case AwaitRunsOver():
                 self._awaiting_end.append(message)
@@ -180,6 +201,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
             message.reply_to.fail(error)
             return
         self._trackers[message.operator_id] = message.tracker_ref
+        self._watched[message.tracker_ref] = message
+        context.watch(message.tracker_ref)
         self._carry_out(context, effects, None)
         message.reply_to.answer(None)
 
@@ -194,6 +217,10 @@ class BridgeActor(DirectActor[BridgeMessage]):
             )
             return
         self._running.registered(message.message.run_id, message.message.action)
+        if message.message.operator_id in self._broken:
+            why, failed = self._broken[message.message.operator_id], RefusalCode.COORDINATOR_FAILED
+            self._refuse(context, RefuseRegistration(connection_id, message.message.task_attempt_id, failed, why))
+            return
         cause, job_ids = self._inherited.why_not_resumable(message.message.run_id)
         if cause:
             task_attempt_id = message.message.task_attempt_id

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors import ActorRef, Reply
@@ -14,6 +15,7 @@ from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage
 from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.errors import OperatorBroken
 
 __all__ = [
     "AddOperator",
@@ -33,13 +35,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AddOperator:
-    """Coordinate an operator. Answered when the ledger knows it; fails if the name is taken."""
+    """Coordinate an operator. Answered when the ledger knows it; fails if the name is taken.
+
+    ``broken`` is called if the operator's actors end with an error that no user's code has raised.
+    """
 
     operator_id: str
     parallelism: int
     tracker_ref: ActorRef[TrackerMessage]
     reply_to: Reply[None]
     allow_fewer: bool = False
+    broken: Callable[[OperatorBroken], None] = lambda error: None
 
 
 @dataclass(frozen=True, slots=True)

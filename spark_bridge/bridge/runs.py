@@ -154,6 +154,11 @@ class RunningJobs:
         action = self._actions.get(action_id)
         return frozenset() if action is None else action.operator_ids
 
+    def ran(self, action_id: str) -> bool:
+        """Whether a task of an operator has run in this action, as far as is known now."""
+        action = self._actions[action_id]
+        return bool(action.marked or action.unmarked)
+
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
         return self._actions[action_id].failures

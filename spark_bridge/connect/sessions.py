@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from actors.logs import get_logger
+from protocol.arguments import WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartBackoff, RestartStrategy
 from spark_bridge.connect.remote_session import RemoteSession
 from spark_bridge.driver.config import SidecarConfig
@@ -24,6 +25,7 @@ log = get_logger("headgate.connect")
 LOOK_PAUSE_S = 0.5
 
 
+@checked(back_within_s=WAIT)
 def run_across_sessions(
     new_session: Callable[[], Any],
     job: Callable[[Any, Sidecar], T],
@@ -93,7 +95,7 @@ def _wait_for_server(remote: RemoteSession, within_s: float) -> None:
     end = time.monotonic() + within_s
     while (why := remote.why_unreachable()) is not None:
         if time.monotonic() > end:
-            raise ServerLost(f"the Spark Connect server has not come back within {within_s:g} s: {why}")
+            raise ServerLost(f"the Spark Connect server has not come back within {within_s:g} s (back_within_s): {why}")
         time.sleep(LOOK_PAUSE_S)
 
 

@@ -96,8 +96,6 @@ def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[st
     """The names of operators that are given as handles or names, or None."""
     if operators is None:
         return None
-    if isinstance(operators, str | OperatorHandle):
-        raise TypeError(f"operators must be a list of handles or names, not {operators!r}")
     return frozenset(operator if isinstance(operator, str) else operator.operator_id for operator in operators)
 
 
@@ -112,6 +110,8 @@ class AwaitsActions(Protocol):
     def end_action(self, action_id: str) -> None: ...
 
     def action_failures(self, action_id: str) -> tuple[int, BaseException | None]: ...
+
+    def action_ran(self, action_id: str) -> bool: ...
 
     async def settle_action(self, action_id: str) -> str: ...
 
@@ -149,6 +149,10 @@ class ActionRuns:
     @property
     def fenced(self) -> Exception | None:
         return self._sidecar.fenced
+
+    @property
+    def ran(self) -> bool:
+        return self._sidecar.action_ran(self._action_id)
 
     async def settle(self) -> str:
         return await self._sidecar.settle_action(self._action_id)

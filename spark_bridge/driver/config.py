@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from os import PathLike
 from typing import Any
 
-from actors.coordination.operator_config import METHOD_REPORT_S, check_method_report
+from actors.coordination.operator_config import METHOD_REPORT_S
+from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
@@ -142,14 +142,18 @@ class SidecarConfig:
     freeze_heap: bool | None = None
 
     def __post_init__(self) -> None:
-        check_method_report(self.method_report_s)
-        if not 0 < self.stalled_report_s < inf:
-            raise ValueError(f"stalled_report_s must be a positive number of seconds, not {self.stalled_report_s!r}")
-        if not 0 < self.relay_lease_s < inf:
-            raise ValueError(f"relay_lease_s must be a positive number of seconds, not {self.relay_lease_s!r}")
+        check_fields(
+            self,
+            bind_host=ANY,
+            advertised_host=ANY,
+            status_host=ANY,
+            port=PORT,
+            advertised_port=PORT,
+            relay_port=PORT,
+            status_port=PORT,
+            event_bytes_max=ANY,
+            retained_checkpoints=AT_LEAST_1,
+            status_token=ANY,
+        )
         WireLimits.for_events(self.event_bytes_max)
         check_status_access(self.status_host, self.status_port, self.status_token)
-        if not isinstance(self.tls, bool | TlsCertificate):
-            raise TypeError(f"tls must be True, False or a TlsCertificate, not {self.tls!r}")
-        if isinstance(self.savepoint_roots, str | PathLike):  # its characters would be the roots, "/" among them
-            raise TypeError(f"savepoint_roots must be a list of directories, not {self.savepoint_roots!r}")

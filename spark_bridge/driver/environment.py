@@ -32,7 +32,9 @@ def driver_context(spark: Any) -> Any:
     Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
     """
     if not is_remote(spark) and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
-        raise TypeError(f"{show(spark)} is neither a SparkSession nor a SparkContext")
+        raise TypeError(
+            f"{show(spark)} is neither a SparkSession nor a SparkContext: pass the session that runs the tasks"
+        )
     return require_driver(spark)
 
 

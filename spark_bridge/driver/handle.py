@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any, cast
 
 from actors.logs import get_logger
+from protocol.arguments import checked
 from protocol.describing import show
 from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.html import handle_html
@@ -153,6 +154,7 @@ class OperatorHandle(StaysOnDriver):
         self._shipped(OperatorChain)
         return SubtaskTask(partial(Flow, given.stages), self._endpoint, parts={**self._task_parts, **given.operators})
 
+    @checked()
     def part(self, name: str) -> Any:
         """Return a ready-made part that the operator uses, for the functions of its tasks.
 
@@ -176,6 +178,7 @@ class OperatorHandle(StaysOnDriver):
         """The ready-made parts that it uses, by their names: the kind of each and its settings, as plain values."""
         return described_parts(self._task_parts)
 
+    @checked()
     def progress(self, total: int | None = None, *, count: str | None = None, counter: str | None = None) -> Progress:
         """Return a progress bar that is shown while its ``with`` block runs: ``with handle.progress(): action()``.
 

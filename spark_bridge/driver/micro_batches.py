@@ -119,10 +119,13 @@ class MicroBatches:
                 uncommitted, work = await self._settle(batch), await self._work(operator)
             if work.failed:
                 what = "is committed, but then" if work.completed == done else "is not committed:"
-                raise BatchFailed(f"{batch} {what} the operator failed: {operator.failure}") from operator.failure
+                raise BatchFailed(
+                    f"{batch} {what} the operator failed: {operator.failure}. Start the query again: it repeats "
+                    "the batch"
+                ) from operator.failure
             if work.completed != done:
                 why = uncommitted or "its run did not succeed, although the function returned"
-                raise BatchFailed(f"{batch} is not committed: {why}")
+                raise BatchFailed(f"{batch} is not committed: {why}. Start the query again: it repeats the batch")
         finally:
             operator.batch_turn.release()
 

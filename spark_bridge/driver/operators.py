@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout
+from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout, Directive, HandlerFailed, Supervision
 from actors.coordination import (
     BarrierTrackerActor,
     CoordinatorChain,
@@ -46,7 +46,7 @@ from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessa
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
-from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
+from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator
@@ -57,8 +57,12 @@ __all__ = ["Operator", "Operators"]
 
 log = get_logger("headgate.operators")
 
+BROKEN_ALONE = Supervision(on_failure=Directive.STOP)
+"""An error in the actors of one operator ends that operator, and no other: the bridge watches each (H165)."""
+BROKEN_KNOWN_S = 5.0
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Operator:
     """The records of one operator. ``failure`` is the exception with which its coordinator failed its latest job.
 
@@ -72,6 +76,7 @@ class Operator:
     observed: ObservedOperator
     handle: OperatorHandle | None = None
     failure: BaseException | None = None
+    broken: OperatorBroken | None = None  # once its actors have ended with an error that is ours
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
     shipped_classes: set[object] = field(default_factory=set)
@@ -149,6 +154,7 @@ class Operators:
             lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
             name=f"operator-{operator_id}",
             mailbox=UNBOUNDED,
+            supervision=BROKEN_ALONE,
             log_context={"operator_id": operator_id},
         )
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
@@ -169,13 +175,14 @@ class Operators:
 
     async def remove(self, operator_id: str) -> None:
         """Notify its live tasks, close its coordinator, and free the name. The caller shields this."""
-        operator = self.find(operator_id)
+        operator = self._named(operator_id)
         self._forget(operator_id)
         try:
             await self._bridge_ref.ask(
                 lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
             )
-            with suppress(AskTimeout):  # the coordinator should learn of the end of its run, within a limit
+            # The coordinator should learn of the end of its run, within a limit, and unless it has ended already.
+            with suppress(AskTimeout, ActorStopped):
                 await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         finally:
             await self._system.stop(operator.tracker_ref)
@@ -195,7 +202,7 @@ class Operators:
     @property
     def observed(self) -> dict[str, ObservedOperator]:
         """What a status needs of each operator; the keys are their names."""
-        return {operator_id: operator.observed for operator_id, operator in self._operators.items()}
+        return {name: operator.observed for name, operator in self._operators.items() if operator.broken is None}
 
     async def _restored(
         self, config: OperatorConfig, port: StoragePort, restore: str
@@ -245,6 +252,8 @@ class Operators:
             with _explained(operator.watch):
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
+            if isinstance(error, ActorStopped | HandlerFailed) and not tracker_ref.is_alive:
+                raise OperatorBroken.because(operator_id, error.__cause__ or error) from error
             raise CoordinatorStartError(
                 f"coordinator of operator {operator_id!r} failed in start: {describe(error)}"
             ) from error
@@ -252,7 +261,12 @@ class Operators:
     async def _accept_tasks(self, config: OperatorConfig, tracker_ref: ActorRef[TrackerMessage]) -> None:
         await self._bridge_ref.ask(
             lambda reply_to: AddOperator(
-                config.operator_id, config.parallelism, tracker_ref, reply_to, config.allow_fewer
+                config.operator_id,
+                config.parallelism,
+                tracker_ref,
+                reply_to,
+                config.allow_fewer,
+                partial(self._hear_broken, config.operator_id),
             ),
             timeout_s=self._config.start_timeout_s,
         )
@@ -310,17 +324,27 @@ class Operators:
         if operator is not None:
             operator.failure = error
 
+    def _hear_broken(self, operator_id: str, error: OperatorBroken) -> None:
+        operator = self._operators.get(operator_id)
+        if operator is not None:
+            operator.broken = error
+        self._hear_failure(operator_id, error)
+
     # --- requests ---------------------------------------------------------------------------------------------
 
     async def checkpoint(
         self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
     ) -> int:
         """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason."""
-        operator = self.find(operator_id)
-        with _explained(operator.watch):
-            return await operator.tracker_ref.ask(
-                lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
-            )
+        operator = self._to_ask(operator_id)
+        try:
+            with _explained(operator.watch):
+                return await operator.tracker_ref.ask(
+                    lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
+                )
+        except ActorStopped:
+            await self._look_if_broken(operator)
+            raise
 
     async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
         """Take a savepoint and return its file. Raises as ``checkpoint`` does."""
@@ -336,15 +360,17 @@ class Operators:
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
-        operator = self.find(operator_id)
+        operator = self._to_ask(operator_id)
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
                     lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
                 )
         except ActorStopped as error:  # H85
+            await self._look_if_broken(operator)
             raise RequestFailed(
-                f"the coordinator of operator {operator_id!r} was closed before it answered this request"
+                f"the coordinator of operator {operator_id!r} was closed before it answered this request: "
+                "coordinate the operator again, then ask"
             ) from error
 
     async def settle(self, timeout_s: float, operator_ids: Collection[str] | None = None) -> str:
@@ -414,11 +440,26 @@ class Operators:
         return settled
 
     async def _settled(self, operator_id: str, timeout_s: float) -> Settled:
-        operator = self.find(operator_id)
+        operator = self._named(operator_id)
         operator_ids = frozenset([operator_id])
         await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, operator_ids), timeout_s=timeout_s)
-        settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+        try:
+            settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+        except ActorStopped:
+            with suppress(OperatorBroken):
+                await self._look_if_broken(operator)
+                raise
+            failed = str(operator.broken) if operator.mode is RestoreMode.STREAMING else ""
+            return Settled(operator.statistics.last_completed_checkpoint_id, "", failed)
         return settled
+
+    async def _look_if_broken(self, operator: Operator) -> None:
+        """Raise ``OperatorBroken`` if an operator whose actors have ended is broken; the bridge learns of it first."""
+        if operator not in self._operators.values():
+            return  # it was released
+        await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, frozenset()), timeout_s=BROKEN_KNOWN_S)
+        if operator.broken is not None:
+            raise operator.broken
 
     async def _settled_unless_stuck(self, operator_id: str, timeout_s: float, patience_s: float) -> Settled | None:
         """Like ``_settled``, but None once a coordinator's method has taken ``patience_s`` from now on (H70)."""
@@ -466,14 +507,36 @@ class Operators:
         return await self._storage.run_in_thread(partial(self._storage.storage.list, operator_id))
 
     def find(self, operator_id: str | None) -> Operator:
-        """The operator with this name, or the only one. Raises ``SidecarError``."""
+        """The operator with this name, or the only one. Raises ``SidecarError``, also if it is broken."""
         if operator_id is None:
             if len(self._operators) != 1:
-                raise SidecarError(f"no operator_id was given, which only works with one operator: {self._known()}")
+                raise SidecarError(
+                    f"no operator_id was given, which only works with one operator: {self._known()}. Name the "
+                    "one that you mean"
+                )
             return next(iter(self._operators.values()))
+        operator = self._named(operator_id)
+        if operator.broken is not None:
+            raise operator.broken
+        return operator
+
+    def _to_ask(self, operator_id: str | None) -> Operator:
+        """``find``, for a question to the coordinator. Raises ``SidecarError`` if the coordinator itself asks."""
+        operator = self.find(operator_id)
+        if operator.watch.inside:
+            raise SidecarError(
+                f"the coordinator of operator {operator.observed.statistics.operator_id!r} asked itself, and would "
+                "wait for its own answer: call its method directly, or ask in context.run_in_background(...)"
+            )
+        return operator
+
+    def _named(self, operator_id: str) -> Operator:
         operator = self._operators.get(operator_id)
         if operator is None:
-            raise SidecarError(f"operator {operator_id!r} is not coordinated here: {self._known()}")
+            raise SidecarError(
+                f"operator {operator_id!r} is not coordinated here: {self._known()}. Coordinate it first, or "
+                "correct the name"
+            )
         return operator
 
     def _known(self) -> str:
@@ -512,9 +575,8 @@ def _explained(watch: CallWatch) -> Iterator[None]:
     try:
         yield
     except AskTimeout as error:
-        detail = watch.describe()
-        if not detail:
-            raise
+        detail = watch.describe() or "nothing says what it waits for"
+        detail += "; sidecar.explain() says who waits for whom, and a longer timeout_s gives it more time"
         raise AskTimeout(error.actor, error.message_type, error.timeout_s, detail) from error
 
 

@@ -23,7 +23,7 @@ from actors.coordination import CheckpointFailed, ResetNotSupported
 from actors.logs import get_logger
 from protocol.describing import text_of
 from protocol.restart import RestartBackoff, RestartStrategy
-from spark_bridge.errors import RestartsExhausted, SidecarError, SidecarNotRunning
+from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 
@@ -51,6 +51,11 @@ class Runs(Protocol):
     @property
     def fenced(self) -> Exception | None:
         """The error if this application may not continue at all, else None."""
+        ...
+
+    @property
+    def ran(self) -> bool:
+        """Whether a task of a coordinated operator has run since the last ``begin``."""
         ...
 
     async def settle(self) -> str:
@@ -95,6 +100,8 @@ async def run_with_restarts(
             else:
                 delay_s = await on_loop(restarter.succeeded)
                 if delay_s is None:
+                    if is_lazy(result):
+                        await on_loop(partial(restarter.returned_lazy, result))
                     return result
             await sleep(delay_s or 0.0)
     finally:
@@ -166,6 +173,15 @@ class Restarter:
             return self._delay(cause or SidecarError("a run failed, although the action returned"))
         return None
 
+    async def returned_lazy(self, result: object) -> None:
+        """Raise ``TypeError`` if the action has only described a computation: nothing ran, and nothing ever would."""
+        if not self._runs.ran:
+            raise TypeError(
+                f"action must be a function that runs Spark, but it returned a {type(result).__name__}, which is lazy, "
+                "and no task of an operator has run: end it with what computes the result, such as .collect(), "
+                ".count() or .write.save(...)"
+            )
+
     async def failed(self, error: Exception) -> float:
         """The action has raised ``error``; returns the seconds until it is to be called again.
 
@@ -186,6 +202,8 @@ class Restarter:
         _, cause = self._runs.failures
         if isinstance(cause, ResetNotSupported):
             raise cause from self._last_error or error  # each further run would be refused like this one
+        if isinstance(cause, OperatorBroken):
+            raise cause  # likewise; the cause that is chained says more than Spark's error
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
@@ -198,6 +216,14 @@ class Restarter:
             ) from error
         log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
         return delay_s
+
+
+LAZY = frozenset({"RDD", "DataFrame", "DataFrameWriter", "DataFrameWriterV2", "GroupedData"})
+
+
+def is_lazy(result: object) -> bool:
+    """Whether this is an RDD or a DataFrame, of this process or of Spark Connect. Imports nothing of Spark."""
+    return any(kind.__name__ in LAZY and kind.__module__.startswith("pyspark.") for kind in type(result).__mro__)
 
 
 PYTHON_TRACEBACK = "Traceback (most recent call last):"

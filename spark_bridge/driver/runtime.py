@@ -29,6 +29,7 @@ from actors.coordination.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -74,7 +75,7 @@ from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, Composed, composed
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
@@ -363,6 +364,7 @@ class SidecarRuntime(PartFactories):
         return self._relay.kind
 
     @must_be_awaited
+    @checked(parallelism=AT_LEAST_1, uses=USES)
     async def coordinate(
         self,
         operator_id: str,
@@ -378,17 +380,12 @@ class SidecarRuntime(PartFactories):
         allow_fewer: bool = False,
         replace: bool = False,
         heartbeat_interval_s: float | None = None,
-        heartbeat_timeout_s: float = 1.0,
+        heartbeat_timeout_s: float | None = None,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
-        _check_arguments(operator_id, parallelism)
         mode = RestoreMode.named(mode)
-        limits = gateway or self._config.gateway
-        if heartbeat_interval_s is not None:
-            limits = dataclasses.replace(
-                limits, heartbeat_interval_s=heartbeat_interval_s, heartbeat_timeout_s=heartbeat_timeout_s
-            )
+        limits = with_heartbeats(gateway, self._config.gateway, heartbeat_interval_s, heartbeat_timeout_s)
         config = self._operator_config(
             operator_id, parallelism, mode, limits, checkpoint, inject_barrier=inject_barrier, allow_fewer=allow_fewer
         )
@@ -469,6 +466,7 @@ class SidecarRuntime(PartFactories):
         return handle
 
     @must_be_awaited
+    @checked(name=NAME, parallelism=AT_LEAST_1, splits_max=AT_LEAST_1)
     async def source(
         self,
         name: str,
@@ -486,7 +484,6 @@ class SidecarRuntime(PartFactories):
             raise SidecarError("a source is registered with a Spark session, which is not in this process: use Sidecar")
         if parallelism is None:
             parallelism = await self._driver.cores() or 1
-        _check_arguments(name, parallelism)
         config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)
         looked_at = await USER.run(lambda: (columns_of(source, schema), source.operator), abandon_on_cancel=True)
         planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
@@ -520,6 +517,7 @@ class SidecarRuntime(PartFactories):
         return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
     @must_be_awaited
+    @checked()
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
@@ -546,12 +544,14 @@ class SidecarRuntime(PartFactories):
             )
 
     @must_be_awaited
+    @checked()
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""
         self._require_running()
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
 
     @must_be_awaited
+    @checked()
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """See ``Sidecar.savepoint``."""
         self._require_running()
@@ -563,6 +563,7 @@ class SidecarRuntime(PartFactories):
         return await self._operators.savepoint(operator_id, directory, timeout_s=timeout_s)
 
     @must_be_awaited
+    @checked()
     async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
@@ -576,6 +577,7 @@ class SidecarRuntime(PartFactories):
         self._require_running()
         return await self._collector.take()
 
+    @checked()
     @asynccontextmanager
     async def trace(self, path: str | PathLike[str]) -> AsyncIterator[None]:
         """See ``Sidecar.trace``."""
@@ -586,6 +588,7 @@ class SidecarRuntime(PartFactories):
         finally:
             await self.end_trace(*started)
 
+    @checked()
     async def start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
         """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``end_trace`` ends."""
         await self._calls.run(_TRACE, partial(self._start_trace, path, started))
@@ -608,11 +611,13 @@ class SidecarRuntime(PartFactories):
             await tracing.end()
 
     @must_be_awaited
+    @checked(waiting_s=WAIT)
     async def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""
         return explain(await self.status(), waiting_s=waiting_s)
 
     @must_be_awaited
+    @checked(action=ACTION)
     async def run(
         self,
         action: Callable[[], T],
@@ -690,6 +695,10 @@ class SidecarRuntime(PartFactories):
     def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
         return self._running_jobs.failures_of(action_id)
+
+    def action_ran(self, action_id: str) -> bool:
+        """Whether a task of an operator has run in the action."""
+        return self._running_jobs.ran(action_id)
 
     async def settle_action(self, action_id: str) -> str:
         """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
@@ -805,6 +814,31 @@ class SidecarRuntime(PartFactories):
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
 
 
+def with_heartbeats(
+    given: GatewayLimits | None, default: GatewayLimits, interval_s: float | None, timeout_s: float | None
+) -> GatewayLimits:
+    """The limits of an operator, whose heartbeats are set in one of two places. Raises ``ValueError`` for both."""
+    if interval_s is None and timeout_s is None:
+        return given or default
+    if given is not None and given.heartbeat_interval_s is not None:
+        raise ValueError(
+            f"gateway must be without heartbeats (heartbeat_interval_s={given.heartbeat_interval_s!r}) if "
+            f"heartbeat_interval_s={interval_s!r} and heartbeat_timeout_s={timeout_s!r} are given too: set them in one "
+            "of the two places"
+        )
+    limits = given or default
+    if interval_s is None:
+        if limits.heartbeat_interval_s is None:
+            raise ValueError(
+                f"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s!r}: without it, tasks give no "
+                "signs of life, and nobody counts them"
+            )
+        interval_s = limits.heartbeat_interval_s
+    if timeout_s is None:
+        timeout_s = limits.heartbeat_timeout_s
+    return dataclasses.replace(limits, heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
+
+
 def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:
     return statistics.records, statistics.dropped, statistics.reconnects
 
@@ -816,15 +850,3 @@ def complain_of_output(why: str, exception: BaseException | None) -> None:
     if exception is None:
         raise error
     exception.add_note(f"{type(error).__name__}: {error}")
-
-
-def _check_arguments(operator_id: object, parallelism: object) -> None:
-    """Check what a type checker would find."""
-    if not isinstance(operator_id, str):
-        raise TypeError(f"operator_id must be a str, not {operator_id!r}")
-    if not operator_id or "/" in operator_id:
-        raise ValueError(f"operator_id must not be empty or contain a slash, but is {operator_id!r}")
-    if not isinstance(parallelism, int) or isinstance(parallelism, bool):
-        raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
-    if parallelism < 1:
-        raise ValueError(f"parallelism must be at least 1, not {parallelism}")

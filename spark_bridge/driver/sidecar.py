@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
+from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
@@ -92,6 +93,7 @@ class Sidecar(PartFactories):
     Ctrl-C during entering or leaving still shuts the sidecar down completely, and then raises ``KeyboardInterrupt``.
     """
 
+    @checked()
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
         self._spark = spark
         self._config = config or SidecarConfig()
@@ -198,7 +200,8 @@ class Sidecar(PartFactories):
         With ``heartbeat_interval_s``, each task gives a sign of life that often. One that is silent for
         ``heartbeat_timeout_s`` seconds (at least twice the interval) although its connection stands is killed through
         Spark, and retried: its process is frozen, or native code holds the interpreter lock. A task that computes is
-        not silent. Without it, a frozen task is found only when it does not confirm an event in time.
+        not silent. Without it, a frozen task is found only when it does not confirm an event in time. Give both either
+        here or in ``gateway``; the default timeout is 1 s.
 
         Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
         ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;
@@ -231,6 +234,7 @@ class Sidecar(PartFactories):
         Raises ``ValueError`` without a schema, for an empty name or an invalid parallelism, and as ``coordinate`` does.
         """
 
+    @checked()
     def release(self, operator_id: str) -> None:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
@@ -239,6 +243,7 @@ class Sidecar(PartFactories):
         """
         self._call(SidecarRuntime.release, operator_id)
 
+    @checked()
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
@@ -248,6 +253,7 @@ class Sidecar(PartFactories):
         """
         return self._call(SidecarRuntime.checkpoint, operator_id, timeout_s=timeout_s)
 
+    @checked()
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
 
@@ -262,6 +268,7 @@ class Sidecar(PartFactories):
         """
         return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
 
+    @checked()
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
 
@@ -281,6 +288,7 @@ class Sidecar(PartFactories):
         """
         return self._call(SidecarRuntime.status)
 
+    @checked(waiting_s=WAIT)
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
@@ -289,6 +297,7 @@ class Sidecar(PartFactories):
         """
         return self._call(SidecarRuntime.explain, waiting_s=waiting_s)
 
+    @checked()
     @contextmanager
     def trace(self, path: str | PathLike[str]) -> Iterator[None]:
         """Write a timeline into the file ``path`` while the block runs; ``ui.perfetto.dev`` and Chrome open it.
@@ -306,6 +315,7 @@ class Sidecar(PartFactories):
             if self._portal is not None:  # otherwise leaving the sidecar has ended it
                 self._call(SidecarRuntime.end_trace, *started)
 
+    @checked(action=ACTION)
     def run(
         self,
         action: Callable[[], T],
@@ -359,6 +369,7 @@ class Sidecar(PartFactories):
 
         return run_blocking(runs, restart, interruptible, runtime.marked, on_loop=on_loop)
 
+    @checked()
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
     ) -> Callable[[Any, int], None]:
@@ -408,22 +419,22 @@ class Sidecar(PartFactories):
     @property
     def address(self) -> tuple[str, int]:
         """The host and port that tasks connect to."""
-        return self._entered()[1].address
+        return self._running()[1].address
 
     @property
     def status_address(self) -> tuple[str, int] | None:
         """The host and port on which the status is shown; None without ``SidecarConfig.status_port``."""
-        return self._entered()[1].status_address
+        return self._running()[1].status_address
 
     @property
     def lost(self) -> ServerLost | None:
         """Why the Spark Connect server, or the session there, is gone; None if it is not, as far as is known."""
-        return self._entered()[1].server_lost
+        return self._running()[1].server_lost
 
     @property
     def relay_kind(self) -> str:
         """The way Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"`` if configured or as the fallback."""
-        return self._entered()[1].relay_kind
+        return self._running()[1].relay_kind
 
     # --- async with: the caller's loop ----------------------------------------------------------------------------
 
@@ -453,6 +464,17 @@ class Sidecar(PartFactories):
         return call_on_loop(portal, partial(method, runtime, *args, **kwargs))
 
     def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
+        """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
+        portal, runtime = self._running()
+        if threading.get_ident() == runtime.thread_id:
+            raise SidecarError(
+                "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "
+                "itself: let the program call it, or use context.call_async(function, handler=...), which calls it on "
+                "another thread"
+            )
+        return portal, runtime
+
+    def _running(self) -> tuple[BlockingPortal, SidecarRuntime]:
         if self._portal is None or self._runtime is None:
             if self._runtime is not None:
                 raise SidecarNotRunning(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.logs import get_logger
+from protocol.arguments import NAME, checked
 from protocol.describing import describe
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import driver_context, is_remote
@@ -56,6 +57,7 @@ _of_the_parent: list[_Started] = []
 """Kept in a forked process, because collecting a running sidecar there would reach for threads that do not exist."""
 
 
+@checked(name=NAME)
 def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "default") -> Sidecar:
     """Start a sidecar for a notebook or a service that cannot use a ``with`` block, and return it.
 
@@ -75,7 +77,9 @@ def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "defau
     config = config or SidecarConfig()
     with _started.lock:
         if _started.ending:
-            raise SidecarError("a sidecar cannot be started while the interpreter is ending")
+            raise SidecarError(
+                "a sidecar cannot be started while the interpreter is ending: start it earlier, not at exit"
+            )
         entry = _started.entries.get(name)
         if entry is not None and entry.sidecar.is_running:
             why = entry.why_not(context, config)
@@ -89,6 +93,7 @@ def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "defau
         return sidecar
 
 
+@checked(name=NAME)
 def stop(name: str = "default") -> None:
     """Stop the sidecar that ``start`` has started under this ``name``, as ``Sidecar.stop`` does.
 

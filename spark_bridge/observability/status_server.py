@@ -169,7 +169,7 @@ class RecentStatus:
     def __call__(self) -> SidecarStatus:
         """Raises as ``LoopCaller`` does."""
         if not self._lock.acquire(timeout=ANSWER_TIMEOUT_S):
-            raise Unavailable("the sidecar's event loop does not answer")
+            raise Unavailable("the sidecar's event loop does not answer: look for `event loop blocked` in the log")
         try:
             if self._status is None or time.monotonic() > self._taken + self.KEPT_S:
                 self._status = self._call(self._take)
@@ -181,12 +181,10 @@ class RecentStatus:
 
 def check_status_access(host: str, port: object, token: str | None) -> None:
     """Raise ``ValueError``, saying what to do, if the server may not be started with these settings."""
-    if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535):
-        raise ValueError(f"status_port must be None or a port from 0 to 65535, not {port!r}")
     if token is not None and not _is_strong(token):
         raise ValueError(
-            f"status_token must have at least {TOKEN_CHARACTERS_MIN} characters out of letters, digits and -._~: "
-            "make one with python -c 'import secrets; print(secrets.token_urlsafe(24))'"
+            f"status_token must be a str of at least {TOKEN_CHARACTERS_MIN} characters out of letters, digits and "
+            "-._~, not this one: make one with python -c 'import secrets; print(secrets.token_urlsafe(24))'"
         )
     if port is not None and token is None and not is_loopback(host):
         raise ValueError(

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from actors.coordination import CoordinatorChain, GivenCoordinator, OperatorCoordinator
 from actors.coordination.chain import NoMainCoordinator
 from actors.coordination.given import built_anew_or_kept
-from protocol.describing import show
+from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
-from spark_bridge.primitives.primitive import PARTS_OF_ALL, Primitive, checked_name
+from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
 from spark_bridge.subtask.chain import COUNTERS
 from spark_bridge.subtask.checks import check_operator
@@ -141,6 +141,7 @@ class Composed:
     make_flow: Callable[[], SubtaskOperator] | None = None
 
 
+@checked(uses=USES)
 def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection[Primitive]) -> Composed:
     """Compose an operator of what ``coordinate`` was given, the counters that every operator has, and what it uses.
 
@@ -150,14 +151,7 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
     """
     named: dict[str, Primitive] = {}
     stages = given.operators if isinstance(given, Chain) else {}
-    if isinstance(uses, Primitive):
-        raise TypeError(f"uses takes a list of parts, not one part: uses=[part], where part is {show(uses, 80)}")
     for part in uses:
-        if not isinstance(part, Primitive):
-            raise TypeError(
-                "uses=[...] takes what sidecar.shared(), sidecar.work_queue() and the like return, "
-                f"not {show(part, 80)}"
-            )
         if part.name in named or part.name in stages:
             raise ValueError(f"two parts of operator {operator_id!r} have the name {part.name!r}: give each its own")
         named[part.name] = part

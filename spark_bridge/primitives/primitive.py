@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from actors.coordination import OperatorCoordinator
+from protocol.arguments import Rule
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.subtask.chain import COUNTERS
@@ -36,6 +37,12 @@ def not_the_state_of(kind: str, name: str) -> LocalProtocolError:
         f"the checkpoint has a state of {name!r} that is not that of {kind}: another kind of part had this name when "
         'it was taken. Use that part again, or start without the checkpoint (restore="none")'
     )
+
+
+USES = Rule(
+    "a list of parts, uses=[part], as sidecar.shared(), sidecar.work_queue() and the like return them",
+    lambda parts: True,
+)
 
 
 class Primitive(ABC):

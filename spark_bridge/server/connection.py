@@ -28,6 +28,7 @@ from typing import Any, Protocol, cast
 
 from actors.logs import get_logger
 from actors.repeated_lines import LINES_MAX, LimitedLog
+from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, Outbox
 from protocol.wire.framing import FrameDecoder, WireLimits
@@ -99,17 +100,17 @@ class ServerConfig:
     log_lines_max: int = LINES_MAX
 
     def __post_init__(self) -> None:
-        for name in (
-            "authenticate_timeout_s",
-            "close_timeout_s",
-            "unauthenticated_max",
-            "connections_max",
-            "incomplete_bytes_max",
-            "frame_timeout_s",
-            "log_lines_max",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        check_fields(
+            self,
+            bind_host=ANY,
+            advertised_host=ANY,
+            port=PORT,
+            advertised_port=PORT,
+            unauthenticated_max=AT_LEAST_1,
+            connections_max=AT_LEAST_1,
+            incomplete_bytes_max=AT_LEAST_1,
+            log_lines_max=AT_LEAST_1,
+        )
 
 
 class ConnectionHandler(Protocol):

@@ -32,7 +32,10 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
         return [[record.get(column) for column in columns]]
     if isinstance(record, (tuple, list)):
         if len(record) != len(columns):
-            raise ValueError(f"the row has {len(record)} values, and the sink {len(columns)} columns: {columns}")
+            raise ValueError(
+                f"the row has {len(record)} values, and the sink {len(columns)} columns: {columns}; write a "
+                "value for each, None for NULL"
+            )
         return [record]
     raise TypeError(
         f"a {type(record).__name__} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "

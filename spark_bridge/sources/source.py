@@ -66,7 +66,7 @@ class HybridSource(Source):
 
     def __init__(self, *sources: Source) -> None:
         if not sources:
-            raise ValueError("a hybrid source needs at least one source")
+            raise ValueError("a hybrid source needs at least one source: pass them in the order in which they are read")
         self._sources = sources
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:

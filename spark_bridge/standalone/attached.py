@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.logs import get_logger
+from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
@@ -76,6 +77,7 @@ class AttachedSidecar(StaysOnDriver):
     when the application ends. Outside the block, every method raises ``SidecarNotRunning``.
     """
 
+    @checked()
     def __init__(
         self,
         spark: Any,
@@ -183,6 +185,7 @@ class AttachedSidecar(StaysOnDriver):
         self._require_attached()
         return sorted(self._operators)
 
+    @checked()
     def operator(self, operator_id: str) -> OperatorHandle:
         """The handle of an operator. Raises ``SidecarError`` for one that the sidecar does not coordinate."""
         self._require_attached()
@@ -192,12 +195,14 @@ class AttachedSidecar(StaysOnDriver):
             raise SidecarError(f"operator {operator_id!r} is not coordinated by this sidecar; there is {known}")
         return handle
 
+    @checked()
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``. Raises ``SidecarUnreachable`` if it is not known whether it completed."""
         self._require_attached()
         checkpoint_id: int = self._ask("checkpoint", [operator_id, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return checkpoint_id
 
+    @checked()
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """See ``Sidecar.savepoint``. The sidecar's process writes into ``directory``, a path or URL there."""
         self._require_attached()
@@ -205,6 +210,7 @@ class AttachedSidecar(StaysOnDriver):
         file: str = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return file
 
+    @checked()
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``. Payload and result must be plain values, as in events."""
         self._require_attached()
@@ -216,6 +222,7 @@ class AttachedSidecar(StaysOnDriver):
         self._require_attached()
         return unpack_status(self._ask("status"))
 
+    @checked(waiting_s=WAIT)
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""
         return explain(self.status(), waiting_s=waiting_s)
@@ -230,6 +237,7 @@ class AttachedSidecar(StaysOnDriver):
 
         return sidecar_html(read)
 
+    @checked(action=ACTION)
     def run(
         self,
         action: Callable[[], T],
@@ -392,6 +400,10 @@ class _RunsElsewhere:
     def fenced(self) -> Exception | None:
         text = self._ask_again("failures", self._action)["fenced"]
         return None if text is None else StorageFenced(text)
+
+    @property
+    def ran(self) -> bool:
+        return bool(self._ask_again("failures", self._action)["ran"])
 
     def count_restart_as_failure(self) -> None:
         """The action has failed. If the sidecar was restarted in the meantime, count that as a failure."""

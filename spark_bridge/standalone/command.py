@@ -121,7 +121,7 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
             raise ValueError(f"{name} must be a port from 0 to 65535, not {port}")
     factory = find(options.factory)
     if not callable(factory):
-        raise ValueError(f"{options.factory} is not a function: {factory!r}")
+        raise ValueError(f"{options.factory} is not a function: {factory!r}; name one as MODULE:FUNCTION")
     return SidecarProcess(
         factory,
         config_of(options, tasks),
@@ -139,7 +139,7 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
 
     config = SidecarConfig() if options.config is None else find(options.config)
     if not isinstance(config, SidecarConfig):
-        raise ValueError(f"{options.config} is not a SidecarConfig: {config!r}")
+        raise ValueError(f"{options.config} is not a SidecarConfig: {config!r}; name one as MODULE:NAME")
     storage = config.storage if options.storage is None else options.storage
     return replace(
         config,

@@ -238,7 +238,8 @@ class SidecarProcess:
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
         count, cause = runtime.action_failures(action_id)
         fenced = None if runtime.fenced is None else str(runtime.fenced)
-        return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced}
+        ran = runtime.action_ran(action_id)
+        return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 
     async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
         """Return the address for the driver's JVM, as soon as the previous application has been closed.

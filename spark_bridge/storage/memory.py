@@ -159,7 +159,9 @@ class MemoryStorage:
         with self._lock:
             kept = self._stored.get(operator_id, {}).get(checkpoint_id)
         if kept is None:
-            raise StorageError(f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory")
+            raise StorageError(
+                f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory: list() has those that are"
+            )
         return kept.stored().checkpoint
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
@@ -192,7 +194,7 @@ class MemoryStorage:
 
     @staticmethod
     def _file(operator_id: str, checkpoint_id: int) -> str:
-        return f"checkpoint {checkpoint_id} of {operator_id!r} in memory"
+        return f"checkpoint {checkpoint_id} of {operator_id!r} in memory: list() has those that are"
 
 
 def _size(checkpoint: CompletedCheckpoint) -> int:

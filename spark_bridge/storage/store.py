@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from actors.logs import get_logger
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
@@ -102,11 +103,10 @@ class CheckpointStorage:
     of URL, and ``ValueError`` for an invalid ``retained``.
     """
 
+    @checked(retained=AT_LEAST_1)
     def __init__(
         self, url: str | os.PathLike[str], *, retained: int = 3, options: Mapping[str, Any] | None = None
     ) -> None:
-        if retained < 1:
-            raise ValueError(f"retained must be at least 1, is {retained}")
         self._files = Files(url, options)
         self._options = options
         self._retained = retained
@@ -150,6 +150,7 @@ class CheckpointStorage:
                     log.info("temporary file of earlier application removed", file=f"{folder}/{name}")
                     self._files.remove(f"{folder}/{name}")
 
+    @checked(count=AT_LEAST_1)
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
         """Reserve the next ``count`` ids: above ``above``, all ids ever reserved here, and all stored here.
 
@@ -160,6 +161,7 @@ class CheckpointStorage:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
+    @checked()
     def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
         """Write a checkpoint durably and atomically, delete those no longer retained, and return its file.
 
@@ -197,6 +199,7 @@ class CheckpointStorage:
         self._retain(folder, options.completed_before(checkpoint), options.given_up)
         return self._files.name_of(f"{folder}/{name}")
 
+    @checked()
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
         """Mark a checkpoint as void, durably, and delete its file if it exists. Harmless if there is none.
 
@@ -223,6 +226,7 @@ class CheckpointStorage:
                 except StorageError as error:  # it is void anyway; retention tries again
                     log.warning("void checkpoint deletion failed", file=path, error=str(error))
 
+    @checked()
     def store_savepoint(
         self,
         directory: str | os.PathLike[str],
@@ -260,6 +264,7 @@ class CheckpointStorage:
 
     # --- restoring ------------------------------------------------------------------------------------------------
 
+    @checked()
     def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
         """``latest``, then ``start_from`` its result. Raises as both of them do."""
         with self._choice(operator_folder(operator_id)):
@@ -267,6 +272,7 @@ class CheckpointStorage:
             self._record(operator_id, NOTHING if found is None else found.checkpoint_id, first)
             return found
 
+    @checked()
     def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
         """Record that this application starts an operator from a checkpoint, here or elsewhere, or from nothing (None).
 
@@ -315,6 +321,7 @@ class CheckpointStorage:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
+    @checked()
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
         """The operator's newest checkpoint that is not void, or None if it has none.
 
@@ -357,6 +364,7 @@ class CheckpointStorage:
             raise CheckpointUnreadable(first.file, first.problem, "and no older checkpoint is intact") from first
         return None
 
+    @checked()
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
         """Read one checkpoint. Raises ``StorageError`` if there is none, ``CheckpointUnreadable`` if it is damaged."""
         try:
@@ -365,6 +373,7 @@ class CheckpointStorage:
             folder = self._files.name_of(operator_folder(operator_id))
             raise StorageError(f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}") from None
 
+    @checked()
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
         """Read and verify all checkpoints, or those of one operator; sorted by operator and id."""
         folders = sorted(self._folders()) if operator_id is None else [operator_folder(operator_id)]
@@ -375,6 +384,7 @@ class CheckpointStorage:
         return [info for info in self.list() if info.problem]
 
     @staticmethod
+    @checked()
     def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:
         """Like ``single_files.read_file``: read a checkpoint or savepoint by the path or URL of its file."""
         return single_files.read_file(url, options)

@@ -26,7 +26,7 @@ from protocol.wire.extension_types import PartEvent
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import Counters, SubtaskContext, checked_state, handles_urgent
 from spark_bridge.subtask.flow import Flow
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import SubtaskOperator, iterated
 
 __all__ = ["COUNTERS", "OperatorChain", "TaskPart", "current_part", "runs_in_task"]
 
@@ -109,7 +109,7 @@ class OperatorChain(SubtaskOperator):
                 if isinstance(part, TaskPart):
                     part.before_records()
             outputs = self.main.process(records)
-        iterator = iter(()) if outputs is None else iter(outputs)
+        iterator = iterated(self.main, outputs)
         try:
             while True:
                 previous, _local.chain = getattr(_local, "chain", None), self  # as `_current` does, for each output

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
+from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
 from protocol.subtask.types import (
@@ -175,6 +176,8 @@ class SubtaskContext(Generic[Sent]):
                 receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
             AttemptOver: the attempt is over.
         """
+        if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
+            check_wait("timeout_s", timeout_s)
         if self._runs_inside("snapshot_state"):
             raise LocalProtocolError(
                 "request() cannot be used inside snapshot_state(): the coordinator answers only after it has returned. "
@@ -184,6 +187,7 @@ class SubtaskContext(Generic[Sent]):
         self._refuse_to_wait_inside_open("request", "Ask in process()")
         return decode_event(self._channel.ask(encode_event(payload, self._limits), timeout_s))
 
+    @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
         """Report that the barrier of ``checkpoint_id`` came with the data, if barriers travel separately from events.
 
@@ -199,6 +203,7 @@ class SubtaskContext(Generic[Sent]):
         """
         self._channel.barrier_arrived(checkpoint_id, events_before)
 
+    @checked(seconds=NOT_NEGATIVE)
     def sleep(self, seconds: float) -> None:
         """Wait for so many seconds without handling anything. Any thread of the task may call this.
 
@@ -226,6 +231,8 @@ class SubtaskContext(Generic[Sent]):
                 the task's own.
             AttemptOver: the attempt is over.
         """
+        if timeout_s is not None and (type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S):
+            check_wait("timeout_s", timeout_s)
         self._enter("wait_for_event")
         if not self._channel.wait_for_item(timeout_s):
             return 0
@@ -255,6 +262,7 @@ class SubtaskContext(Generic[Sent]):
         """Whether a checkpoint waits for this task to handle its mailbox. A request would decline it."""
         return self._channel.mailbox.barriers > 0
 
+    @checked()
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
         return self._channel.timed_out(failure)

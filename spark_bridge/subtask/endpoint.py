@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.arguments import AT_LEAST_1, NAME, PORT, WAIT, check_fields
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
@@ -42,6 +43,20 @@ class TaskEndpoint:
     local_files: bool = True  # tasks may keep values in clear in the executor's own directory
     spin_s: float = 0.0002  # how long a wait polls first, if the previous one was shorter; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            port=PORT,
+            operator_id=NAME,
+            parallelism=AT_LEAST_1,
+            failure_timeout_s=WAIT,
+            kill_wait_s=WAIT,
+            mailbox_events_max=AT_LEAST_1,
+            mailbox_bytes_max=AT_LEAST_1,
+            spin_s=WAIT,
+            switch_interval_s=WAIT,
+        )
 
     @property
     def wire_limits(self) -> WireLimits:

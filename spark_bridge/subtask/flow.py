@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import LocalProtocolError
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import SubtaskOperator, iterated
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -90,7 +90,7 @@ class Flow(SubtaskOperator):
         try:
             self._running = index
             produced: Iterable[Any] | None = self._stages[index].process(records)
-            outputs = iter(()) if produced is None else iter(produced)
+            outputs = iterated(self._stages[index], produced)
             while True:
                 try:
                     output = next(outputs)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
+from protocol.describing import show
 from protocol.event_types import Received, Sent
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["SubtaskOperator"]
+__all__ = ["SubtaskOperator", "iterated"]
 
 
 class SubtaskOperator(Generic[Received, Sent]):
@@ -131,3 +132,16 @@ class SubtaskOperator(Generic[Received, Sent]):
         Whatever it raises is only logged, an exit too: the outputs are complete then, or another error has failed the
         task already. So it cannot undo a success. What must not fail unnoticed belongs into ``final_state``.
         """
+
+
+def iterated(operator: SubtaskOperator, outputs: object) -> Iterator[Any]:
+    """Return the outputs of ``process`` one by one. Raise ``TypeError`` for anything but None and an iterable."""
+    if outputs is None:
+        return iter(())
+    if isinstance(outputs, str | bytes) or not hasattr(outputs, "__iter__"):
+        raise TypeError(
+            f"{type(operator).__name__}.process must return an iterable of outputs, or None, not {show(outputs)}: "
+            "yield each output, or return a list of them"
+        )
+    iterator: Iterator[Any] = iter(outputs)
+    return iterator

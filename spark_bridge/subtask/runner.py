@@ -17,7 +17,7 @@ from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.io_loop import serve
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import SubtaskOperator, iterated
 
 __all__ = ["run_subtask", "run_subtask_with"]
 
@@ -112,7 +112,7 @@ class _Run:
     def outputs(self, context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         assert self._operator is not None
         produced = self._operator.process(context.records(records))
-        self._outputs = iter(()) if produced is None else iter(produced)
+        self._outputs = iterated(self._operator, produced)
         return self._outputs
 
     def finish(self, context: SubtaskContext) -> None:

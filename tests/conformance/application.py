@@ -175,10 +175,10 @@ class Application:
         self.start_job()
         return await self._launch_all(opens_immediately=False)
 
-    async def running(self, *, barrier: bool = False) -> list[SparkTask]:
+    async def running(self, *, barrier: bool = False, operator_id: str = OPERATOR) -> list[SparkTask]:
         """Start a new job whose attempts are all ready."""
         self.start_job(barrier=barrier)
-        return await self._launch_all()
+        return await self._launch_all(operator_id=operator_id)
 
     async def end(self, task: SparkTask, outcome: TaskOutcome = TaskOutcome.FAILED, reason: str = "it broke") -> None:
         """Let Spark report that the task has ended."""
@@ -195,7 +195,7 @@ class Application:
     async def fail_barrier_stage(self, task: SparkTask) -> list[SparkTask]:
         """Fail the task; Spark kills the others of its barrier stage and starts them all again."""
         self._end(task, TaskOutcome.FAILED, "it broke")
-        self._kill_all("another task of the barrier stage has failed")
+        self._kill_all("another task of the barrier stage has failed", stage_id=self._stage_id)
         self.post(StageCompleted(self._stage_id, self._stage_attempt, "a barrier task failed"))
         self._stage_attempt += 1
         self.post(StageSubmitted(self._stage_id, self._stage_attempt, self.parallelism, barrier=True))
@@ -214,11 +214,11 @@ class Application:
     def _stage_id(self) -> int:
         return 10 * self._job_id
 
-    async def _launch_all(self, *, opens_immediately: bool = True) -> list[SparkTask]:
+    async def _launch_all(self, *, opens_immediately: bool = True, operator_id: str = OPERATOR) -> list[SparkTask]:
         tasks = [self.launch(subtask) for subtask in range(self.parallelism)]
         for task in tasks:
             task.opens_immediately = opens_immediately
-            self.register(task)
+            self.register(task, operator_id)
         await self.settle()
         return tasks
 
@@ -229,9 +229,10 @@ class Application:
             place = (at.task_attempt_id, at.stage_id, at.stage_attempt, at.partition, at.attempt_number)
             self.post(TaskEnded(*place, outcome, reason))
 
-    def _kill_all(self, reason: str) -> None:
+    def _kill_all(self, reason: str, *, stage_id: int) -> None:
         for task in self.tasks.values():
-            self._end(task, TaskOutcome.KILLED, reason)
+            if task.start.stage_id == stage_id:
+                self._end(task, TaskOutcome.KILLED, reason)
 
     # --- in place of the relay ------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class Application:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         if job_id not in self.cancelled:
             self.cancelled.append(job_id)
-            self._kill_all(reason)  # one job runs at a time
+            self._kill_all(reason, stage_id=10 * job_id)
             self.post(JobEnded(job_id, False, reason))
 
     async def watch(self, stage_id: int, task_attempt_id: int) -> None:

@@ -197,6 +197,7 @@ async def test_a_request_that_waits_for_its_answer_ends_with_the_operator() -> N
             await app.settle()
             await app.release()
         closed = f"the coordinator of operator {OPERATOR!r} was closed before it answered this request"
+        closed += ": coordinate the operator again, then ask"
         assert outcomes == ["later", closed]
         assert replies[1].over
         replies[1].answer("nobody hears this")

@@ -15,13 +15,22 @@ from typing import Any
 
 import pytest
 
+from headgate import CheckpointConfig
 from spark_bridge.certificates import encryption
 from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
 from tests.mutants.mutant import Mutant, catalogue
 from tests.primitives import test_shared_value_files
 from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake
-from tests.spark_bridge import test_actions, test_router, test_server_incomplete, test_server_shares, test_tls
+from tests.spark_bridge import (
+    test_actions,
+    test_broken_operators,
+    test_router,
+    test_server_incomplete,
+    test_server_shares,
+    test_tls,
+    test_wrong_arguments,
+)
 
 CATALOGUE = catalogue(r"""
 forged-file [new; H110]
@@ -144,6 +153,36 @@ all-parts-together [new; H113]
   @ spark_bridge.server.connection:Connection._pump
   - if not self._is_sending_large or self.is_write_paused or self._transport.is_closing():
   + if not self._is_sending_large or self._transport.is_closing():
+nan-is-a-number [feared; H165]
+  A setting that is not a number, or infinite, is accepted.
+  @ protocol.arguments:_is_finite
+  - return isfinite(value)
+  + return True
+any-type [feared; H165]
+  A text is accepted for a number, and what is not a function for one.
+  @ protocol.arguments:_Expected.check
+  - if not has_type(value, self.hint) or (
+  + if (
+one-setting-in-two-places [feared; H165]
+  Heartbeats that coordinate() is given silently replace those of the gateway= beside them.
+  @ spark_bridge.driver.runtime:with_heartbeats
+  - if given is not None and given.heartbeat_interval_s is not None:
+  + if False:
+broken-operator-is-not-noticed [feared; H165]
+  The job of an operator whose actors have ended waits for them.
+  @ spark_bridge.bridge.actor:BridgeActor._add_operator
+  - context.watch(message.tracker_ref)
+  + pass
+broken-operator-takes-tasks [feared; H165]
+  A later task of an operator whose actors have ended waits for them.
+  @ spark_bridge.bridge.actor:BridgeActor._register
+  - if message.message.operator_id in self._broken:
+  + if False:
+broken-operator-is-run-again [feared; H165]
+  An action is called again although its operator has ended for good.
+  @ spark_bridge.driver.restarts:Restarter._delay
+  - if isinstance(cause, OperatorBroken):
+  + if False:
 another's-failure [E2: a counter of the whole sidecar; H65]
   A failed run of any operator counts for every action that is being called.
   @ spark_bridge.bridge.runs:RunningJobs.failed
@@ -182,6 +221,14 @@ def a_decimal_of_hash_1(number: int) -> Decimal:
 too_many_maps = bound([{}] * 299, [{}] * 300, "more than 300 lists and maps", "more than 300 lists and maps")
 too_many_entries = bound([[0] * 198] * 10, [[0] * 200] * 10, "more than 2000 entries", "more than 2000 entries")
 one_large_map = bound(dict.fromkeys(range(400)), dict.fromkeys(range(401)), "a map at most 400", "exceeds max_")
+
+
+async def broken_operators() -> None:
+    await test_broken_operators.test_an_error_of_headgate_in_one_operator_fails_its_job_and_leaves_the_others_alone(
+        "the tracker", pytest.MonkeyPatch()
+    )
+
+
 CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     "forged-file": [in_a_folder(test_shared_value_files.test_a_file_with_other_bytes_is_not_read_and_removed)],
     "all-fetch": [in_a_folder(test_shared_value_files.test_one_process_at_a_time_fetches_a_value)],
@@ -226,6 +273,16 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     "all-parts-together": [
         test_server_incomplete.test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slowly
     ],
+    "nan-is-a-number": [
+        partial(test_wrong_arguments.test_no_setting_accepts_what_is_not_a_finite_number, CheckpointConfig)
+    ],
+    "any-type": [partial(test_wrong_arguments.test_no_setting_accepts_what_is_not_a_finite_number, CheckpointConfig)],
+    "one-setting-in-two-places": [
+        partial(test_wrong_arguments.test_heartbeats_are_set_in_one_place, "heartbeat_interval_s")
+    ],
+    "broken-operator-is-not-noticed": [broken_operators],
+    "broken-operator-takes-tasks": [broken_operators],
+    "broken-operator-is-run-again": [test_broken_operators.test_an_action_is_not_called_again_after_its_operator_broke],
     "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],
     "silent-commit": [
         partial(
@@ -241,7 +298,7 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     [pytest.param(mutant, check, id=mutant.name) for mutant in CATALOGUE for check in CAUGHT_BY[mutant.name]],
 )
 async def test_a_bug_is_caught_by_its_own_test(mutant: Mutant, check: Callable[[], Any]) -> None:
-    # H61, H62, H65, H71, H74, H76, H77: without the bug the suite runs the same tests by themselves
+    # H61, H62, H65, H71, H74, H76, H77, H165: without the bug the suite runs the same tests by themselves
     async def run() -> None:
         result = check()
         if isawaitable(result):

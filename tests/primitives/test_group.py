@@ -519,7 +519,7 @@ async def test_a_member_cannot_be_used_outside_its_block_or_twice() -> None:
             group.__enter__()
         with pytest.raises(ValueError, match="root must be a rank"):
             member.broadcast(1, root=1)
-        with pytest.raises(TypeError, match="as bytes"):
+        with pytest.raises(TypeError, match="blob must be bytes"):
             member.save(1)
         return member
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate import Group, OperatorCoordinator, Permits, SharedValue, SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.chain import composed
@@ -55,9 +55,9 @@ def observe_a_text(context: SubtaskContext) -> None:
     ("mistake", "part", "error", "says"),
     [
         (set_in_a_task, RULES, LocalProtocolError, r"'rules' is set on the driver, and tasks only read it: .*count"),
-        (key_that_is_not_callable, QUEUE, TypeError, r"key is a function of an item, such as .*, not 3"),
+        (key_that_is_not_callable, QUEUE, TypeError, r"key must be a function of an item, such as .*, not 3"),
         (call_after_the_block, TEAM, LocalProtocolError, r"its `with` block has ended: enter one again"),
-        (save_a_text, TEAM, TypeError, r"the blob of rank 0 as bytes, not str: encode it first"),
+        (save_a_text, TEAM, TypeError, r"blob must be bytes, so encode it first, not"),
         (count_a_text, None, TypeError, r"count\('kept', ...\) adds a number, not '3': convert it first"),
         (observe_a_text, None, TypeError, r"observe\('size', ...\) takes a number, not '3': convert it first"),
     ],
@@ -84,13 +84,13 @@ async def test_a_question_of_the_driver_to_a_part_says_whom_to_ask(part: Primiti
 
 
 def test_a_key_that_is_not_callable_is_refused_where_the_queue_is_made() -> None:
-    with pytest.raises(TypeError, match=r"key is a function of an item, such as .*, not 'url'"):
+    with pytest.raises(TypeError, match=r"key must be a function of an item, such as .*, not 'url'"):
         WorkQueue("crawl", ["a"], key=cast("Any", "url"))
 
 
 def test_one_part_in_place_of_a_list_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"uses takes a list of parts, not one part: uses=\[part\]"):
-        composed("check", cast("Any", None), cast("Any", RULES))
+    with pytest.raises(TypeError, match=r"uses must be a list of parts, uses=\[part\]"):
+        composed("check", OperatorCoordinator, cast("Any", RULES))
 
 
 def leave_in_the_middle(queue: WorkQueue[str] | None, group: Group | None) -> Any:

@@ -272,12 +272,12 @@ async def test_a_rate_and_a_number_of_users_together() -> None:
 def test_wrong_limits_are_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "limit nothing"),
-        ({"per_s": 0}, "per_s must be a positive number"),
-        ({"per_s": float("inf")}, "per_s must be a positive number .* None for no limit"),
-        ({"per_s": float("nan")}, "per_s must be a positive number"),
+        ({"per_s": 0}, "per_s must be a positive number, not 0"),
+        ({"per_s": float("inf")}, "per_s must be a positive number, not inf"),
+        ({"per_s": float("nan")}, "per_s must be a positive number, not nan"),
         ({"per_s": -1.0}, "per_s must be a positive number"),
-        ({"per_s": 1, "burst": 0}, "must be at least 1"),
-        ({"concurrency": 0}, "must be at least 1"),
+        ({"per_s": 1, "burst": 0}, "must be an int of at least 1"),
+        ({"concurrency": 0}, "must be an int of at least 1"),
     ]
     for limits, text in wrong:
         with pytest.raises(ValueError, match=text):

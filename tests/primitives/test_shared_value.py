@@ -271,7 +271,7 @@ async def test_set_names_those_who_have_not_applied_it_in_time() -> None:
 async def test_nobody_is_waited_for_when_nobody_runs() -> None:
     rules = SharedValue("rules", 1)
     assert rules.set(2, wait="all") == 2
-    with pytest.raises(ValueError, match="wait is"):
+    with pytest.raises(ValueError, match="wait must be"):
         rules.set(3, wait="some")  # type: ignore[arg-type]
 
 

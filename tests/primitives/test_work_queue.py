@@ -335,19 +335,19 @@ async def test_what_is_added_outside_the_loop_is_refused() -> None:
 def test_a_queue_says_how_it_is_used_outside_a_task() -> None:
     with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
         next(iter(WorkQueue("numbers", [1])))
-    with pytest.raises(ValueError, match="in_hand must be at least 1"):
+    with pytest.raises(ValueError, match="in_hand must be an int of at least 1"):
         WorkQueue("numbers", [1], in_hand=0)
 
 
 @pytest.mark.parametrize("one", ["https://example.org", b"bytes", 5])
 async def test_a_single_item_is_not_taken_for_several(one: Any) -> None:
-    with pytest.raises(TypeError, match=r"work_queue\(\) takes several items, such as a list, not one"):
+    with pytest.raises(TypeError, match=r"roots must be several items, such as a list with one, not"):
         WorkQueue("pages", one)
     queue = WorkQueue[str]("pages", ["root"])
 
     def crawl(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
         for _ in queue:
-            with pytest.raises(TypeError, match=r"add\(\) takes several items"):
+            with pytest.raises(TypeError, match=r"items must be several items"):
                 queue.add(one)
             yield "refused"
 

@@ -223,5 +223,5 @@ def test_kills_in_quick_succession_end_a_stream() -> None:
 
 @pytest.mark.parametrize("attempts_max", [0, -1])
 def test_a_limit_below_one_is_refused(attempts_max: int) -> None:
-    with pytest.raises(ValueError, match="attempts_max must be at least 1"):
+    with pytest.raises(ValueError, match="attempts_max must be an int of at least 1"):
         LedgerConfig(attempts_max=attempts_max)

@@ -218,7 +218,9 @@ def test_the_goodbye_is_the_last_item_and_no_event_follows_it() -> None:
     subtask = a_subtask()
     assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 2, "", b"s", 0)]
     assert not subtask.all_confirmed
-    with pytest.raises(LocalProtocolError, match="EventSubmitted when the operator is finished"):
+    with pytest.raises(
+        LocalProtocolError, match=r"an event was sent when the operator is finished: send .* before close\(\)"
+    ):
         subtask.handle(s.EventSubmitted(b"x"), 1.0)
     hear(subtask, m.Confirm(7, 2))
     assert subtask.all_confirmed

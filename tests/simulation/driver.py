@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from actors import ActorSystem
+from actors import ActorRef, ActorSystem, Decision, Hook
 from actors.cell import ActorCell
 from actors.coordination import OperatorConfig, OperatorCoordinator
 from actors.coordination.checkpoint_requests import CheckpointFailed
@@ -84,6 +84,17 @@ class Gate(TurnGate):
         return True
 
 
+class Alarm(Hook):
+    """An actor that fails is a bug, even though only its operator would end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def actor_failed(self, ref: ActorRef[Any], cause: BaseException, decision: Decision) -> None:
+        if isinstance(cause, Exception):
+            self._world.broken = self._world.broken or cause
+
+
 class Driver:
     """One life of the sidecar. It can be killed at any moment, or be closed by ``close``.
 
@@ -132,7 +143,8 @@ class Driver:
             self.failed = error
             return
         try:
-            async with ActorSystem("simulated", gate=self.gate, loop_timer=lambda: 0.0) as system:
+            hooks = [Alarm(self.world)]
+            async with ActorSystem("simulated", hooks=hooks, gate=self.gate, loop_timer=lambda: 0.0) as system:
                 try:
                     await self._coordinate(system)
                 except StorageError as error:

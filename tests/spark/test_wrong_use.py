@@ -294,13 +294,13 @@ OPERATORS: list[tuple[Any, str]] = [
     ("Listening", "pass the operator's class and its arguments"),
 ]
 IDS: list[tuple[Any, type[Exception], str]] = [
-    ("", ValueError, "must not be empty"),
+    ("", ValueError, "operator_id must be a str of 1 to 256 characters"),
     (None, TypeError, "operator_id must be a str"),
-    ("a/b", ValueError, "or contain a slash"),
+    ("a/b", ValueError, "without slashes"),
     ("op", SidecarError, "'op' is already coordinated: choose another name"),
 ]
 PARALLELISMS: list[tuple[Any, type[Exception], str]] = [
-    (0, ValueError, "at least 1, not 0"),
+    (0, ValueError, "parallelism must be an int of at least 1, not 0"),
     (2.5, TypeError, "parallelism must be an int"),
     ("2", TypeError, "parallelism must be an int"),
 ]
@@ -309,7 +309,7 @@ MISTAKES: list[tuple[type[OperatorCoordinator], str]] = [
     (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
 ]
 COORDINATORS: list[tuple[Any, type[Exception], str]] = [
-    (object(), TypeError, "is not an OperatorCoordinator"),
+    (object(), TypeError, "coordinator must be an OperatorCoordinator, a function or a Chain, not <object"),
     (object, TypeError, "is not an OperatorCoordinator"),
     (RaisesIn, TypeError, "cannot be called without arguments"),
     *((mistaken(), TypeError, text) for mistaken, text in MISTAKES),
@@ -336,6 +336,24 @@ def test_wrong_arguments_are_refused_with_the_fix_and_the_operator_in_use_contin
             with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
                 call("nobody")
         assert job.tasks().count() == 1
+
+
+def test_an_action_that_is_lazy_or_was_called_already_is_refused_and_one_that_ran_may_return_a_frame(
+    spark: SparkSession,
+) -> None:  # H165
+    with coordinated(spark, Script({}, ["stop"])) as job:
+        rdd = job.tasks()
+        for action in (lambda: rdd, lambda: spark.range(3)):
+            with pytest.raises(TypeError, match=r"it returned a .*(RDD|DataFrame), which is lazy.*\.collect\(\)"):
+                job.sidecar.run(action)
+        with pytest.raises(TypeError, match=r"action must be a function .*lambda: rdd\.count\(\), not 3"):
+            job.sidecar.run(spark.sparkContext.range(3).count())  # type: ignore[arg-type]
+
+        def counted() -> Any:
+            rdd.count()
+            return spark.range(3)
+
+        assert job.sidecar.run(counted).count() == 3
 
 
 def test_more_partitions_than_subtasks_are_refused_with_the_number_that_is_needed(spark: SparkSession) -> None:

@@ -136,4 +136,5 @@ async def test_tools_that_look_at_it_are_refused_as_usual_and_see_where_it_waits
     "method", ["coordinate", "release", "checkpoint", "savepoint", "request", "status", "explain", "run"]
 )
 def test_every_method_of_the_runtime_that_users_await_says_so(method: str) -> None:
-    assert inspect.iscoroutinefunction(getattr(SidecarRuntime, method).__wrapped__)
+    assert inspect.iscoroutinefunction(inspect.unwrap(getattr(SidecarRuntime, method)))
+    assert getattr(SidecarRuntime, method).__code__.co_filename.endswith("awaited.py")

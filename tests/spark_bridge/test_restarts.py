@@ -30,6 +30,7 @@ class Runs:
         self.settled = 0
         self.ended = False
         self.fenced: Exception | None = None
+        self.ran = False
 
     def begin(self) -> str:
         return "an action"

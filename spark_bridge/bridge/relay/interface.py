@@ -20,6 +20,10 @@ from spark_bridge.bridge.relay.records import RelayedFact
 OnFact = Callable[[RelayedFact], None]
 
 
+REJECTED = "The task or the job has probably ended already; otherwise Spark's log on the driver says more"
+"""What follows from a refused command."""
+
+
 class RelayError(HeadgateError):
     """The relay cannot do what was asked. The message says why and, if possible, how to fix it."""
 

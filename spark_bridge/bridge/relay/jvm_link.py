@@ -26,7 +26,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
 from protocol.wire.framing import frame
 from protocol.wire.keys import Key, KeyRing, Purpose
-from spark_bridge.bridge.relay.interface import OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay.interface import REJECTED, OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.records import CommandAnswered, RecordDecodeError, RelayedFact, decode_record
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
 
@@ -188,7 +188,7 @@ class RelayServer:
         finally:
             del self._pending[request_id]
         if answered.problem is not None:
-            raise RelayError(f"Spark rejected the command: {answered.problem}")
+            raise RelayError(f"Spark rejected the command: {answered.problem}. {REJECTED}")
         return answered
 
     # --- for the server ---

@@ -41,6 +41,7 @@ from protocol.facts import (
     TaskState,
 )
 from spark_bridge.bridge.relay.interface import (
+    REJECTED,
     OnFact,
     RelayError,
     RelayRefused,
@@ -270,8 +271,8 @@ class Py4jRelay:
             return await DRIVER.run(run)
         except (Py4JError, AttributeError, OSError) as problem:  # AttributeError: _jsc is None
             if self._context._jsc is None:
-                raise RelayStopped("the SparkContext has stopped") from problem
-            raise RelayError(f"Spark rejected the command: {shorten(str(problem))}") from problem
+                raise RelayStopped("the SparkContext has stopped: make a new session and a new sidecar") from problem
+            raise RelayError(f"Spark rejected the command: {shorten(str(problem))}. {REJECTED}") from problem
 
     # --- on worker threads, because Py4J blocks ---
 
@@ -337,7 +338,7 @@ class Py4jRelay:
             self.statistics.dropped += relayed.fact.count
         self.statistics.records += 1
         if isinstance(relayed.fact, ApplicationEnded):
-            self._over = "the SparkContext has stopped"
+            self._over = "the SparkContext has stopped: make a new session and a new sidecar"
         deliver(self._on_fact, relayed)
 
 

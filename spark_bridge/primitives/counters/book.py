@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite, log
 from typing import Any
 
+from protocol.arguments import FRACTION, checked
 from protocol.describing import show
 
 __all__ = ["Book", "Distribution", "Observed", "added_up"]
@@ -49,10 +50,9 @@ class Distribution:
         """The sum divided by the count."""
         return self.sum / self.count
 
+    @checked(fraction=FRACTION)
     def quantile(self, fraction: float) -> float:
         """Return the value below which ``fraction`` (from 0 to 1) of all values lie."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"a quantile is between 0 and 1, not {fraction}")
         rank = fraction * (self.count - 1)
         for middle, count in self.buckets:
             rank -= count

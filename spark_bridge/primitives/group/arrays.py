@@ -59,7 +59,7 @@ def all_reduce(
     if function is None:
         raise ValueError(f"op must be one of {', '.join(_FUNCTIONS)}, not {op!r}")
     if own.dtype.kind not in "biufc":
-        raise TypeError(f"all_reduce takes arrays of numbers, not of {own.dtype}")
+        raise TypeError(f"all_reduce takes arrays of numbers, not of {own.dtype}: convert it with array.astype(float)")
     kind = f"all_reduce({own.dtype}{list(own.shape)}, {op!r})"
     if world_size > 1 and own.nbytes >= direct_bytes(world_size) and (direct := ring()) is not None:
         return _around(direct, own, function, kind, rank, world_size).reshape(np.shape(array))

@@ -15,6 +15,7 @@ from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from actors.coordination.turns import in_turns
+from protocol.arguments import AT_LEAST_1, NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.enumerations import CurrentEnumeration
 from protocol.errors import LocalProtocolError
@@ -107,6 +108,15 @@ class Group(GroupInTask, Primitive):
         ValueError: a size or a time is out of range, or the name is unsuitable.
     """
 
+    @checked(
+        name=NAME,
+        size=AT_LEAST_1,
+        min_size=AT_LEAST_1,
+        max_size=AT_LEAST_1,
+        join_wait_s=WAIT,
+        start_wait_s=WAIT,
+        error_grace_s=WAIT,
+    )
     def __init__(
         self,
         name: str,
@@ -124,12 +134,8 @@ class Group(GroupInTask, Primitive):
         Primitive.__init__(self, name)
         self._min_size = size if min_size is None else min_size
         self._max_size = size if max_size is None else max_size
-        if self._min_size is not None and self._min_size < 1:
-            raise ValueError(f"a group has at least one member, so size and min_size must be at least 1, not {size}")
         if self._max_size is not None and self._max_size < (self._min_size or 1):
             raise ValueError(f"max_size must be at least min_size ({self._min_size or 1}), not {self._max_size}")
-        if timeout_s <= 0 or min(join_wait_s, start_wait_s, error_grace_s) < 0:
-            raise ValueError("timeout_s must be positive, and the other times of a group must not be negative")
         self._timeout_s = timeout_s
         self._times = {
             "join_wait_s": join_wait_s,
@@ -228,7 +234,10 @@ class _GroupCoordinator(OperatorCoordinator):
 
     def _take_blob(self, member: Member, generation: int, offset: int, size: int, data: bytes) -> None:
         if size > BLOB_BYTES_MAX:
-            raise ValueError(f"the blob of a checkpoint has {size} bytes, and at most {BLOB_BYTES_MAX} are allowed")
+            raise ValueError(
+                f"the blob of a checkpoint has {size} bytes, and at most {BLOB_BYTES_MAX} are allowed: store it "
+                "elsewhere, and save its place"
+            )
         if offset == 0:
             self._blobs[member] = generation, bytearray()
         of_generation, blob = self._blobs.get(member, (0, bytearray()))

@@ -39,7 +39,7 @@ class Ring:
 
     def __init__(self, rank: int, world_size: int, key: bytes, timeout_s: float) -> None:
         self._rank = rank
-        self._world_size = world_size
+        self._before, self._after = (rank - 1) % world_size, (rank + 1) % world_size
         self._key = key
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -54,14 +54,17 @@ class Ring:
         thread = threading.Thread(target=self._accept, args=(listener, accepted), name="headgate-ring", daemon=True)
         thread.start()
         try:
-            self._right = self._dial(addresses[(self._rank + 1) % self._world_size])
+            self._right = self._dial(addresses[self._after])
         except BaseException:
             self.cancel()
             raise
         finally:
             thread.join()
         if not accepted:
-            raise TimedOut("the previous member in the ring did not connect")
+            raise TimedOut(
+                f"rank {self._before} of the group did not connect to rank {self._rank} within {self._timeout_s:g} s: "
+                "allow connections between the executors, or raise timeout_s of the group"
+            )
         self._left = accepted[0]
         for one in (self._left, self._right):
             one.setblocking(False)
@@ -85,11 +88,14 @@ class Ring:
                 elif count := self._left.recv_into(into):
                     into = into[count:]
                 else:
-                    raise ConnectionError("the connection to another member is gone")
+                    raise ConnectionError(f"the connection to rank {self._before} of the group is gone")
                 if not (out if descriptor == right else into):
                     poll.unregister(descriptor)
             if time.monotonic() > deadline:
-                raise TimedOut(f"no data arrived from another member for {self._timeout_s:g} s")
+                raise TimedOut(
+                    f"no data arrived at rank {self._rank} from rank {self._before} of the group for "
+                    f"{self._timeout_s:g} s: look at what that member does, or raise timeout_s of the group"
+                )
 
     def cancel(self) -> None:
         """Make what waits fail, and everything after. Any thread."""
@@ -126,7 +132,9 @@ class Ring:
         answer = _read(one, NONCE_BYTES + PROOF_BYTES)
         theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, self._proof(b"accepts", ours, theirs)):
-            raise ConnectionError("the process that answers at the next member's address is not that member")
+            raise ConnectionError(
+                f"the process that answers at {address[0]}:{address[1]} is not rank {self._after} of the group"
+            )
         one.sendall(self._proof(b"dials", ours, theirs))
         return one
 
@@ -152,9 +160,8 @@ class Ring:
             proof = _read(one, PROOF_BYTES)
         except OSError:
             return False
-        before = (self._rank - 1) % self._world_size
         genuine = hmac.compare_digest(proof, self._proof(b"dials", theirs, ours))
-        return genuine and theirs[NONCE_BYTES:] == before.to_bytes(4, "big")
+        return genuine and theirs[NONCE_BYTES:] == self._before.to_bytes(4, "big")
 
 
 def _read(one: socket.socket, size: int) -> bytes:

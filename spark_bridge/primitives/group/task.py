@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from protocol.arguments import INT64, Rule, checked
 from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
@@ -53,6 +54,9 @@ class GroupCheckpoint:
 
     step: int
     blob: bytes = field(repr=False)
+
+
+BLOB = Rule("bytes, so encode it first", lambda blob: True)
 
 
 class GroupMember:
@@ -109,6 +113,7 @@ class GroupMember:
         """
         return [decode_event(one) for one in self._call("all_gather()", encode_event(value))]
 
+    @checked()
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
         """Return the value of the member whose rank is ``root``; the others' are not used. Raises as ``barrier``.
 
@@ -119,6 +124,7 @@ class GroupMember:
         (sent,) = self._call(f"broadcast(root={root})", encode_event(value) if self.rank == root else None)
         return decode_event(sent)
 
+    @checked()
     def all_reduce(self, array: ArrayLike, op: str = "sum") -> NDArray[Any]:
         """Return the elementwise reduction over the NumPy arrays of all members, with their shape and dtype.
 
@@ -236,6 +242,7 @@ class GroupMember:
 
         return communicate()
 
+    @checked(step=INT64, blob=BLOB)
     def save(self, step: int, blob: bytes | None = None) -> None:
         """Keep a checkpoint on the driver, from which the next generation continues. Raises as ``barrier``.
 
@@ -244,8 +251,8 @@ class GroupMember:
         next generation shows whether it was complete.
         """
         if self.rank == 0:
-            if not isinstance(blob, bytes | bytearray | memoryview):
-                raise TypeError(f"save() takes the blob of rank 0 as bytes, not {type(blob).__name__}: encode it first")
+            if blob is None:
+                raise TypeError("blob must be bytes at rank 0, not None: encode what the next generation needs")
             self._check()
             data = bytes(blob)
             for offset in range(0, len(data) or 1, PIECE_BYTES):
@@ -257,7 +264,9 @@ class GroupMember:
 
     def _check(self) -> None:
         if self._over:
-            raise LocalProtocolError(f"this member cannot call any more: {self._over}")
+            raise LocalProtocolError(
+                f"this member cannot call any more: {self._over}; enter the group again with `with group as member:`"
+            )
         self._part.check(self.generation)
 
     def _call(self, kind: str, value: bytes | int | None) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
 from protocol.errors import GatewayFull
@@ -28,10 +28,11 @@ class Permits(PermitsInTask, Primitive):
     ``sidecar.permits(name, per_s=20)`` makes it, and ``coordinate(..., uses=[permits])`` gives it to an operator;
     several operators may share it. In the functions that the tasks run, ``with permits:`` waits for a permit.
 
-    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. At a high rate the tasks hold a
-    few permits ahead of need, so that the usual use costs no round trip; a task that dies takes those of about a tenth
-    of a second with it. At most ``concurrency`` tasks or threads are inside ``with permits:`` at the same time. The
-    places of an attempt that is lost become free when Spark or the sidecar knows that it is over.
+    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. If ``per_s`` is at least
+    100, and ``burst`` more than a twentieth of it, the tasks hold a few permits ahead of need, so that the usual use
+    costs no round trip; a task that dies takes those of about a tenth of a second with it. At most ``concurrency``
+    tasks or threads are inside ``with permits:`` at the same time. The places of an attempt that is lost become free
+    when Spark or the sidecar knows that it is over.
 
     Waiting tasks are served in the order in which they ask. What was reserved for a task that stops waiting, because of
     its timeout, an error, or its death, goes to the next one that asks. A task that already waits for a later permit
@@ -47,6 +48,7 @@ class Permits(PermitsInTask, Primitive):
         ValueError: there is no limit at all, a limit is too small, or the name is unsuitable.
     """
 
+    @checked(name=NAME, per_s=POSITIVE, burst=AT_LEAST_1, concurrency=AT_LEAST_1)
     def __init__(
         self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None
     ) -> None:
@@ -54,10 +56,6 @@ class Permits(PermitsInTask, Primitive):
         Primitive.__init__(self, name)
         if per_s is None and concurrency is None:
             raise ValueError(f"permits {name!r} limit nothing: pass per_s, concurrency or both")
-        if per_s is not None and not 0 < per_s < inf:
-            raise ValueError(f"per_s must be a positive number of permits a second, or None for no limit, not {per_s}")
-        if burst < 1 or (concurrency is not None and concurrency < 1):
-            raise ValueError(f"burst and concurrency must be at least 1, not {burst} and {concurrency}")
         self._slots = concurrency or 0
         self._desk = _Desk(PermitBook(per_s, burst, self._slots))
         self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst).shares

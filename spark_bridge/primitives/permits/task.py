@@ -22,6 +22,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from protocol.arguments import WAIT, checked
 from protocol.describing import show
 from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
@@ -232,6 +233,7 @@ class PermitsInTask:
         part: PermitsPart = current_part("permits", self._name)
         return part
 
+    @checked(timeout_s=WAIT)
     def acquire(self, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 

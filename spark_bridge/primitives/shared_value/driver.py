@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.arguments import NAME, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
@@ -74,6 +75,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         ValueError: the name is unsuitable.
     """
 
+    @checked(name=NAME)
     def __init__(self, name: str, value: T) -> None:
         SharedValueInTask.__init__(self, name)
         Primitive.__init__(self, name)
@@ -94,6 +96,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """Return the newest value: in a task the newest that has come there. Do not change what it returns."""
         return super().get() if runs_in_task() else self._value
 
+    @checked()
     def set(self, value: T, *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0) -> int:
         """Set a new value, and return its version. Later changes of ``value`` itself have no effect.
 
@@ -110,6 +113,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """
         return self.update(lambda _: value, wait=wait, timeout_s=timeout_s)
 
+    @checked()
     def update(
         self, function: Callable[[T], T], *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0
     ) -> int:
@@ -117,8 +121,6 @@ class SharedValue(SharedValueInTask[T], Primitive):
 
         ``function`` must return a new object and leave its argument as it is. Otherwise as ``set``.
         """
-        if wait not in ("none", "all"):
-            raise ValueError(f'wait is "none" or "all", not {wait!r}')
         with self._lock:
             halves = list(self._halves)
             if wait == "all" and any(half.thread == threading.get_ident() for half in halves):

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
+from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
@@ -36,7 +37,7 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_report,
 )
-from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart, check_key, several
+from spark_bridge.primitives.work_queue.task import ITEMS, KEY, WorkQueueInTask, WorkQueuePart
 from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = ["WorkQueue"]
@@ -81,18 +82,16 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         TypeError: ``roots`` is a text, or no collection.
     """
 
+    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1)
     def __init__(
         self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
     ) -> None:
-        check_key(key)
         WorkQueueInTask.__init__(self, name, key)
         Primitive.__init__(self, name)
-        if in_hand < 1:
-            raise ValueError(f"in_hand must be at least 1, not {in_hand}: the item that a task works on counts")
         self._in_hand = in_hand
         self._roots = [
             (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_event(root))
-            for number, root in enumerate(several(roots, "work_queue()"))
+            for number, root in enumerate(roots)
         ]
         self._latest: _Enumerator | None = None
 

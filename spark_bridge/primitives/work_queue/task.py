@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from protocol.describing import show
+from protocol.arguments import INT64, Rule, checked
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
@@ -29,7 +29,7 @@ from spark_bridge.subtask.chain import TaskPart, current_part
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["WorkQueueInTask", "WorkQueuePart", "several"]
+__all__ = ["WorkQueueInTask", "WorkQueuePart"]
 
 T = TypeVar("T")
 
@@ -154,7 +154,6 @@ class WorkQueuePart(TaskPart):
                 "add() was called outside the loop over the queue: what a task adds belongs to the item that it is "
                 "processing. Give the first items to work_queue(), or add inside `for item in queue:`"
             )
-        check_key(key)
         if key is None and self._keyed:
             raise LocalProtocolError(
                 f"the work queue {self._name!r} has a key, but the function is in the sidecar's process: pass it here "
@@ -175,19 +174,13 @@ class WorkQueuePart(TaskPart):
         self._context.send_event(report.as_event())
 
 
-def check_key(key: object) -> None:
-    """Raises ``TypeError`` for a key that is the result of the function in place of the function."""
-    if key is not None and not callable(key):
-        raise TypeError(f"key is a function of an item, such as `lambda item: item.url`, not {key!r:.80}")
-
-
-def several(items: Iterable[T], call: str) -> Iterable[T]:
-    """Return ``items``. A single one is refused: the characters of a text would become items."""
-    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
-        raise TypeError(
-            f"{call} takes several items, such as a list, not one {type(items).__name__}: [{show(items, 60)}]"
-        )
-    return items
+KEY = Rule("a function of an item, such as `lambda item: item.url`", callable)
+ITEMS = Rule(
+    "several items, such as a list with one",
+    lambda items: isinstance(items, Iterable) and not isinstance(items, str | bytes | bytearray),
+    is_type=True,
+)
+"""The characters of a text are not meant."""
 
 
 def _state_of(items: list[Item]) -> bytes:
@@ -219,6 +212,7 @@ class WorkQueueInTask(Generic[T]):
         part: WorkQueuePart = current_part("work queue", self._name)
         return part.items()
 
+    @checked(items=ITEMS, key=KEY, priority=INT64)
     def add(self, items: Iterable[T], *, key: Callable[[T], Any] | None = None, priority: int = 0) -> None:
         """In a task, inside the loop: add items that were found while working on the current one.
 
@@ -233,4 +227,4 @@ class WorkQueueInTask(Generic[T]):
             TypeError: ``items`` is a text, or no collection.
         """
         part: WorkQueuePart = current_part("work queue", self._name)
-        part.add(several(items, "add()"), key or self._key, priority)
+        part.add(items, key or self._key, priority)

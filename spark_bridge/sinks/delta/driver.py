@@ -50,7 +50,10 @@ class DeltaCommitter(ParquetCommitter):
             DeltaTable.create(self._url, self._schema, mode="ignore", storage_options=self._storage_options)
         table = self.load()
         if table.metadata().partition_columns:
-            raise SinkMisused(f"the Delta table {self._url} is partitioned, which this sink cannot write")
+            raise SinkMisused(
+                f"the Delta table {self._url} is partitioned, which this sink cannot write: choose a table "
+                "without partitions"
+            )
         theirs = {field.name: str(field.type) for field in table.schema().fields}
         ours = {field.name: str(field.type) for field in Schema.from_arrow(self._schema).fields}
         if ours != theirs:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import SCHEMA, checked
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 from spark_bridge.subtask.extras import require
@@ -37,6 +38,7 @@ class DeltaSink(TwoPhaseSink[Any]):
 
     atomic = True
 
+    @checked(schema=SCHEMA)
     def __init__(
         self,
         url: str,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import checked
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class FileSink(TwoPhaseSink[Any]):
     ``url``, ``name``, ``prefix``, ``suffix``, ``roll_bytes`` and ``options`` are those of ``SinkWriter``.
     """
 
+    @checked()
     def __init__(
         self, url: str, *, name: str | None = None, options: dict[str, Any] | None = None, **settings: Any
     ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol.arguments import checked
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
@@ -25,6 +26,7 @@ class FileSinkOperator(TwoPhaseSinkOperator):
     ``snapshot_position`` and ``restore_position`` together, and ``process`` if it does not read Spark's records.
     """
 
+    @checked()
     def __init__(self, url: str, *, name: str | None = None, batch_id: int | None = None, **settings: Any) -> None:
         super().__init__(FileSink(url, name=name, **settings), batch_id=batch_id)
 

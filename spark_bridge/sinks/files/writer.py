@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import ANY, AT_LEAST_1, ID, checked
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
 from spark_bridge.sinks.files.sealed import SealedFile, check_affixes
@@ -43,6 +44,7 @@ class SinkWriter:
         ValueError: ``roll_bytes`` is below 1.
     """
 
+    @checked(after=ID, roll_bytes=AT_LEAST_1, prefix=ANY, suffix=ANY)
     def __init__(
         self,
         url: str,
@@ -58,8 +60,6 @@ class SinkWriter:
         context: SinkWriterContext | None = None,
     ) -> None:
         check_affixes(prefix, suffix)
-        if roll_bytes is not None and roll_bytes < 1:
-            raise ValueError(f"roll_bytes must be at least 1, not {roll_bytes}")
         self.name = name
         self._directory = SinkDirectory(url, name, options)
         self._names = context or SinkWriterContext(name, subtask, attempt, after)
@@ -71,6 +71,7 @@ class SinkWriter:
         self._failure: BaseException | None = None
 
     @classmethod
+    @checked()
     def for_subtask(cls, context: SubtaskContext, url: str, *, name: str | None = None, **settings: Any) -> SinkWriter:
         """Make a writer for the attempt of ``context``. ``settings`` are those of the class. For ``open``."""
         return cls(
@@ -114,6 +115,7 @@ class SinkWriter:
             self._failure = error
             raise
 
+    @checked(checkpoint_id=ID)
     def seal(self, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
         """End the open part and return all parts since the last seal, in order, made durable; often there are none.
 
@@ -132,6 +134,7 @@ class SinkWriter:
         self._names.prepared_for(checkpoint_id)
         return sealed
 
+    @checked(checkpoint_id=ID)
     def send_sealed(self, context: SubtaskContext, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
         """Call ``seal``, and send the list of parts to the coordinator's committer as an event.
 

@@ -60,7 +60,10 @@ class IcebergCommitter(ParquetCommitter):
             self._catalog.create_namespace(self._table.rpartition(".")[0])
         table = self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
         if not table.spec().is_unpartitioned():
-            raise SinkMisused(f"the Iceberg table {self._table} is partitioned, which this sink cannot write")
+            raise SinkMisused(
+                f"the Iceberg table {self._table} is partitioned, which this sink cannot write: choose a table "
+                "without partitions"
+            )
         theirs, ours = list(table.schema().as_arrow().names), list(self._schema.names)
         if theirs != ours:
             raise SinkMisused(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import SCHEMA, checked
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
@@ -45,6 +46,7 @@ class IcebergSink(TwoPhaseSink[Any]):
 
     atomic = True
 
+    @checked(schema=SCHEMA)
     def __init__(
         self,
         catalog: Mapping[str, str],

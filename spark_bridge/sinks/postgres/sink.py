@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import ANY, checked
+from protocol.describing import show
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
@@ -44,6 +46,7 @@ class PostgresSink(TwoPhaseSink[Any]):
             of transactions that are prepared and not committed.
     """
 
+    @checked(conninfo=ANY)
     def __init__(
         self,
         conninfo: str,
@@ -54,10 +57,10 @@ class PostgresSink(TwoPhaseSink[Any]):
         mode: Mode = "staged",
         name: str | None = None,
     ) -> None:
-        if isinstance(columns, str) or not columns:
-            raise SinkMisused(f"columns must be a list of names, not {columns!r}")
+        if not columns:
+            raise SinkMisused("columns must be a list of names, not an empty one")
         if mode not in ("staged", "prepared"):
-            raise SinkMisused(f'mode must be "staged" or "prepared", not {mode!r}')
+            raise SinkMisused(f'mode must be "staged" or "prepared", not {show(mode)}')
         if key and mode == "prepared":
             raise SinkMisused(
                 "a prepared transaction keeps its locks until it is committed, so an update of the same key by the "

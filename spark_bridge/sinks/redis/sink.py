@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import AT_LEAST_1, checked
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
@@ -44,13 +45,12 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
 
     atomic = True
 
+    @checked(entries_max=AT_LEAST_1)
     def __init__(
         self, url: str, stream: str, columns: Sequence[str], *, entries_max: int | None = None, name: str | None = None
     ) -> None:
-        if isinstance(columns, str) or not columns:
-            raise SinkMisused(f"columns must be a list of names, not {columns!r}")
-        if entries_max is not None and entries_max < 1:
-            raise SinkMisused(f"entries_max must be at least 1, or None to keep all entries, not {entries_max}")
+        if not columns:
+            raise SinkMisused("columns must be a list of names, not an empty one")
         self.name = name
         self._settings = (url, stream, tuple(columns), entries_max)
 

@@ -80,5 +80,7 @@ def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:
         if value is not None
     }
     if not fields:
-        raise ValueError(f"a row has no values in {list(columns)}, but an entry of a stream needs at least one")
+        raise ValueError(
+            f"a row has no values in {list(columns)}, but an entry of a stream needs at least one: leave such rows out"
+        )
     return fields

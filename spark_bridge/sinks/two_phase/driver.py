@@ -15,6 +15,7 @@ import anyio
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from actors.threads import USER
+from protocol.arguments import ANY, checked
 from protocol.attempts import FailureReason
 from protocol.describing import describe, show, text_of
 from protocol.wire.messages import RestoreMode
@@ -267,6 +268,7 @@ class TwoPhaseSinkCoordinator(OperatorCoordinator):
     ``transient_errors``.
     """
 
+    @checked(retry_delays_s=ANY)
     def __init__(self, sink: TwoPhaseSink[Any], *, retry_delays_s: Sequence[float] = (0.1, 0.5, 2.0)) -> None:
         self.commits = SinkCommits(sink, retry_delays_s=retry_delays_s)
 

@@ -239,4 +239,4 @@ class SinkLedger:
                     )
                 return committables_from(entries), expected
             case _:
-                raise ValueError("the checkpoint holds no state of a sink")
+                raise ValueError("the checkpoint holds no state of a sink: restore one that this operator has taken")

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from protocol.arguments import AT_LEAST_1, ID, checked
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, token_of
 
@@ -23,6 +24,7 @@ class SinkWriterContext:
     that the attempt restored, -1 for none.
     """
 
+    @checked(checkpoint_id=ID, parallelism=AT_LEAST_1)
     def __init__(
         self, sink: str, subtask: int, attempt: int, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT, parallelism: int = 1
     ) -> None:
@@ -36,6 +38,7 @@ class SinkWriterContext:
         self._after = checkpoint_id
         self._parts_begun = 0
 
+    @checked()
     def next_name(self, prefix: str = "part", suffix: str = "") -> str:
         """Return the name of a new part. Give the part this name in the target system, before it gets its first row.
 
@@ -46,6 +49,7 @@ class SinkWriterContext:
         self._parts_begun += 1
         return str(name)
 
+    @checked(checkpoint_id=ID)
     def prepared_for(self, checkpoint_id: int) -> None:
         """What begins from now on comes after ``checkpoint_id``. The operator calls this after ``prepare``."""
         self._after = max(self._after, checkpoint_id)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from protocol.arguments import checked
 from spark_bridge.sinks.two_phase.parts import prepared_events
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseSink, TwoPhaseWriter
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -32,6 +33,7 @@ class TwoPhaseSinkOperator(SubtaskOperator):
     and ``restore_position`` together, and ``process`` if it does not read Spark's records.
     """
 
+    @checked()
     def __init__(self, sink: TwoPhaseSink[Any], *, batch_id: int | None = None) -> None:
         self.sink = sink
         self._batch_id = batch_id

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
@@ -60,6 +61,9 @@ class FileSource(Source):
         ValueError: a relative path, an unknown format, or a size that is not positive.
     """
 
+    @checked(
+        schema=SCHEMA, split_bytes=AT_LEAST_1, batch_rows=AT_LEAST_1, block_bytes=AT_LEAST_1, rate_limit_per_s=POSITIVE
+    )
     def __init__(
         self,
         url: str,
@@ -82,8 +86,6 @@ class FileSource(Source):
             )
         if format is not None and format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-        if min(split_bytes, batch_rows, block_bytes) < 1:
-            raise ValueError("split_bytes, batch_rows and block_bytes must be at least 1")
         self._url = url
         self._format = format
         self._schema = schema

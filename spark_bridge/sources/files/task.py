@@ -275,7 +275,10 @@ def _one_batch(table: pyarrow.Table, schema: pyarrow.Schema | None) -> pyarrow.R
     if schema is not None and table.schema != schema:
         missing = [name for name in schema.names if name not in table.schema.names]
         if missing:
-            raise ValueError(f"it has no columns {missing}, only {table.schema.names}")
+            raise ValueError(
+                f"it has no columns {missing}, only {table.schema.names}: correct the schema, or read such "
+                "files separately"
+            )
         table = table.select(schema.names).cast(schema)
     (batch,) = table.combine_chunks().to_batches()
     return batch

@@ -13,9 +13,10 @@ from zlib import crc32
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.source_events import SplitAt
-from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
-from spark_bridge.sources.kafka.task import OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
+from spark_bridge.sources.errors import SourceUnreachable
+from spark_bridge.sources.kafka.task import CHECK, OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -66,6 +67,7 @@ class KafkaSource(Source):
             in ``config`` that this source makes itself.
     """
 
+    @checked(batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         servers: str,
@@ -94,8 +96,6 @@ class KafkaSource(Source):
             raise ValueError(f'isolation_level must be "read_committed" or "read_uncommitted", not {isolation_level!r}')
         if on_lost not in ("fail", "skip"):
             raise ValueError(f'on_lost must be "fail" or "skip", not {on_lost!r}')
-        if batch_rows < 1 or (discover_every_s is not None and discover_every_s <= 0):
-            raise ValueError("batch_rows must be at least 1, and discover_every_s positive")
         own = sorted(OWN_CONFIG.intersection(config or ()))
         if own:
             raise ValueError(f"config must not have {own}: the source sets them itself, some from its parameters")
@@ -121,6 +121,7 @@ class KafkaSource(Source):
     def _asked(self) -> _Asked:
         return _Asked(self._settings)
 
+    @checked()
     def splits(self, *, found_later: bool = False) -> list[SplitAt]:
         """The partitions that exist now, each from where it is to be read. Blocks.
 
@@ -149,12 +150,18 @@ class KafkaSource(Source):
             return {one: high if at[one] is None else at[one] or 0 for one, (_, high) in ranges.items()}
         missing = [one for one in ranges if one not in where]
         if missing:
-            raise ValueError(f"{name} has no offset for these partitions: {missing}")
+            raise ValueError(f"{name} has no offset for these partitions: {missing}; give one for each")
         for one, (low, high) in ranges.items():
             if name == "start" and where[one] < low:
-                raise SourceDataLost(f"start is offset {where[one]} of {one}, but the oldest record there is {low}")
+                raise ValueError(
+                    f"start must not be before the oldest record of {one}, but is offset {where[one]}, and the oldest "
+                    f'record there is {low}: begin there, or at "earliest"'
+                )
             if name == "start" and where[one] > high:
-                raise ValueError(f"start is offset {where[one]} of {one}, but the partition ends at {high}")
+                raise ValueError(
+                    f"start must not be after the end of {one}, but is offset {where[one]}, and the partition ends at "
+                    f"{high}: begin there at the latest"
+                )
         return {one: where[one] for one in ranges}
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
@@ -229,7 +236,7 @@ class _Asked:
                 f"there is no topic {topic!r} at {self._settings.servers}: create it, or correct the name. A pattern "
                 "such as 'orders-*' may match no topic yet"
             )
-        raise SourceUnreachable(f"topic {topic!r} cannot be read: {error.str()}")
+        raise SourceUnreachable(f"topic {topic!r} cannot be read: {error.str()}. {CHECK}")
 
     def range_of(self, partition: tuple[str, int]) -> tuple[int, int]:
         """The first offset that a partition has, and the one after the last that may be read."""
@@ -245,7 +252,7 @@ class _Asked:
         for one in found:
             if one.error is not None:
                 raise SourceUnreachable(
-                    f"partition {one.partition} of topic {one.topic!r} cannot be read: {one.error.str()}"
+                    f"partition {one.partition} of topic {one.topic!r} cannot be read: {one.error.str()}. {CHECK}"
                 )
         return {(one.topic, one.partition): one.offset if one.offset >= 0 else None for one in found}
 

@@ -21,6 +21,8 @@ from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.source import SplitReader
 
+CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"
+
 if TYPE_CHECKING:
     import confluent_kafka
     import pyarrow
@@ -251,7 +253,7 @@ class _Partitions:
             partition = self._open.get((message.topic() or "", message.partition() or 0))
             if partition is None:
                 if error is not None and error.fatal():
-                    raise SourceUnreachable(f"the client of Kafka has failed: {error.str()}")
+                    raise SourceUnreachable(f"the client of Kafka has failed: {error.str()}. {CHECK}")
                 continue
             partition.heard_at, partition.failing_since = time.monotonic(), None
             if error is None:
@@ -272,7 +274,7 @@ class _Partitions:
         elif error.retriable():
             partition.error = None
         else:
-            raise SourceUnreachable(f"partition {number} of topic {topic!r} cannot be read: {error.str()}")
+            raise SourceUnreachable(f"partition {number} of topic {topic!r} cannot be read: {error.str()}. {CHECK}")
 
     def _handle_lost(self, key: _Key, partition: _Partition, error: confluent_kafka.KafkaError) -> None:
         topic, number = key
@@ -289,7 +291,7 @@ class _Partitions:
             return
         where = f"partition {number} of topic {topic!r}"
         if position is None or low <= position <= high:
-            raise SourceUnreachable(f"{where} cannot be read from offset {position} on: {error.str()}")
+            raise SourceUnreachable(f"{where} cannot be read from offset {position} on: {error.str()}. {CHECK}")
         if position < low:
             text = (
                 f"offset {position} and those up to {low} are gone, because they were deleted before they were read. "

@@ -22,6 +22,7 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
+from protocol.arguments import ANY, AT_LEAST_1, POSITIVE, checked
 from protocol.describing import show
 from protocol.source_events import encode_split
 from protocol.wire.state import (
@@ -86,6 +87,7 @@ class PostgresSource(Source):
         ValueError: a number that is not positive, or an invalid name of the slot.
     """
 
+    @checked(conninfo=ANY, range_rows=AT_LEAST_1, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         conninfo: str,
@@ -101,12 +103,13 @@ class PostgresSource(Source):
         batch_rows: int = 1_000,
         rate_limit_per_s: float | None = None,
     ) -> None:
-        if range_rows < 1 or batch_rows < 1:
-            raise ValueError("range_rows and batch_rows must be at least 1")
         if changes is not None and not (
             changes.isascii() and changes.replace("_", "a").isalnum() and changes.islower()
         ):
-            raise ValueError(f"a slot name has only lower-case letters, digits and underscores, not {changes!r}")
+            raise ValueError(
+                "changes must be the name of a slot, of lower-case letters, digits and underscores, not "
+                f"{show(changes)}"
+            )
         schema, _, name = table.rpartition(".")
         self._conninfo = conninfo
         self._table = (schema or "public", name)
@@ -152,7 +155,9 @@ class PostgresSource(Source):
             raise ValueError(f"there is no table {'.'.join(self._table)}: create it, or name the schema too")
         missing = [column for column in (self._key, *(self._given_columns or ())) if column not in types]
         if missing:
-            raise ValueError(f"table {'.'.join(self._table)} has no columns {missing}, only {list(types)}")
+            raise ValueError(
+                f"table {'.'.join(self._table)} has no columns {missing}, only {list(types)}: correct key and columns"
+            )
         if types[self._key][0] not in _KEY_TYPES:
             raise ValueError(f"the key {self._key!r} is a {types[self._key][0]}: it must be one of {_KEY_TYPES}")
         return types

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, reached
 from spark_bridge.sources.source import Source
@@ -46,6 +47,7 @@ class RedisStreamsSource(Source):
         ValueError: no streams, an unknown ``start``, or a number that is not positive.
     """
 
+    @checked(schema=SCHEMA, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         url: str,
@@ -63,10 +65,8 @@ class RedisStreamsSource(Source):
             raise ValueError("streams must be a list of keys, or a pattern")
         if start not in ("first", "new"):
             raise ValueError(f'start must be "first" or "new", not {start!r}')
-        if batch_rows < 1 or discover_every_s <= 0:
-            raise ValueError("batch_rows must be at least 1, and discover_every_s positive")
         if id_column is not None and id_column not in schema.names:
-            raise ValueError(f"id_column {id_column!r} is not in the schema: {schema.names}")
+            raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {id_column!r}")
         self._url = url
         self._streams = streams if isinstance(streams, str) else tuple(streams)
         self.schema = schema

@@ -219,7 +219,6 @@ def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"columns": "id"}, "list of names"),
         ({"columns": []}, "list of names"),
         ({"columns": ["id"], "mode": "fast"}, "staged"),
         ({"columns": ["id"], "key": ["id"], "mode": "prepared"}, 'use mode="staged"'),

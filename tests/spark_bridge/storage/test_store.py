@@ -249,7 +249,7 @@ def test_a_local_directory_without_permission_is_named(tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="retained must be at least 1"):
+    with pytest.raises(ValueError, match="retained must be an int of at least 1"):
         CheckpointStorage(tmp_path, retained=0)
-    with pytest.raises(ValueError, match="count must be at least 1"):
+    with pytest.raises(ValueError, match="count must be an int of at least 1"):
         a_prepared_storage(tmp_path).reserve_ids(0)

@@ -14,23 +14,31 @@ CASES = [
     ("psycopg", "postgres", "from headgate.sinks import PostgresSink; PostgresSink('', 't', ['id']).target"),
     ("psycopg", "postgres", "from headgate.sinks import PostgresSink; PostgresSink('', 't', ['id']).writer(None)"),
     ("psycopg", "postgres", "from headgate.sinks import PostgresSink; PostgresSink('', 't', ['id']).committer(None)"),
-    ("redis", "redis", "from headgate.sources import RedisStreamsSource; RedisStreamsSource('', ['s'], None).splits()"),
-    ("redis", "redis", "from headgate.sinks import RedisStreamsSink; RedisStreamsSink('', 's', ['id']).writer(None)"),
     (
         "redis",
         "redis",
-        "from headgate.sinks import RedisStreamsSink; RedisStreamsSink('', 's', ['id']).committer(None)",
+        "from headgate.sources import RedisStreamsSource; RedisStreamsSource('redis://h', ['s'], schema).splits()",
+    ),
+    (
+        "redis",
+        "redis",
+        "from headgate.sinks import RedisStreamsSink; RedisStreamsSink('redis://h', 's', ['id']).writer(None)",
+    ),
+    (
+        "redis",
+        "redis",
+        "from headgate.sinks import RedisStreamsSink; RedisStreamsSink('redis://h', 's', ['id']).committer(None)",
     ),
     ("confluent_kafka", "kafka", "from headgate.sources import KafkaSource; KafkaSource('h', ['t']).splits()"),
     ("pyarrow", "dataframe", "from headgate.sources import FileSource; FileSource(sys.executable, 'csv').operator"),
-    ("deltalake", "delta", "from headgate.sinks import DeltaSink; DeltaSink('/x', None).committer(None)"),
-    ("pyarrow", "delta", "from headgate.sinks import DeltaSink; DeltaSink('/x', None).writer(None)"),
+    ("deltalake", "delta", "from headgate.sinks import DeltaSink; DeltaSink('/x', schema).committer(None)"),
+    ("pyarrow", "delta", "from headgate.sinks import DeltaSink; DeltaSink('/x', schema).writer(None)"),
     (
         "pyiceberg",
         "iceberg",
-        "from headgate.sinks import IcebergSink; IcebergSink({}, 'a.b', '/x', None).committer(None)",
+        "from headgate.sinks import IcebergSink; IcebergSink({}, 'a.b', '/x', schema).committer(None)",
     ),
-    ("pyarrow", "iceberg", "from headgate.sinks import IcebergSink; IcebergSink({}, 'a.b', '/x', None).writer(None)"),
+    ("pyarrow", "iceberg", "from headgate.sinks import IcebergSink; IcebergSink({}, 'a.b', '/x', schema).writer(None)"),
 ]
 
 PROGRAM = """
@@ -40,6 +48,7 @@ sys.meta_path[:] = [type("Finder", (), dict(
     find_spec=staticmethod(lambda name, path=None, target=None, finder=finder: None
         if name.partition(".")[0] == {package!r} else finder.find_spec(name, path, target)),
 )) for finder in sys.meta_path]
+schema = type("Schema", (), dict(names=[], types=[]))()
 try:
     exec({code!r})
 except ModuleNotFoundError as error:

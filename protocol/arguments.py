@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Refuse a wrong argument where it is given: with its name, what was given, and what is expected (H165).
+
+``checked`` is for functions that a user calls, and ``check_fields`` for settings. Both take what is expected from the
+annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Without one,
+
+- a number must be finite; one whose name ends in ``_s`` is a positive number of seconds;
+- an integer must be 0 or more, and fit into 64 bits;
+- a str must not be empty, unless that is its default; a ``name`` and an ``operator_id`` must be a name.
+
+The check costs some microseconds, so what is called for each event is not decorated.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import types
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
+from math import isfinite
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from protocol.describing import show
+
+__all__ = [
+    "ACTION",
+    "ANY",
+    "ANY_NUMBER",
+    "AT_LEAST_0",
+    "AT_LEAST_1",
+    "FACTOR",
+    "FRACTION",
+    "ID",
+    "INT64",
+    "LABEL",
+    "NAME",
+    "NAME_CHARS_MAX",
+    "NOT_NEGATIVE",
+    "PORT",
+    "POSITIVE",
+    "REAL",
+    "SCHEMA",
+    "SECONDS",
+    "WAIT",
+    "WAIT_MAX_S",
+    "Rule",
+    "check_fields",
+    "check_wait",
+    "checked",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NAME_CHARS_MAX = 256
+SHOWN_CHARS_MAX = 100
+_HUGE = 2**63
+_SECRET = frozenset({"config", "conninfo", "options", "password", "status_token", "storage_options"})
+"""Arguments that may contain a password: the text of an error has only the type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is expected of a value, in addition to its type. ``expected`` completes "must be", in an error.
+
+    ``accepts`` is only called with a number or a text that has the type. With ``is_type`` it judges the type instead,
+    of values whose class is not imported here.
+    """
+
+    expected: str
+    accepts: Callable[[Any], bool]
+    is_type: bool = False
+
+
+def _is_label(value: str) -> bool:
+    return 0 < len(value) <= NAME_CHARS_MAX and not any(
+        one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value
+    )
+
+
+def _is_name(value: str) -> bool:
+    return "/" not in value and _is_label(value)
+
+
+def between(least: float, most: float, expected: str) -> Rule:
+    return Rule(expected, lambda value: least <= value <= most)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
+
+
+ANY = Rule("", lambda value: True)
+"""Everything that has the type."""
+ANY_NUMBER = Rule("a finite number", _is_finite)
+POSITIVE = Rule("a positive number", lambda value: _is_finite(value) and value > 0)
+NOT_NEGATIVE = Rule("a number of at least 0", lambda value: _is_finite(value) and value >= 0)
+SECONDS = Rule("a positive number of seconds", POSITIVE.accepts)
+WAIT = Rule("a number of seconds, at least 0", NOT_NEGATIVE.accepts)
+INT64 = between(-_HUGE, _HUGE - 1, "an int of at most 64 bits")
+AT_LEAST_0 = between(0, _HUGE - 1, "an int of at least 0")
+AT_LEAST_1 = between(1, _HUGE - 1, "an int of at least 1")
+ID = between(-1, _HUGE - 1, "the id of a checkpoint, or -1 for none")
+FACTOR = Rule("a number of at least 1", lambda value: _is_finite(value) and value >= 1)
+FRACTION = between(0, 1, "a number from 0 to 1")
+ACTION = Rule("a function without arguments, such as lambda: rdd.count()", callable, is_type=True)
+SCHEMA = Rule("a pyarrow.Schema", lambda value: hasattr(value, "names") and hasattr(value, "types"), is_type=True)
+PORT = between(0, 65_535, "a port from 0 to 65535")
+LABEL = Rule(f"a str of 1 to {NAME_CHARS_MAX} characters, without control characters and lone surrogates", _is_label)
+NAME = Rule(
+    f"a str of 1 to {NAME_CHARS_MAX} characters, without slashes, control characters and lone surrogates", _is_name
+)
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def _of_class(hint: Any, value: object) -> bool:
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is bytes:
+        return isinstance(value, bytes | bytearray | memoryview)
+    if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
+        return all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
+    try:
+        return isinstance(value, hint)
+    except TypeError:  # not a class: a type variable, or a type that is only for type checkers
+        return True
+
+
+def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
+    """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
+    if not isinstance(value, origin):
+        return False
+    if isinstance(value, str | bytes | bytearray):  # its characters are seldom meant
+        return origin is collections.abc.Iterable
+    if not args or not isinstance(value, list | tuple | set | frozenset | dict):
+        return True
+    if origin is tuple and args[-1] is not Ellipsis:
+        return len(value) == len(args) and all(map(has_type, value, args))
+    return all(has_type(one, args[0]) for one in value)
+
+
+def has_type(value: object, hint: Any) -> bool:
+    """Whether a value has the type of an annotation, as far as that can be seen without calling or iterating it."""
+    if hint is None or hint is types.NoneType:
+        return value is None
+    origin = get_origin(hint)
+    if origin is Union or origin is types.UnionType:
+        return any(has_type(value, one) for one in get_args(hint))
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in get_args(hint))
+    if origin is collections.abc.Callable or hint is collections.abc.Callable:
+        return callable(value)
+    if origin is type:
+        return isinstance(value, type)
+    if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
+        return _has_elements(origin, get_args(hint), value)
+    return _of_class(hint if origin is None else origin, value)
+
+
+_PLAIN = {
+    "bool": "True or False",
+    "int": "an int",
+    "float": "a number",
+    "bytes": "bytes",
+    "PathLike": "a path",
+    "type": "a class",
+    "Callable": "a function",
+    "Sequence": "a list",
+    "Collection": "a list",
+    "Iterable": "an iterable",
+}
+
+
+def _named(hint: Any) -> str:
+    """What is expected, from an annotation."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Union or origin is types.UnionType:
+        kinds = list(dict.fromkeys(_named(one) for one in args if one is not types.NoneType))
+        return f"{', '.join(kinds[:-1]).replace(' or False', ', False')} or {kinds[-1]}" if kinds[1:] else kinds[0]
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    name = getattr(origin or hint, "__name__", str(hint))
+    named = _PLAIN.get(name) or (f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}")
+    if named in ("a list", "an iterable") and args and isinstance(args[0], type) and args[0] is not Any:
+        return f"{named} whose elements are each {_named(args[0])}"
+    return named
+
+
+# --- the check of one value -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What is expected of one argument."""
+
+    name: str
+    hint: Any
+    rule: Rule | None
+
+    def check(self, value: object) -> None:
+        rule = self.rule
+        if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
+            is_choice = isinstance(value, str) and get_origin(self.hint) is Literal
+            raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
+        if rule is not None and _is_ruled(value) and not rule.accepts(value):
+            raise ValueError(self._text(value))
+
+    def _text(self, value: object) -> str:
+        expected = (self.rule.expected if self.rule is not None else "") or _named(self.hint)
+        given = f"a {type(value).__name__}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
+        return f"{self.name} must be {expected}, not {given}"
+
+
+def _is_ruled(value: object) -> bool:
+    """Whether rules apply to a value: to numbers and texts."""
+    return isinstance(value, int | float | str) and not isinstance(value, bool)
+
+
+def _rule_for(name: str, hint: Any, default: object) -> Rule | None:
+    kinds = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
+    if float in kinds:
+        return SECONDS if name.endswith("_s") else ANY_NUMBER
+    if int in kinds:
+        return AT_LEAST_0
+    if str in kinds and name in ("name", "part", "operator_id"):
+        return NAME if name == "operator_id" else LABEL
+    if str in kinds and not (isinstance(default, str) and not default):
+        return Rule(f"{_named(hint)} that is not empty", bool)
+    return None
+
+
+def _hints_of(annotations: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+    """The annotations, as far as they can be evaluated: a name that only type checkers import means any type."""
+    hints = {}
+    for name, annotation in annotations.items():
+        with suppress(NameError):
+            hints.update(get_type_hints(types.SimpleNamespace(__annotations__={name: annotation}), namespace))
+    return hints
+
+
+def _expectations(
+    annotations: Mapping[str, Any], namespace: dict[str, Any], defaults: Mapping[str, Any], rules: Mapping[str, Rule]
+) -> dict[str, _Expected]:
+    hints = _hints_of(annotations, namespace)
+    found = {}
+    for name in annotations:
+        hint = hints.get(name, Any)
+        rule = rules[name] if name in rules else _rule_for(name, hint, defaults.get(name))
+        if hint is not Any or rule is not None:
+            found[name] = _Expected(name, hint, rule)
+    return found
+
+
+REAL = frozenset({float, int})
+WAIT_MAX_S = 1e300
+
+
+def check_wait(name: str, value: object) -> None:
+    """Check a number of seconds, 0 or more, in a function that is too busy for ``checked``. It looks itself first.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+    _Expected(name, float, WAIT).check(value)
+
+
+# --- functions and settings -------------------------------------------------------------------------------------------
+
+
+def checked(**rules: Rule) -> Callable[[F], F]:
+    """Check the arguments of a function, each time it is called and before anything else happens.
+
+    Arguments in ``*args`` and ``**kwargs``, and those whose annotation is ``Any``, are not checked. Raises
+    ``TypeError`` or ``ValueError``; an async function raises when it is called, not when it is awaited.
+    """
+
+    def decorate(function: F) -> F:
+        inner: Any = function
+        while hasattr(inner, "__wrapped__"):  # a context manager's
+            inner = inner.__wrapped__
+        code = inner.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        positional = names[: code.co_argcount]
+        given_defaults = dict(zip(reversed(positional), reversed(inner.__defaults__ or ()), strict=False))
+        defaults = given_defaults | (inner.__kwdefaults__ or {})
+        unknown = set(rules) - set(names)
+        if unknown:
+            raise TypeError(f"{function.__qualname__} has no parameter {', '.join(sorted(unknown))}")
+        expected: dict[str, _Expected] = {}
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not expected:  # at the first call: then everything is imported
+                annotations = {name: one for name, one in inner.__annotations__.items() if name in names}
+                expected.update(_expectations(annotations, inner.__globals__, defaults, rules))
+            for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
+                one = expected.get(name)
+                if one is not None and value is not defaults.get(name, call):
+                    one.check(value)
+            return function(*args, **kwargs)
+
+        return cast("F", call)
+
+    return decorate
+
+
+_FIELDS: dict[type, dict[str, _Expected]] = {}
+
+
+def check_fields(settings: Any, **rules: Rule) -> None:
+    """Check the fields of a dataclass, in its ``__post_init__``. Raises ``TypeError`` or ``ValueError``."""
+    kind = type(settings)
+    expected = _FIELDS.get(kind)
+    if expected is None:
+        fields = kind.__dataclass_fields__
+        annotations = {name: one.type for name, one in fields.items() if one.init}
+        defaults = {name: one.default for name, one in fields.items()}
+        expected = _FIELDS[kind] = _expectations(annotations, kind.__post_init__.__globals__, defaults, rules)
+    for name, one in expected.items():
+        one.check(getattr(settings, name))

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Wrong arguments whose mistake is not their type: what the action returned, two places for one setting, a question to
+oneself. ``tests/test_arguments.py`` has the types and ranges of all others.
+"""
+
+# H165
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, cast
+
+import pytest
+
+from actors.coordination import OperatorConfig
+from headgate import CheckpointConfig, FixedDelay, GatewayLimits, LedgerConfig, Sidecar, SidecarConfig, SidecarRuntime
+from headgate.testing import RecordingCoordinator, running_operator
+from protocol.wire.framing import WireLimits
+from protocol.wire.keys import KeyRing
+from spark_bridge.driver import runtime
+from spark_bridge.driver.restarts import is_lazy, run_with_restarts
+from spark_bridge.errors import SidecarError
+from spark_bridge.server.server import ServerConfig
+from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from tests.conformance.application import application
+from tests.spark_bridge.test_restarts import Runs
+
+
+def lazy(module: str, name: str) -> Any:
+    """An instance of a class that Spark would make, without importing it."""
+    base = type(name, (), {"__module__": module})
+    return type(f"Special{name}", (base,), {})()
+
+
+LAZY = [
+    lazy("pyspark.core.rdd", "RDD"),
+    lazy("pyspark.sql.classic.dataframe", "DataFrame"),
+    lazy("pyspark.sql.connect.dataframe", "DataFrame"),
+    lazy("pyspark.sql.readwriter", "DataFrameWriter"),
+]
+NOT_LAZY = [None, 5, [LAZY[0]], lazy("pandas.core.frame", "DataFrame"), lazy("pyspark.sql.types", "Row")]
+
+
+@pytest.mark.parametrize("result", LAZY)
+async def test_an_action_that_only_describes_a_computation_is_refused(result: Any) -> None:
+    async def act(action_id: str) -> Any:
+        return result
+
+    with pytest.raises(TypeError, match=r"action must be a function that runs Spark, but it returned .*\.collect\(\)"):
+        await run_with_restarts(Runs(), FixedDelay(), act)
+
+
+@pytest.mark.parametrize("result", LAZY)
+async def test_an_action_that_has_run_may_return_what_is_lazy(result: Any) -> None:
+    runs = Runs()
+    runs.ran = True
+
+    async def act(action_id: str) -> Any:
+        return result
+
+    assert await run_with_restarts(runs, FixedDelay(), act) is result
+
+
+@pytest.mark.parametrize("result", NOT_LAZY)
+def test_other_results_are_not_lazy(result: Any) -> None:
+    assert not is_lazy(result)
+
+
+def test_an_action_in_place_of_its_function_is_refused_with_an_example() -> None:
+    for method in (Sidecar.run, SidecarRuntime.run):
+        with pytest.raises(TypeError, match=r"action must be a function .* such as lambda: rdd\.count\(\), not 42"):
+            method(cast("Any", None), cast("Any", 42))
+
+
+@pytest.mark.parametrize("setting", ["heartbeat_interval_s", "heartbeat_timeout_s"])
+def test_heartbeats_are_set_in_one_place(setting: str) -> None:
+    given = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=20.0)
+    times = (
+        {"interval_s": 0.25, "timeout_s": None}
+        if setting == "heartbeat_interval_s"
+        else {"interval_s": None, "timeout_s": 9.0}
+    )
+    with pytest.raises(ValueError, match=r"gateway must be without heartbeats .*heartbeat_interval_s=0\.5"):
+        runtime.with_heartbeats(given, GatewayLimits(), **times)
+
+
+def test_a_timeout_of_heartbeats_alone_is_refused_unless_the_sidecar_has_an_interval() -> None:
+    with pytest.raises(ValueError, match=r"heartbeat_interval_s must be given with heartbeat_timeout_s=9\.0"):
+        runtime.with_heartbeats(None, GatewayLimits(), None, 9.0)
+    limits = runtime.with_heartbeats(None, GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0), None, 9.0)
+    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s) == (2.0, 9.0)
+
+
+def test_heartbeats_of_an_operator_replace_those_of_the_sidecar_and_keep_its_other_limits() -> None:
+    default = GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0, events_max=7)
+    assert runtime.with_heartbeats(None, default, None, None) is default
+    limits = runtime.with_heartbeats(GatewayLimits(events_max=9), default, 0.25, 1.0)
+    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s, limits.events_max) == (0.25, 1.0, 9)
+
+
+class Words(SubtaskOperator):
+    def process(self, records: Any) -> None:
+        """Return nothing."""
+
+
+@pytest.mark.parametrize("outputs", [5, "abc", b"abc", object()])
+def test_a_process_that_returns_no_iterable_is_named_with_what_it_returned(outputs: object) -> None:
+    with pytest.raises(TypeError, match=r"Words\.process must return an iterable of outputs, or None, not .*: yield"):
+        iterated(Words(), outputs)
+    assert list(iterated(Words(), None)) == []
+    assert list(iterated(Words(), (1, 2))) == [1, 2]
+
+
+async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:
+    errors: list[BaseException] = []
+
+    async def ask(subtask: int, attempt: int, request: Any) -> None:
+        for call in (
+            app.operators.request("words", "a question", timeout_s=30.0),
+            app.operators.checkpoint(None, timeout_s=30.0),
+        ):
+            try:
+                await call
+            except SidecarError as error:
+                errors.append(error)
+
+    async with application() as app:
+        await app.coordinate(RecordingCoordinator(handle_event_from_operator=ask))
+        tasks = await app.running()
+        tasks[0].send("go")
+        await app.settle()
+    assert len(errors) == 2
+    assert all("the coordinator of operator 'words' asked itself" in str(error) for error in errors)
+
+
+def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> None:
+    class Here:
+        thread_id = threading.get_ident()
+
+    sidecar = Sidecar(None)
+    sidecar._portal, sidecar._runtime = cast("Any", object()), cast("Any", Here())
+    for call in (
+        sidecar.status,
+        lambda: sidecar.request("words", 1),
+        lambda: sidecar.coordinate("words", parallelism=1),
+    ):
+        with pytest.raises(SidecarError, match=r"on the sidecar's own event loop.*call_async"):
+            call()
+
+
+LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", "a/b"]
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_the_name_of_an_operator_is_refused_where_it_is_given(name: str) -> None:
+    text = "operator_id must be a str of 1 to 256 characters"
+    with pytest.raises(ValueError, match=text):
+        cast("Any", SidecarRuntime).coordinate(None, name, parallelism=1)
+    with pytest.raises(ValueError, match=text):
+        OperatorConfig(name, 1)
+    with pytest.raises(ValueError, match=text):
+        TaskEndpoint("h", 1, KeyRing(bytes(32)).task_key("words"), name, 1)
+    with pytest.raises(ValueError, match=text):
+        running_operator(parallelism=1, operator_id=name)
+
+
+@pytest.mark.parametrize(
+    "settings", [SidecarConfig, CheckpointConfig, GatewayLimits, LedgerConfig, WireLimits, ServerConfig]
+)
+def test_no_setting_accepts_what_is_not_a_finite_number(settings: Any) -> None:
+    """Also those of settings that users do not see."""
+    names = [
+        name
+        for name, one in settings.__dataclass_fields__.items()
+        if one.init and any(kind in str(one.type).split(" | ") for kind in ("int", "float"))
+    ]
+    assert len(names) > 4
+    for name in names:
+        for value in (math.nan, math.inf, -1, 10**400, "5", True):
+            with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+                settings(**{name: value})

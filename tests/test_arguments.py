@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A wrong argument is refused where it is given, with its name, what was given, and what is expected.
+
+Every public function, and every parameter, by introspection: a new name is covered when it is in an ``__all__``. The
+annotation of a parameter says which of the wrong things are wrong for it. What is exempt is in the tables here, with
+the reason.
+"""
+
+# H165
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import math
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+import headgate
+import headgate.actors
+import headgate.actors.testing
+import headgate.sinks
+import headgate.sources
+import headgate.testing
+import headgate.types
+from actors import cell
+from actors.coordination.coordinator_context import ContextOfActor
+from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.describing import show
+
+MODULES = (
+    headgate,
+    headgate.sinks,
+    headgate.sources,
+    headgate.types,
+    headgate.testing,
+    headgate.actors,
+    headgate.actors.testing,
+)
+
+HUGE = 10**400
+SURROGATE = "a\ud800"
+LONG = "x" * 100_000
+THING, FUNCTION, NOTHING, MAPPING = object(), lambda: None, list[Any](), dict[str, Any]()
+THINGS = [THING]
+BYTES = b"bytes"
+NUMBERS: list[Any] = [5, 0, -1, HUGE, 0.5, math.nan, math.inf, -math.inf]
+TEXTS: list[Any] = ["5", "", SURROGATE, LONG]
+POOL: list[Any] = [None, True, *NUMBERS, *TEXTS, NOTHING, THINGS, MAPPING, THING, int, FUNCTION, BYTES]
+
+FITS: dict[Any, list[Any]] = {
+    int: [one for one in NUMBERS if isinstance(one, int)],
+    float: NUMBERS,
+    str: TEXTS,
+    bool: [True],
+    bytes: [BYTES],
+    type(None): [None],
+    type: [int],
+    collections.abc.Callable: [int, FUNCTION],
+    collections.abc.Iterable: [*TEXTS, NOTHING, THINGS, MAPPING, BYTES],
+    collections.abc.Iterator: [],
+    collections.abc.Collection: [NOTHING, THINGS, MAPPING],
+    collections.abc.Sequence: [NOTHING, THINGS],
+    collections.abc.Mapping: [MAPPING],
+    list: [NOTHING, THINGS],
+    dict: [MAPPING],
+}
+"""What of the pool has a type. Nothing of it has a type that is not here."""
+
+CALLED_BY_HEADGATE = (
+    headgate.OperatorCoordinator,
+    headgate.SubtaskOperator,
+    headgate.sources.Source,
+    headgate.sources.SplitEnumerator,
+    headgate.sinks.TwoPhaseSink,
+    headgate.sinks.TwoPhaseWriter,
+    headgate.sinks.TwoPhaseCommitter,
+    headgate.actors.Actor,
+    headgate.actors.Hook,
+)
+"""A user implements these methods, and Headgate calls them."""
+
+MADE_BY_HEADGATE = {
+    *("SidecarRuntime", "OperatorHandle", "SubtaskContext", "GroupMember", "FailureReason", "Distribution"),
+    *("SplitEnumeratorContext", "SinkCommitterContext", "SinkWriterContext"),
+    *("CompletedCheckpoint", "ExecutionAttempt", "GroupCheckpoint", "Chain", "LiveGateways", "Confirmation"),
+    *("SidecarStatus", "OperatorStatus", "AttemptStatus", "OperatorStatistics", "LatencyRecorder"),
+    *("ActorRef", "Background", "ChildFailed", "DeadLetter", "Decision", "MailboxStatistics", "SlowHandler"),
+    *("Terminated", "Timers", "Reply", "Candidate", "Delivery", "DeterministicKit", "DeadLetters"),
+    *("OperatorTask", "Task", "World", "SinkCase", "CoordinatorContext", "ActorContext", "TestProbe"),
+}
+"""A user is given values of these types, and never makes one."""
+
+INSTEAD: dict[Any, Any] = {headgate.CoordinatorContext: ContextOfActor, headgate.actors.ActorContext: cell._Context}
+"""Interfaces whose methods a user calls, and what has the methods."""
+
+_RECORD = "called for each event or record"
+_ENGINE = "public for other parts of Headgate only"
+_PASSED_ON = "takes what Headgate has just given to the coordinator that calls it"
+NOT_FOR_USERS: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle")),
+            *(
+                "SidecarRuntime.action_failures",
+                "SidecarRuntime.action_ran",
+                "SidecarRuntime.action_runs",
+                "SidecarRuntime.marked",
+            ),
+            *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
+            *("SharedValue.attach", "SharedValue.detach", "types.LiveGateways.seen_by", "types.Confirmation.settle"),
+            *("SubtaskContext.open_operator", "SubtaskContext.records", "types.OperatorStatus.attempts_of"),
+            *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),
+            *("SourceCoordinator.assign_splits", "SourceCoordinator.assigned_splits", "SourceCoordinator.attempts"),
+            *("SourceCoordinator.has_no_more_splits", "SourceCoordinator.send", "SourceCoordinator.take_back_splits"),
+            "SourceCoordinator.signal_no_more_splits",
+            *(f"actors.ActorSystem.{name}" for name in ("fail", "forget", "join", "request_stop", "spawn_child")),
+            *("actors.ActorSystem.start_task", "actors.DeadLetters.publish", "actors.ActorContext.spawn"),
+            *("actors.testing.TurnGate.direct", "actors.testing.TurnGate.release", "actors.testing.TurnGate.turn"),
+            *(
+                "actors.testing.next_item",
+                "actors.testing.VirtualClock.call_later",
+                "actors.testing.VirtualClock.sleep",
+            ),
+            *("actors.Clock.call_later", "actors.Clock.sleep", "testing.OperatorTask.restore", "testing.Task.restore"),
+            *("testing.OperatorTask.wait", "testing.SinkCase.run"),
+        ],
+        _ENGINE,
+    ),
+    **dict.fromkeys(
+        [
+            *("SubtaskGateway.send_event", "SubtaskGateway.send_event_nowait", "SubtaskContext.count"),
+            *("SubtaskContext.observe", "sinks.SinkWriter.write"),
+            *("types.LiveGateways.send", "types.LiveGateways.broadcast", "types.LiveGateways.broadcast_nowait"),
+            *("sources.SplitEnumeratorContext.send_event", "actors.Reply.fail"),
+        ],
+        _RECORD,
+    ),
+    **{
+        f"sinks.SinkCommitter.{name}": _PASSED_ON
+        for name in (
+            *("complete", "discarded", "prepared", "restore", "run_ended", "sealed", "snapshot", "start"),
+            *("subtask_failed", "subtask_reset"),
+        )
+    },
+    "sinks.FileSinkCoordinator.handle_other_event": "a user overrides it, and Headgate calls it",
+    "sinks.FileSinkOperator.restore_position": "a user overrides it, and Headgate calls it",
+    "sinks.TwoPhaseSinkCoordinator.handle_other_event": "a user overrides it, and Headgate calls it",
+    "sinks.TwoPhaseSinkOperator.restore_position": "a user overrides it, and Headgate calls it",
+    "testing.SinkTarget.kill": "a user overrides it, and the cases call it",
+    "testing.SinkTarget.leftovers": "a user overrides it, and the cases call it",
+    "testing.SinkTarget.record": "a user overrides it, and the cases call it",
+    "testing.SinkTarget.sink": "a user overrides it, and the cases call it",
+}
+"""Public functions whose arguments are not checked. The reason for each."""
+
+_GIVEN = "takes the context that Headgate has just given to the operator"
+CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask"}
+"""They are called for each message, and look at their arguments themselves."""
+
+ANYTHING: dict[str, str] = {
+    "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
+    "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
+    "sinks.SinkWriter.for_subtask(context)": _GIVEN,
+    "sinks.SinkWriter.send_sealed(context)": _GIVEN,
+    "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",
+    "actors.ActorRef.ask(build)": "it is called immediately",
+    "actors.testing.TestProbe.expect(expected)": "a class, or a union of classes",
+    **dict.fromkeys(
+        ["actors.Timers.cancel(key)", "actors.Timers.is_active(key)", "actors.Timers.start(key)"], "any key of a dict"
+    ),
+}
+"""Parameters that accept anything, or whose value another system judges. The reason for each."""
+
+ALSO_RIGHT: dict[str, list[Any]] = {
+    "GroupMember.save(step)": [-1],
+    "WorkQueue.add(priority)": [-1],
+    "TlsCertificate(password)": [""],
+    "Reply.fail(error)": [""],
+    "SidecarConfig(bind_host)": [""],
+    "SidecarConfig(advertised_host)": [""],
+    "SidecarConfig(status_host)": [""],
+    "sinks.PostgresSink(conninfo)": [""],
+    "sources.PostgresSource(conninfo)": [""],
+    "sinks.SinkWriter(prefix)": [""],
+    "sinks.SinkWriter(after)": [-1],
+    "sinks.SinkWriterContext.prepared_for(checkpoint_id)": [-1],
+    "testing.running_operator(seed)": [-1, HUGE],
+    "testing.sink_cases(seed)": [-1, HUGE],
+    "actors.testing.deterministic_system(seed)": [-1, HUGE],
+}
+"""Values of the pool that are right, though a number or a text like this is usually wrong."""
+
+VALID: dict[str, Any] = {"columns": ["a"], "subtask": 0, "attempt": 0, "parallelism": 1, "every_s": 1.0, "delay_s": 1.0}
+"""Values for required parameters, by name, for the calls in which another one is wrong."""
+
+
+def is_in(value: Any, many: list[Any]) -> bool:
+    return any(value is one for one in many)
+
+
+def fitting(hint: Any) -> list[Any]:
+    """What of the pool has the type of an annotation."""
+    if hint is Any or isinstance(hint, typing.TypeVar) or hint is object:
+        return POOL
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [one for kind in get_args(hint) for one in fitting(kind)]
+    if origin is typing.Literal:
+        return []
+    kind = origin or hint
+    fits = FITS.get(kind, [])
+    if get_args(hint) and get_args(hint)[0] in (str, int) and kind is not collections.abc.Mapping:
+        return [one for one in fits if one is not THINGS]
+    return fits
+
+
+def takes_text(hint: Any) -> bool:
+    return hint is str or str in get_args(hint)
+
+
+def is_wrong(value: Any, name: str, hint: Any, default: Any, also_right: list[Any]) -> bool:
+    """Whether a parameter must refuse a value of the pool."""
+    if is_in(value, also_right) or value is default:
+        return False
+    if not is_in(value, fitting(hint)):
+        return True
+    if hint is Any or isinstance(hint, typing.TypeVar) or hint is object:
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return True
+    if isinstance(value, int) and not isinstance(value, bool) and (value < 0 or value == HUGE):
+        return True
+    if isinstance(value, str):
+        if name in ("operator_id", "name", "part") and (value in (SURROGATE, LONG)):
+            return True
+        return value == "" and takes_text(hint) and not (isinstance(default, str) and default == "")
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of one public function."""
+
+    owner: str
+    name: str
+    function: Callable[..., Any]
+    bound: tuple[Any, ...]
+    hint: Any
+    default: Any
+
+    def __str__(self) -> str:
+        return f"{self.owner}({self.name})"
+
+
+class Unknown(type):
+    """Stands for a type, or a module of types, that only type checkers import."""
+
+    def __getattr__(cls, name: str) -> Unknown:
+        return Unknown(name, (), {})
+
+    def __getitem__(cls, item: Any) -> Unknown:
+        return cls
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Its annotations, also those that only type checkers import."""
+    inner = inspect.unwrap(function)
+    names = dict(getattr(inner, "__globals__", vars(sys.modules[inner.__module__])))
+    while True:
+        try:
+            return get_type_hints(inner, names)
+        except NameError as error:
+            names[error.name] = Unknown(str(error.name), (), {})
+
+
+def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """The name of each public function, the function, and what it is bound to."""
+    for module in MODULES:
+        for name in module.__all__:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = getattr(module, name)
+            found = INSTEAD.get(found, found)
+            if inspect.isfunction(found):
+                yield f"{module.__name__}.{name}", found, ()
+            elif inspect.isclass(found) and not issubclass(found, BaseException | Enum):
+                yield from methods(f"{module.__name__}.{name}", found)
+
+
+def methods(owner: str, kind: type) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    made = vars(kind).get("__init__") or next(vars(one)["__init__"] for one in kind.__mro__ if "__init__" in vars(one))
+    if (
+        inspect.isfunction(made)
+        and owner.rpartition(".")[2] not in MADE_BY_HEADGATE
+        and not is_interface(kind, "__init__")
+    ):
+        yield owner, made, (blank(kind),)
+    for name in dir(kind):
+        static = inspect.getattr_static(kind, name)
+        function = static.__func__ if isinstance(static, classmethod | staticmethod) else static
+        if name.startswith("_") or not inspect.isfunction(function) or is_interface(kind, name):
+            continue
+        bound = (
+            () if isinstance(static, staticmethod) else (kind,) if isinstance(static, classmethod) else (blank(kind),)
+        )
+        wrapped = getattr(function, "__wrapped__", None)
+        if owner == "headgate.Sidecar" and wrapped is not None and "SidecarRuntime." in wrapped.__qualname__:
+            function = wrapped  # a method of ``Sidecar`` that calls it on the sidecar's loop
+        yield f"{owner}.{name}", function, bound
+
+
+def is_interface(kind: type, name: str) -> bool:
+    return any(issubclass(kind, one) and name in vars(one) for one in CALLED_BY_HEADGATE)
+
+
+def blank(kind: type) -> Any:
+    """An instance without attributes: a check needs none."""
+    abstract = getattr(kind, "__abstractmethods__", ())
+    return object.__new__(type(kind.__name__, (kind,), {"__del__": lambda self: None, **dict.fromkeys(abstract)}))
+
+
+def parameters() -> Iterator[Parameter]:
+    seen = set()
+    for owner, function, bound in functions():
+        short = owner.removeprefix("headgate.")
+        if short in NOT_FOR_USERS or (function, owner.rpartition(".")[2]) in seen:
+            continue
+        seen.add((function, owner.rpartition(".")[2]))
+        hints = hints_of(function)
+        for parameter in list(inspect.signature(function).parameters.values())[len(bound) :]:
+            kind = parameter.kind
+            if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) or f"{short}({parameter.name})" in ANYTHING:
+                continue
+            hint = hints.get(parameter.name, Any)
+            yield Parameter(short, parameter.name, function, bound, hint, parameter.default)
+
+
+PARAMETERS = list(parameters())
+
+
+def call_with(parameter: Parameter, value: Any, *, others: bool) -> BaseException | None:
+    """Call the function with this value, and valid ones for all ``others`` that it needs; return what it raises."""
+    signature = inspect.signature(parameter.function)
+    given: dict[str, Any] = {}
+    positional: list[Any] = list(parameter.bound)
+    for one in list(signature.parameters.values())[len(parameter.bound) :]:
+        wrong = one.name == parameter.name
+        needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if wrong or (needed and others):
+            argument = value if wrong else VALID.get(one.name, "valid")
+            if one.kind is one.POSITIONAL_ONLY:
+                positional.append(argument)
+            else:
+                given[one.name] = argument
+    try:
+        result = parameter.function(*positional, **given)
+    except BaseException as error:
+        return error
+    try:
+        if parameter.owner in CHECKED_WHEN_AWAITED:
+            result.send(None)
+    except BaseException as error:
+        return error
+    finally:
+        if hasattr(result, "close"):
+            result.close()
+    return None
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=str)
+def test_a_wrong_argument_is_refused_with_its_name_what_was_given_and_what_is_expected(parameter: Parameter) -> None:
+    also_right = ALSO_RIGHT.get(str(parameter), [])
+    bad = []
+    for value in POOL:
+        if not is_wrong(value, parameter.name, parameter.hint, parameter.default, also_right):
+            continue
+        error = call_with(parameter, value, others=False)
+        if error is not None and not names_all(str(error), parameter.name, value):
+            error = call_with(parameter, value, others=True)
+        if error is None:
+            bad.append(f"{show(value, SHOWN_CHARS_MAX)} is accepted")
+        elif not isinstance(error, TypeError | ValueError) or not names_all(str(error), parameter.name, value):
+            bad.append(f"{show(value, SHOWN_CHARS_MAX)} raises {type(error).__name__}: {error}")
+    assert not bad, f"{parameter}: " + "\n".join(bad)
+
+
+def names_all(text: str, name: str, value: Any) -> bool:
+    return f"{name} must be" in text and (show(value, SHOWN_CHARS_MAX) in text or type(value).__name__ in text)
+
+
+def test_the_tables_name_only_what_exists() -> None:
+    owners = {owner.removeprefix("headgate.") for owner, _, _ in functions()}
+    assert set(NOT_FOR_USERS) <= owners, set(NOT_FOR_USERS) - owners
+    everything = {
+        f"{owner.removeprefix('headgate.')}({name})"
+        for owner, function, _ in functions()
+        for name in inspect.signature(function).parameters
+    }
+    assert set(ANYTHING) | set(ALSO_RIGHT) <= everything, (set(ANYTHING) | set(ALSO_RIGHT)) - everything
