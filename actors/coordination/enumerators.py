@@ -24,21 +24,24 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     """Hands out the splits that a function finds, and looks for new ones while tasks read.
 
     A reader that asks while there is none waits until one is found or given back. A split is found once, however often
-    the function returns it: its key stays in the state, so the state grows with the number of splits.
+    the function returns it: its key stays in the state, so the state grows with the number of splits. In streaming mode
+    this holds over runs: a later run gets what is new.
 
     Args:
         discover: returns all splits that exist now, in the order in which they are to be read. It is called on a worker
             thread, at the start and then every ``every_s`` seconds. If it raises at the start, the coordinator does not
             start; later, an error is logged, and the fifth in a row fails the job.
         state: what an earlier instance returned from ``snapshot_state``, or None at the beginning.
-        every_s: the seconds between two looks. None looks only once, at the very beginning, and readers are told that
-            no more splits follow when all are assigned.
+        every_s: the seconds between two looks. None looks only once for each input, at the beginning, and readers are
+            told that no more splits follow when all are assigned.
         key: what a split is recognised by, a str. By default the split itself, which then has to be a str.
         batch_size: how many splits one request gets.
         backlog: ``backlog(split, position)`` returns how much there is to read in a split, in the units of the readers'
             method of this name, when it is found or given back. It has to be quick. By default, splits that wait do not
             count in the source's backlog.
     """
+
+    continues_with_other_input = True
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
-        if self._every_s is not None or not self._is_restored:
+        if self._every_s is not None or not self._is_restored or not context.coordinator.input_begins_again:
             self._add(await run_sync(lambda: list(self._discover())))
         self._look_again()
 
@@ -237,6 +240,16 @@ class HybridSplitEnumerator(SplitEnumerator):
         self._readers: list[int] = []
         self._is_restored = state is not None
         self._context: SplitEnumeratorContext
+
+    @property
+    def continues_with_other_input(self) -> bool:  # type: ignore[override]  # its sources say it
+        """See ``SplitEnumerator``: whether that is so for each source that has begun."""
+        previous: SplitEnumerator | None = None
+        for build, state in zip(self._sources, self._restored, strict=False):
+            previous = build(state, previous)
+            if not previous.continues_with_other_input:
+                return False
+        return True
 
     @property
     def current(self) -> int:

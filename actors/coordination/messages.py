@@ -35,6 +35,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
+from protocol.inputs import BatchInput
 from protocol.values import value
 from protocol.wire.messages import UpMessage
 
@@ -256,11 +257,15 @@ CoordinatorMessage = (
 
 @value
 class LedgerDecided:
-    """A decision of the attempt ledger about this operator, with the connection that it concerns, if any."""
+    """A decision of the attempt ledger about this operator, with the connection that it concerns, if any.
+
+    ``action``: of a run that starts, the id of the call of an action that it belongs to; empty for none.
+    """
 
     decision: Decision
     callback_us: int | None = None
     connection: AttemptConnection | None = None
+    action: str = ""
 
 
 @value
@@ -294,18 +299,30 @@ class AwaitSettled:
 
 
 @value
-class LabelCheckpoints:
-    """Label the checkpoints from here on: see ``CheckpointLabels.announce``."""
+class AnnounceBatch:
+    """The next run is this micro-batch: see ``CheckpointLabels.announce``."""
 
-    during: str
-    after: str
+    batch: BatchInput
+    adopted: bool = False
+
+
+@value
+class WithdrawBatch:
+    """The next run is no batch, unless another one is announced."""
+
+
+@value
+class BatchDone:
+    """The batch had nothing for the operator: the next checkpoint commits it."""
+
+    batch: BatchInput
 
 
 @value
 class LabelledWork:
     """The state of labelled work.
 
-    ``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since ``LabelCheckpoints``.
+    ``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since ``AnnounceBatch``.
     ``failed``: the operator has failed, and no reset has followed yet.
     """
 
@@ -364,7 +381,9 @@ TrackerMessage = (
     | NoteAwaited
     | RequestCheckpoint
     | AwaitSettled
-    | LabelCheckpoints
+    | AnnounceBatch
+    | WithdrawBatch
+    | BatchDone
     | AskLabelledWork
     | ClientRequest
     | LedgerDecided

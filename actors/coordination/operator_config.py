@@ -20,6 +20,7 @@ from protocol.errors import HeadgateError
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
+from protocol.inputs import RestoredInput
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import RestoreMode
 
@@ -54,7 +55,8 @@ class OperatorConfig:
     an exception aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks. A method of the
     coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
     has doubled. ``wire_limits`` are the limits of what leaves. ``gateways_per_turn``: how many gateways are notified of
-    a step of a checkpoint in one turn of the event loop.
+    a step of a checkpoint in one turn of the event loop. ``restored_input``: whether the first run has the input that
+    ``restored`` belongs to; None if its label says so.
     """
 
     operator_id: str
@@ -69,6 +71,7 @@ class OperatorConfig:
     method_report_s: float = METHOD_REPORT_S
     wire_limits: WireLimits = DEFAULT_LIMITS
     gateways_per_turn: int = GATEWAYS_PER_TURN
+    restored_input: RestoredInput | None = None
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

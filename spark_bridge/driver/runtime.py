@@ -29,6 +29,7 @@ from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
+from protocol.inputs import RestoredInput, check_restored_input
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
@@ -354,6 +355,7 @@ class SidecarRuntime(PartFactories):
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
+        restored_input: RestoredInput | None = None,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
         replace: bool = False,
@@ -363,6 +365,7 @@ class SidecarRuntime(PartFactories):
         """See ``Sidecar.coordinate``."""
         self._require_running()
         _check_arguments(operator_id, parallelism)
+        check_restored_input(restored_input)
         mode = RestoreMode.named(mode)
         limits = gateway or self._config.gateway
         if heartbeat_interval_s is not None:
@@ -379,6 +382,7 @@ class SidecarRuntime(PartFactories):
             allow_fewer=allow_fewer,
             method_report_s=self._config.method_report_s,
             wire_limits=self._wire_limits,
+            restored_input=restored_input,
         )
         parts = composed(operator_id, coordinator, uses)
         if replace and operator_id in self._handles:
@@ -542,12 +546,13 @@ class SidecarRuntime(PartFactories):
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
+        input_id: str | None = None,
     ) -> T:
         """See ``Sidecar.run``. The action runs in a worker thread.
 
         If the caller is cancelled, the jobs of the action fail, and the thread is left behind until the action returns.
         """
-        runs = self.action_runs(operators)
+        runs = self.action_runs(operators, input_id)
 
         def call_marked(action_id: str) -> T:
             with self._driver.marked(action_id):
@@ -568,13 +573,15 @@ class SidecarRuntime(PartFactories):
 
     # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
 
-    def action_runs(self, operators: Collection[OperatorHandle | str] | None) -> ActionRuns:
+    def action_runs(
+        self, operators: Collection[OperatorHandle | str] | None, input_id: str | None = None
+    ) -> ActionRuns:
         """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
         self._require_running()
         operator_ids = names_of(operators)
         for operator_id in sorted(operator_ids or ()):
             self._operators.find(operator_id)
-        return ActionRuns(self, operator_ids)
+        return ActionRuns(self, operator_ids, input_id)
 
     def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
         """See ``RunningJobs.begin_action``."""

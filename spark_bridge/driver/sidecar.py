@@ -313,6 +313,7 @@ class Sidecar(PartFactories):
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
+        input_id: str | None = None,
     ) -> T:
         """Call ``action``, your Spark action, again after each failed run, as ``restart`` allows; return its result.
 
@@ -327,16 +328,24 @@ class Sidecar(PartFactories):
         names the operators explicitly, as handles or names. Use it if other threads start the action's jobs while
         actions of further operators run, or if the action reads the result of another action's job.
 
+        In streaming mode, a run after one that has ended well has other input, and one after an interrupted run
+        continues it. ``input_id`` names the input, for example by its date. Use it for a job that a scheduler repeats
+        if its driver dies: if that happens between the last checkpoint and the end of the program, only the name shows
+        that everything is written. A run with the name of the last input continues it or, if it was finished, skips all
+        of it. A run with another name is refused while an input is unfinished. If the action has several jobs over one
+        operator, give each a separate call of ``run``. Batch mode ignores it.
+
         If the action is interrupted (Ctrl-C, or the interrupt of a notebook's kernel), its jobs fail, and this raises
         ``KeyboardInterrupt``.
 
         Raises what ``action`` raises if no coordinated run has failed, because a restart would not help;
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
         storage; ``ServerLost`` if the Spark Connect server or the session there is gone; ``NotSettled`` if the end of
-        the run is not known in time.
+        the run is not known in time; ``InputRefused`` if it is not known whether a run has the same input as the last
+        checkpoint; ``TypeError`` or ``ValueError`` if ``input_id`` is no text of 1 to 200 printable characters.
         """
         portal, runtime = self._entered()
-        runs = portal.call(runtime.action_runs, operators)
+        runs = portal.call(runtime.action_runs, operators, input_id)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
             return portal.call(step)
