@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from protocol.errors import GatewayFull
+from protocol.inputs import ActionId
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
@@ -216,7 +217,8 @@ class Process:
         task, application = self.task, self.application
         mode, parallelism = application.settings.mode, application.parallelism
         run, number = task.stage_id, task.attempt_number
-        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11")
+        action = str(ActionId(f"{run:016x}", 0, "everything"))  # each run continues, or repeats, one input
+        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11", action)
 
     def reconnect(self) -> None:
         assert self.machine is not None
