@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 
-__all__ = ["DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
+__all__ = ["BoundedLogEnumerator", "DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
 
 FAILURES_MAX = 5
 
@@ -156,6 +158,51 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         return encode_event({"pending": [split_to_value(one.split) for one in self._pending], "known": [*self._known]})
+
+
+class BoundedLogEnumerator(DiscoveringSplitEnumerator):
+    """Hands out logs up to where each ended when it was looked at. A run with other input gets what has come since.
+
+    Args:
+        end: where a split ends, a str or an int.
+        is_later: whether the first of two ends comes after the second one.
+        others: as for ``DiscoveringSplitEnumerator``. ``key`` names the log of a split.
+    """
+
+    def __init__(
+        self,
+        discover: Callable[[], Iterable[Any]],
+        state: bytes | None = None,
+        *,
+        key: Callable[[Any], str],
+        end: Callable[[Any], Any],
+        is_later: Callable[[Any, Any], bool],
+        **others: Any,
+    ) -> None:
+        super().__init__(discover, state, key=key, **others)
+        self._end = end
+        self._is_later = is_later
+
+    def _add(self, found: Iterable[Any]) -> None:
+        ended = {name: (end, known) for known in self._known for name, end in [_log_end(known)]}
+        for split in found:
+            at = split if isinstance(split, SplitAt) else SplitAt(split, None)
+            name, end = self._key(at.split), self._end(at.split)
+            before, known = ended.get(name, (None, ""))
+            if before is not None and not self._is_later(end, before):
+                continue
+            self._known.pop(known, None)
+            self._known[json.dumps([name, end])] = None
+            self._pending.append(self._counted(split if before is None else SplitAt(at.split, before)))
+
+
+def _log_end(key: str) -> tuple[str, Any]:
+    """The name of a log, and the end up to which it was handed out; None if an earlier release wrote the key."""
+    if key.startswith("["):
+        with suppress(ValueError):
+            name, end = json.loads(key)
+            return name, end
+    return key, None
 
 
 class OwnedSplitEnumerator(DiscoveringSplitEnumerator):

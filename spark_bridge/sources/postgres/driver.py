@@ -24,7 +24,7 @@ from actors.coordination.source import SplitEnumeratorContext
 from protocol.source_events import SplitAt, split_from_value, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
-from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
+from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -317,11 +317,17 @@ class PostgresEnumerator(SplitEnumerator):
         self._count: int = restored["count"]
         self._begun: bool = restored["begun"]  # whether the changes were handed out
         self._read: dict[Any, tuple[Any, Any, str]] = {low: (low, high, at) for low, high, at in restored["read"]}
+        self._changes_to: int | None = restored.get("changes_to")  # where a bounded read of the changes has ended
         self._settled = set(self._read)
         self._read_by: dict[Any, int] = {}  # those that no completed checkpoint covers
         self._read_at: dict[int, set[Any]] = {}
         self._waiting: dict[int, None] = {}
         self._context: SplitEnumeratorContext
+
+    @property
+    def continues_with_other_input(self) -> bool:  # type: ignore[override]  # depends on the source
+        """See ``SplitEnumerator``: a run with other input reads the changes since then, or the whole table again."""
+        return self._source.has_changes
 
     @property
     def pending_count(self) -> int:
@@ -337,6 +343,9 @@ class PostgresEnumerator(SplitEnumerator):
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
         if self._is_restored:
+            if self._changes_to is not None and not context.coordinator.input_begins_again:
+                self._pending.append(SplitAt(self._changes(), self._changes_to))
+                self._changes_to = None
             return
         if self._source.has_changes:
             await run_sync(self._source.create_slot)
@@ -353,6 +362,8 @@ class PostgresEnumerator(SplitEnumerator):
                 if low not in self._settled:
                     self._read[low] = (low, high, snapshot)
                     self._read_by[low] = subtask
+            case [name, int(until)] if name == CHANGES_READ:
+                self._changes_to = until
             case _:
                 raise ValueError(
                     f"subtask {subtask} sent {event!r}, which is not a message of a PostgresSource's reader"
@@ -360,6 +371,8 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
+        if any(_split_of(one)[0] == "changes" for one in splits):
+            self._changes_to = None
         for low in [low for low, reader in self._read_by.items() if reader == subtask]:
             del self._read[low], self._read_by[low]  # it is read again, with another snapshot
         self._pending.extendleft(reversed(splits))
@@ -381,11 +394,14 @@ class PostgresEnumerator(SplitEnumerator):
     def _begin_changes(self) -> None:
         """In the order of the key, with the snapshot of each range."""
         self._begun = True
+        self._pending.append(self._changes())
+
+    def _changes(self) -> list[Any]:
         following, at = [], None
         for _ in range(self._count):
             following.append(list(self._read[at]))
             at = self._read[at][1]
-        self._pending.append(["changes", following])
+        return ["changes", following]
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         self._read_at[checkpoint_id] = set(self._read)
@@ -395,6 +411,7 @@ class PostgresEnumerator(SplitEnumerator):
                 "count": self._count,
                 "begun": self._begun,
                 "read": [list(one) for one in self._read.values()],
+                "changes_to": self._changes_to,
             }
         )
 
