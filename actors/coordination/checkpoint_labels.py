@@ -4,13 +4,12 @@
 
 Checkpoints that begin before a run has succeeded are labelled ``begun``. Those that begin later, from the final
 checkpoint on, are labelled ``done``. So a restore that finds ``done`` finds all of the work. No restore finds the
-output without the label, or the label without the output. ``protocol.inputs`` decides what a label means for a run.
+output without the label, or the label without the output. ``inputs`` decides what a label means for a run.
 """
 
 from __future__ import annotations
 
-from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.inputs import (
+from actors.coordination.inputs import (
     ActionId,
     BatchInput,
     Comparison,
@@ -23,6 +22,7 @@ from protocol.inputs import (
     compare,
     why_refused,
 )
+from protocol.barrier_tracker import CompletedCheckpoint
 
 CALLS_KEPT = 1024
 """The number of calls of ``run`` whose place is remembered, more than can be in progress at the same time."""
@@ -57,7 +57,7 @@ class CheckpointLabels:
         self.runs = 0
 
     def withdraw(self) -> None:
-        """The next run is no batch, unless another one is announced."""
+        """The next run is not a batch, unless another one is announced."""
         self._batch = None
 
     def done_without_run(self, batch: BatchInput) -> None:

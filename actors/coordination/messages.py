@@ -20,6 +20,7 @@ from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.inputs import BatchInput
 from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
@@ -35,7 +36,6 @@ from protocol.barrier_tracker import (
 )
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
-from protocol.inputs import BatchInput
 from protocol.values import value
 from protocol.wire.messages import UpMessage
 
@@ -308,7 +308,7 @@ class AnnounceBatch:
 
 @value
 class WithdrawBatch:
-    """The next run is no batch, unless another one is announced."""
+    """The next run is not a batch, unless another one is announced."""
 
 
 @value

@@ -12,6 +12,7 @@ from actors import ActorRef, MailboxConfig
 from actors.coordination.announcer import GATEWAYS_PER_TURN
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.inputs import RestoredInput
 from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
 from protocol.attempts import Decision, LedgerInput
@@ -20,7 +21,6 @@ from protocol.errors import HeadgateError
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.inputs import RestoredInput
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import RestoreMode
 

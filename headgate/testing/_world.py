@@ -15,6 +15,7 @@ from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.given import GivenCoordinator
+from actors.coordination.inputs import ActionId, RestoredInput, check_restored_input
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AttachConnection,
@@ -61,7 +62,6 @@ from protocol.facts import (
 )
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.inputs import ActionId, RestoredInput, check_restored_input
 from protocol.machine import TimePassed
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode

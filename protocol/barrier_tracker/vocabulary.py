@@ -74,7 +74,7 @@ class SubtaskSnapshot:
 class CompletedCheckpoint:
     """A complete checkpoint. A subtask that is missing in ``subtask_states`` took part without a state.
 
-    ``label`` says which input it belongs to; see ``protocol.inputs``.
+    ``label`` says which input it belongs to; see ``actors.coordination.inputs``.
     """
 
     # H47

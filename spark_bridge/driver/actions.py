@@ -18,8 +18,8 @@ from typing import Protocol
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
+from actors.coordination.inputs import ActionId, check_input_id
 from actors.logs import get_logger
-from protocol.inputs import ActionId, check_input_id
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.task_entry import ACTION_PROPERTY
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from protocol.inputs import BatchInput, InputPosition
+from actors.coordination.inputs import BatchInput, InputPosition
 
 __all__ = ["BatchDecision", "batch_in", "decide", "why_refused"]
 

@@ -37,9 +37,9 @@ import anyio
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
+from actors.coordination.inputs import BatchInput, InputPosition
 from actors.coordination.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
 from actors.logs import get_logger
-from protocol.inputs import BatchInput, InputPosition
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators

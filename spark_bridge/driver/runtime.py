@@ -23,13 +23,13 @@ import anyio
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
+from actors.coordination.inputs import RestoredInput, check_restored_input
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import get_logger
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.inputs import RestoredInput, check_restored_input
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits

@@ -342,7 +342,7 @@ class Sidecar(PartFactories):
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
         storage; ``ServerLost`` if the Spark Connect server or the session there is gone; ``NotSettled`` if the end of
         the run is not known in time; ``InputRefused`` if it is not known whether a run has the same input as the last
-        checkpoint; ``TypeError`` or ``ValueError`` if ``input_id`` is no text of 1 to 200 printable characters.
+        checkpoint; ``TypeError`` or ``ValueError`` unless ``input_id`` is a text of 1 to 200 printable characters.
         """
         portal, runtime = self._entered()
         runs = portal.call(runtime.action_runs, operators, input_id)

@@ -2,7 +2,7 @@
 
 """The same program ten days in a row, killed on some of them at random moments and then repeated (H174).
 
-A run is one sink or ready-made part, and one seed. Each day is a process of its own. On some days it is killed with
+A run is one sink or ready-made part, and one seed. Each day is a separate process. On some days it is killed with
 SIGKILL, with its JVM and its workers, from before its first task to after its last checkpoint, and a scheduler repeats
 the day with the same ``input_id``. After each day, all rows of all days so far are in the target, each once.
 """

@@ -56,7 +56,7 @@ def test_nothing_that_is_not_restored_begins_again() -> None:
     assert begins_again(dialogue, B)
 
 
-def test_a_retry_continues_from_the_first_checkpoint_of_its_own_input_on() -> None:
+def test_a_retry_continues_from_the_first_checkpoint_of_the_same_input_on() -> None:
     dialogue = Dialogue(2, restored=RESTORED)
     dialogue.tell(t.InputBegan(same=False))
     dialogue.run(A, B)

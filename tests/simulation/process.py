@@ -10,8 +10,8 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING
 
+from actors.coordination.inputs import ActionId
 from protocol.errors import GatewayFull
-from protocol.inputs import ActionId
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine

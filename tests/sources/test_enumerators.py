@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
+from actors.coordination.inputs import RestoredInput
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
 from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
-from protocol.inputs import RestoredInput
 from protocol.source_events import split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.subtask.hybrid import HybridReader

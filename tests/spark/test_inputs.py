@@ -94,7 +94,7 @@ def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) ->
 
 
 class _Half(Lines):
-    """Waits for a checkpoint after half of its records, which its end brings; then fails. Spark gives up at once."""
+    """Waits for a checkpoint after half of its records, which its end brings; then fails. Spark gives up then."""
 
     def process(self, records: Iterator[Any]) -> None:
         self.covered = False

@@ -84,7 +84,10 @@ def write_all(
         )
         rdd = spark.sparkContext.parallelize(range(RECORDS), PARTITIONS)
         task = handle.subtask(Troubled, url, str(tmp_path), trouble)
-        assert sidecar.run(lambda: rdd.mapPartitions(task).count(), restart=FixedDelay(3, delay_s=0.0), input_id="all") == 0
+        assert (
+            sidecar.run(lambda: rdd.mapPartitions(task).count(), restart=FixedDelay(3, delay_s=0.0), input_id="all")
+            == 0
+        )
         return handle.statistics()
 
 

@@ -22,6 +22,7 @@ from actors.coordination import (
 )
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.inputs import BatchInput, RestoredInput
 from actors.coordination.messages import (
     AnnounceBatch,
     AskLabelledWork,
@@ -59,7 +60,6 @@ from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.inputs import BatchInput, RestoredInput
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.executor import MemoryConnection, Task
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from actors.coordination.inputs import BatchInput, InputPosition, NoInput, UnnamedInput
 from actors.coordination.messages import BatchDone, LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.inputs import BatchInput, InputPosition, NoInput, UnnamedInput
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, raising, running_operator, waiting_for
 

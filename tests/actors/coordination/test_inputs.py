@@ -13,10 +13,10 @@ import pytest
 
 from actors.coordination import InputRefused, OperatorCoordinator
 from actors.coordination.checkpoint_labels import CheckpointLabels
+from actors.coordination.inputs import ActionId, BatchInput
 from headgate import CheckpointConfig
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.inputs import ActionId, BatchInput
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import SubtaskOperator
 from tests.actors.coordination import operator_world
@@ -133,7 +133,7 @@ async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_na
         assert await run_well(world, [7]) == [7], "the second one"
 
 
-async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_a_checkpoint_of_its_own() -> None:
+async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_taken_a_checkpoint() -> None:
     restored = CompletedCheckpoint(7, 1, b"state", {})
     async with operator_world.running_operator(parallelism=1, restored=restored, restored_input="other") as world:
         for _ in range(2):

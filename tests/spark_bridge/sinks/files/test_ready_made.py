@@ -103,7 +103,7 @@ def test_a_number_of_records_means_nothing_with_other_partitions(tmp_path: Path)
         OwnPosition(str(tmp_path)).merge_states({0: state, 1: state})
 
 
-def test_a_position_counts_the_records_of_its_own_input_only(tmp_path: Path) -> None:  # H174
+def test_a_position_counts_the_records_of_one_input_only(tmp_path: Path) -> None:  # H174
     """A checkpoint of an earlier input never makes a record be skipped, whatever its parallelism."""
     operator = FileSinkOperator(str(tmp_path))
     opened(operator)

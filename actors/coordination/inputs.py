@@ -247,8 +247,8 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         return (
             f"{_name(begins)} begins again, but the restored checkpoint belongs to a later run of the same action"
             f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so what this run has"
-            " written is known no more. Give each job of the action a call of its own, as in sidecar.run(job,"
-            f" input_id=...), or an operator of its own. To go on now, use {say}"
+            " written is no longer known. Give each job of the action a separate call, as in sidecar.run(job,"
+            f" input_id=...), or a separate operator. To go on now, use {say}"
         )
     finish = {
         NamedInput: f"finish it first, with sidecar.run(..., input_id={_id_of(found.input)})",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol.inputs import (
+from actors.coordination.inputs import (
     INPUT_ID_CHARS_MAX,
     ActionId,
     BatchInput,
@@ -111,7 +111,7 @@ def test_a_label_is_read_as_it_was_written(one: Input, done: bool) -> None:
     ["", "x", "batch 01 of q: done", "batch 1 of q", "run 0 of call a after 0: done", "run 1 of input 2: done",
      'run 1 of input "a: done', "run 1 of call a after -1: begun", "words: a stream", "no input: perhaps"],
 )  # fmt: skip
-def test_what_is_no_label_is_not_read(label: str) -> None:
+def test_what_is_not_a_label_is_not_read(label: str) -> None:
     assert InputPosition.read(label) is None
 
 
@@ -139,7 +139,7 @@ def test_an_action_of_an_earlier_release_is_a_call_without_restarts() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, b"x", ["x"], True])
-def test_an_input_id_that_is_no_text_is_a_type_error(wrong: Any) -> None:  # H165
+def test_an_input_id_that_is_not_a_text_is_a_type_error(wrong: Any) -> None:  # H165
     with pytest.raises(TypeError, match=r"input_id must be a str .*, not "):
         check_input_id(wrong)
 
