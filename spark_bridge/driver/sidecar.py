@@ -183,6 +183,12 @@ class Sidecar(PartFactories):
         ``restore`` is the path or URL of a checkpoint or savepoint file. A later ``"latest"`` never returns to the
         checkpoints that were skipped in this way.
 
+        The restored checkpoint says which input it belongs to (see ``run``), and so whether the first run has the same
+        input. ``restored_input`` says it instead: ``"same"`` if the records that the checkpoint counts come again,
+        ``"other"`` if the run begins with records of which none was processed. It is for what is refused otherwise:
+        an input that was interrupted and is given up, and checkpoints of releases that did not label them. It holds
+        until this application has completed a checkpoint.
+
         ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers through a channel of yours, for example
         with the data. The operator passes each barrier that arrives to ``SubtaskContext.barrier_arrived``. The function
         is called on the sidecar's loop and must not block. Without it, barriers travel with the events.

@@ -9,10 +9,11 @@ from tests.mutants.attempts import ATTEMPTS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
+from tests.mutants.inputs import INPUTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
-MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE, *PARTS)
+MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE, *PARTS, *INPUTS)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -37,7 +37,7 @@ def retried(dialogue: Dialogue, attempt: ExecutionAttempt, next_one: ExecutionAt
     return begins_again(dialogue, next_one)
 
 
-def test_the_same_input_begins_again_and_another_does_not() -> None:
+def test_the_same_input_begins_again_and_another_does_not() -> None:  # H174
     for same in (True, False):
         dialogue = Dialogue(2, restored=RESTORED)
         dialogue.tell(t.InputBegan(same))
@@ -45,7 +45,7 @@ def test_the_same_input_begins_again_and_another_does_not() -> None:
         assert begins_again(dialogue, A) is same
 
 
-def test_nothing_that_is_not_restored_begins_again() -> None:
+def test_nothing_that_is_not_restored_begins_again() -> None:  # H174
     dialogue = Dialogue(2)
     dialogue.tell(t.InputBegan(same=True))
     assert not coordinator_begins_again(dialogue)
@@ -56,7 +56,7 @@ def test_nothing_that_is_not_restored_begins_again() -> None:
     assert begins_again(dialogue, B)
 
 
-def test_a_retry_continues_from_the_first_checkpoint_of_the_same_input_on() -> None:
+def test_a_retry_continues_from_the_first_checkpoint_of_the_same_input_on() -> None:  # H174
     dialogue = Dialogue(2, restored=RESTORED)
     dialogue.tell(t.InputBegan(same=False))
     dialogue.run(A, B)
@@ -68,7 +68,7 @@ def test_a_retry_continues_from_the_first_checkpoint_of_the_same_input_on() -> N
     assert coordinator_begins_again(dialogue)
 
 
-def test_what_a_checkpoint_takes_over_of_a_subtask_at_rest_stays_that_of_the_earlier_input() -> None:
+def test_what_a_checkpoint_takes_over_of_a_subtask_at_rest_stays_that_of_the_earlier_input() -> None:  # H174
     dialogue = Dialogue(2, restored=RESTORED)
     dialogue.tell(t.InputBegan(same=False))
     dialogue.run(A).complete(5, A)
@@ -76,7 +76,7 @@ def test_what_a_checkpoint_takes_over_of_a_subtask_at_rest_stays_that_of_the_ear
     assert not begins_again(dialogue, B), "checkpoint 5 holds what it had done of the input before"
 
 
-def test_and_in_every_later_checkpoint_and_application_until_it_has_run() -> None:
+def test_and_in_every_later_checkpoint_and_application_until_it_has_run() -> None:  # H174
     dialogue = Dialogue(2, restored=RESTORED)
     dialogue.tell(t.InputBegan(same=False))
     dialogue.run(A).complete(5, A)
@@ -91,7 +91,7 @@ def test_and_in_every_later_checkpoint_and_application_until_it_has_run() -> Non
     assert not begins_again(later, B)
 
 
-def test_a_checkpoint_that_began_before_the_input_says_nothing_about_it_when_it_completes_later() -> None:
+def test_a_checkpoint_that_began_before_the_input_says_nothing_about_it_when_it_completes_later() -> None:  # H174
     dialogue = Dialogue(2, restored=RESTORED)
     dialogue.store(5)
     dialogue.tell(t.InputBegan(same=False), t.CheckpointStored(5))
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_began_before_the_input_says_nothing_about_it_when_it_
     assert not begins_again(dialogue, A)
 
 
-def test_one_that_was_asked_for_before_and_begins_after_it_belongs_to_it() -> None:
+def test_one_that_was_asked_for_before_and_begins_after_it_belongs_to_it() -> None:  # H174
     dialogue = Dialogue(1, restored=t.CompletedCheckpoint(4, 1, b"c", {0: snapshot_of(0, b"s0")}))
     dialogue.store(5)
     dialogue.tell(t.CheckpointTriggered(6), t.InputBegan(same=False), t.CheckpointStored(5))
@@ -115,7 +115,7 @@ def test_one_that_was_asked_for_before_and_begins_after_it_belongs_to_it() -> No
 )
 def test_states_of_two_inputs_that_meet_count_as_those_of_the_later_one(
     first: bool, second: bool, merged: bool
-) -> None:
+) -> None:  # H174
     """So a part of the restored state may be used for nothing, and an operator refuses what it cannot tell apart."""
     parts = {
         0: replace(snapshot_of(0, b"s0"), earlier_input=first),
@@ -124,7 +124,7 @@ def test_states_of_two_inputs_that_meet_count_as_those_of_the_later_one(
     assert rescaled(t.CompletedCheckpoint(4, 2, b"", parts), 1).subtask_states[0].earlier_input is merged
 
 
-def test_whatever_happens_only_positions_of_the_running_input_are_used() -> None:
+def test_whatever_happens_only_positions_of_the_running_input_are_used() -> None:  # H174
     """Random runs, failures, checkpoints and restarts: a state is used exactly if it was taken during this input."""
     seed = random.randrange(2**32)
     print("seed", seed)

@@ -62,7 +62,7 @@ async def a_day(
 
 
 @pytest.mark.parametrize("in_one_application", [True, False])
-async def test_fixed_splits_are_all_read_every_day(in_one_application: bool) -> None:
+async def test_fixed_splits_are_all_read_every_day(in_one_application: bool) -> None:  # H174
     days = [["a", "b"], ["c", "d", "e"], ["a", "b"]]
     if in_one_application:
         day, left = days[0], iter(days)
@@ -82,7 +82,7 @@ async def test_fixed_splits_are_all_read_every_day(in_one_application: bool) -> 
         assert sorted(outputs) == of_splits(day)
 
 
-async def test_what_an_enumerator_finds_by_looking_is_only_the_new_every_day() -> None:
+async def test_what_an_enumerator_finds_by_looking_is_only_the_new_every_day() -> None:  # H174
     found, restored = ["a"], None
     for day in range(DAYS):
         found.append(f"new {day}")
@@ -91,7 +91,7 @@ async def test_what_an_enumerator_finds_by_looking_is_only_the_new_every_day() -
         assert sorted(outputs) == of_splits([f"new {day}"] if day else ["a", "new 0"])
 
 
-async def test_a_hybrid_of_fixed_splits_begins_again_with_its_first_source() -> None:
+async def test_a_hybrid_of_fixed_splits_begins_again_with_its_first_source() -> None:  # H174
     restored = None
     for day in range(DAYS):
         sources = [
@@ -110,7 +110,7 @@ class Tagged(Reads):
         return super().read_from(split[1], position)
 
 
-async def test_a_work_queue_begins_every_day_with_its_roots() -> None:
+async def test_a_work_queue_begins_every_day_with_its_roots() -> None:  # H174
     restored = None
     for day in range(DAYS):
         queue = WorkQueue("items", [f"{day}-{item}" for item in range(5)])
@@ -125,7 +125,7 @@ async def test_a_work_queue_begins_every_day_with_its_roots() -> None:
         assert sorted(output for task in tasks for output in task.outputs) == [f"{day}-{item}" for item in range(5)]
 
 
-async def test_the_splits_in_hand_of_an_interrupted_run_are_void_if_the_next_one_has_other_input() -> None:
+async def test_the_splits_in_hand_of_an_interrupted_run_are_void_if_the_next_one_has_other_input() -> None:  # H174
     class Slow(Reads):
         def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
             yield 1, split
@@ -162,7 +162,7 @@ async def read_every_day(source: Callable[[], Source], fill: Callable[[Ids], Non
         assert sorted(row for batch in outputs for row in batch["id"].to_pylist()) == expected, f"day {day}"
 
 
-async def test_files(tmp_path: Path) -> None:
+async def test_files(tmp_path: Path) -> None:  # H174
     def fill(ids: Ids) -> None:
         pyarrow.parquet.write_table(pyarrow.table([ids], schema=SCHEMA), f"{tmp_path}/{ids[0]}.parquet")
 
@@ -177,7 +177,7 @@ async def test_files(tmp_path: Path) -> None:
     await read_every_day(lambda: HybridSource(FileSource(str(other)), nothing), fill_other)
 
 
-async def test_bounded_streams_of_redis(redis_server: RedisServer) -> None:
+async def test_bounded_streams_of_redis(redis_server: RedisServer) -> None:  # H174
     with redis_server.connect() as client:
         client.flushdb()
 
@@ -191,7 +191,7 @@ async def test_bounded_streams_of_redis(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("changes", ["days", None])
-async def test_a_bounded_table_of_postgres(postgres: Postgres, changes: str | None) -> None:
+async def test_a_bounded_table_of_postgres(postgres: Postgres, changes: str | None) -> None:  # H174
     """With its changes, a day has what is new; without them, each day has the whole table."""
     with postgres.new_schema("days") as connection:
         connection.execute("CREATE TABLE days.t (id bigint PRIMARY KEY)")

@@ -64,7 +64,7 @@ def place(spark: SparkSession, tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_the_daily_job_writes_every_day(place: Place, named: bool) -> None:
+def test_the_daily_job_writes_every_day(place: Place, named: bool) -> None:  # H174
     for day in ("monday", "tuesday", "wednesday"):
         with place.sidecar() as sidecar:
             action = place.action(place.coordinate(sidecar), day)
@@ -72,7 +72,7 @@ def test_the_daily_job_writes_every_day(place: Place, named: bool) -> None:
     assert place.written() == {"monday": 20, "tuesday": 20, "wednesday": 20}
 
 
-def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: Place) -> None:
+def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         handle = place.coordinate(sidecar)
         for day in ("a", "b"):
@@ -83,7 +83,7 @@ def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: P
     assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20, "e": 20, "f": 8}
 
 
-def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) -> None:
+def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) -> None:  # H174
     for day, partitions in (("a", 2), ("b", 3)):
         with place.sidecar() as sidecar:
             coordinator = FileSinkCoordinator(place.out)
@@ -110,7 +110,7 @@ class _Half(Lines):
         self.covered = True
 
 
-def test_an_interrupted_day_is_continued_and_another_one_is_refused_with_both_ways_out(place: Place) -> None:
+def test_an_interrupted_day_is_continued_and_another_one_is_refused_with_both_ways_out(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         handle = place.coordinate(sidecar, checkpoint=OFTEN)
         with pytest.raises(Exception, match="by the test"):
@@ -127,7 +127,7 @@ def test_an_interrupted_day_is_continued_and_another_one_is_refused_with_both_wa
     assert place.written() == {"monday": 20, "tuesday": 20}
 
 
-def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None:
+def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         handle = place.coordinate(sidecar, checkpoint=OFTEN)
         with pytest.raises(Exception, match="by the test"):
@@ -150,7 +150,7 @@ class CommitsLate(FileSinkCoordinator):
         await super().notify_checkpoint_complete(checkpoint_id)
 
 
-def test_a_restart_of_an_action_whose_job_had_ended_well_writes_nothing_twice(place: Place) -> None:
+def test_a_restart_of_an_action_whose_job_had_ended_well_writes_nothing_twice(place: Place) -> None:  # H174
     calls = 0
     with place.sidecar() as sidecar:
         handle = place.coordinate(sidecar, CommitsLate(place.out))
@@ -193,13 +193,13 @@ def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **ado
     return handle
 
 
-def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operator(place: Place) -> None:
+def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operator(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         batches_of(place, sidecar, ["a", "b", "c"], "first")
     assert place.written() == {"a": 20, "b": 20, "c": 20}
 
 
-def test_an_adopted_batch_is_written_even_if_its_number_is_that_of_the_last_one(place: Place) -> None:
+def test_an_adopted_batch_is_written_even_if_its_number_is_that_of_the_last_one(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         batches_of(place, sidecar, ["a"], "first")
     with place.sidecar() as sidecar:
@@ -207,7 +207,7 @@ def test_an_adopted_batch_is_written_even_if_its_number_is_that_of_the_last_one(
     assert place.written() == {"a": 20, "b": 20, "c": 20}
 
 
-def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) -> None:
+def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         sidecar.run(place.action(place.coordinate(sidecar), "a"))
     with place.sidecar() as sidecar:
@@ -244,7 +244,7 @@ def redis_sink(request: pytest.FixtureRequest) -> tuple[TwoPhaseSink[Any], Calla
 )
 def test_the_daily_job_writes_every_day_to_every_target(
     place: Place, which: str, request: pytest.FixtureRequest
-) -> None:
+) -> None:  # H174
     if which == "redis":
         sink, read = redis_sink(request)
     else:

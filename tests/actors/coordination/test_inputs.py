@@ -77,7 +77,7 @@ async def begin(world: World, *records: Any) -> OperatorTask:
     return task
 
 
-async def test_a_run_after_one_that_ended_well_begins_at_its_first_record() -> None:
+async def test_a_run_after_one_that_ended_well_begins_at_its_first_record() -> None:  # H174
     async with running_operator(**STREAMING) as world:
         assert await run_well(world, [1, 2, 3]) == [1, 2, 3]
         assert await run_well(world, [4, 5, 6]) == [4, 5, 6]
@@ -86,7 +86,7 @@ async def test_a_run_after_one_that_ended_well_begins_at_its_first_record() -> N
         assert await run_well(world, [7, 8]) == [7, 8]
 
 
-async def test_a_run_after_an_interrupted_one_continues_it_in_the_same_application_and_in_another() -> None:
+async def test_a_run_after_an_interrupted_one_continues_it_in_the_same_application_and_in_another() -> None:  # H174
     async with running_operator(**STREAMING) as world:
         await run_well(world, [1, 2, 3])
         task = await begin(world, 4, 5)
@@ -100,7 +100,7 @@ async def test_a_run_after_an_interrupted_one_continues_it_in_the_same_applicati
         assert await run_well(world, [4, 5, 6]) == [6]
 
 
-async def test_a_retry_before_the_first_checkpoint_of_its_run_skips_nothing() -> None:
+async def test_a_retry_before_the_first_checkpoint_of_its_run_skips_nothing() -> None:  # H174
     async with running_operator(**STREAMING) as world:
         await run_well(world, [1, 2, 3])
         task = await world.launch_operator(0, Positions)
@@ -112,7 +112,7 @@ async def test_a_retry_before_the_first_checkpoint_of_its_run_skips_nothing() ->
         assert again.outputs == [4, 5, 6]
 
 
-async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_name_is_refused_if_not() -> None:
+async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_name_is_refused_if_not() -> None:  # H174
     async with running_operator(**STREAMING) as world:
         world.input_id = "monday"
         assert await run_well(world, [1, 2, 3]) == [1, 2, 3]
@@ -133,7 +133,9 @@ async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_na
         assert await run_well(world, [7]) == [7], "the second one"
 
 
-async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_taken_a_checkpoint() -> None:
+async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_taken_a_checkpoint() -> (
+    None
+):  # H174
     restored = CompletedCheckpoint(7, 1, b"state", {})
     async with operator_world.running_operator(parallelism=1, restored=restored, restored_input="other") as world:
         for _ in range(2):
@@ -161,14 +163,14 @@ async def test_what_an_application_says_about_the_restored_input_holds_until_it_
 )
 async def test_a_checkpoint_of_an_earlier_release_is_refused_unless_it_holds_nothing(
     restored: CompletedCheckpoint, refused: bool
-) -> None:
+) -> None:  # H174
     labels = CheckpointLabels(restored)
     same, why = labels.run_begins("")
     assert bool(why) is refused
     assert not same
 
 
-async def test_the_coordinator_knows_it_too_also_in_the_first_run_of_an_application() -> None:
+async def test_the_coordinator_knows_it_too_also_in_the_first_run_of_an_application() -> None:  # H174
     coordinator = Resets()
     async with running_operator(coordinator, **STREAMING) as world:
         await run_well(world, [1])
@@ -205,7 +207,7 @@ async def test_a_run_waits_until_the_last_output_of_the_previous_one_is_committe
         assert not second.input_begins_again
 
 
-def test_the_runs_of_one_action_are_told_apart_also_when_it_is_called_again() -> None:
+def test_the_runs_of_one_action_are_told_apart_also_when_it_is_called_again() -> None:  # H174
     labels = CheckpointLabels()
     first, again = str(ActionId("0" * 16)), str(ActionId("0" * 16, 1))
     assert labels.run_begins(first) == (False, "")
@@ -224,7 +226,7 @@ def test_the_runs_of_one_action_are_told_apart_also_when_it_is_called_again() ->
     assert "was interrupted" in other.run_begins("")[1], "its first run is not the second one of the other application"
 
 
-def test_an_adopted_batch_is_another_input_even_if_its_number_is_equal() -> None:
+def test_an_adopted_batch_is_another_input_even_if_its_number_is_equal() -> None:  # H174
     restored = CompletedCheckpoint(4, 1, b"x", {}, "batch 0 of old: begun")
     for batch in (BatchInput("new", 0), BatchInput("new", 5)):
         labels = CheckpointLabels(restored)
@@ -234,7 +236,7 @@ def test_an_adopted_batch_is_another_input_even_if_its_number_is_equal() -> None
         assert labels.run_begins("") == (True, ""), "and its own checkpoint is its own"
 
 
-def test_a_batch_after_an_interrupted_run_is_refused_and_can_be_adopted() -> None:
+def test_a_batch_after_an_interrupted_run_is_refused_and_can_be_adopted() -> None:  # H174
     restored = CompletedCheckpoint(4, 1, b"x", {}, "run 1 of call - after 0: begun")
     for adopted in (False, True):
         labels = CheckpointLabels(restored)
@@ -244,7 +246,7 @@ def test_a_batch_after_an_interrupted_run_is_refused_and_can_be_adopted() -> Non
         assert ("adopt=True" in why) is not adopted
 
 
-def test_a_run_after_a_batch_is_none_of_its_query() -> None:
+def test_a_run_after_a_batch_is_none_of_its_query() -> None:  # H174
     labels = CheckpointLabels()
     labels.announce(BatchInput("q", 0), adopted=False)
     labels.run_begins("")
@@ -260,7 +262,7 @@ def _complete(labels: CheckpointLabels, checkpoint_id: int) -> str:
     return labels.completed
 
 
-async def test_in_every_history_of_days_all_records_appear_once() -> None:
+async def test_in_every_history_of_days_all_records_appear_once() -> None:  # H174
     """Random days: each run may be interrupted several times, in this application or with it, and is then repeated."""
     seed = random.randrange(2**32)
     print("seed", seed)
