@@ -130,6 +130,10 @@ soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in e
 soak-pipeline: $(STAMP) ## pairs of sources and sinks while everything dies: RUNS=30, KIND=real or simulated, SEED=n
 	@$(with_java) && $(with_servers) && exec $(PY) -m tests.pipelines --kind $(KIND) --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: soak-daily
+soak-daily: $(STAMP) ## the same job ten days in a row, killed on some, for each sink and part: RUNS=1, SEED=n
+	@$(with_java) && $(with_servers) && exec $(PY) -m tests.days --runs $(if $(filter command line environment,$(origin RUNS)),$(RUNS),1) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MINUTES=30, SEED=n
 	@$(with_java) && exec $(PY) -m tests.spark.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

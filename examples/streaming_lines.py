@@ -40,7 +40,7 @@ def bring_in(folder: Path) -> None:
 def lines_to(output: str, handle: OperatorHandle) -> BatchFunction:
     def write_lines(frame: DataFrame, batch_id: int) -> None:
         lines = frame.repartition(SUBTASKS).rdd.map(lambda row: row.value)
-        lines.mapPartitions(handle.subtask(FileSinkOperator, output, batch_id=batch_id)).count()
+        lines.mapPartitions(handle.subtask(FileSinkOperator, output)).count()
 
     return write_lines
 

@@ -14,6 +14,7 @@ program needs to tell apart. A wrong argument raises ``TypeError`` or ``ValueErr
         CheckpointFailed
         EventEncodeError
         GatewayFull
+        InputRefused
         PeerLost
         RequestFailed
         SidecarError
@@ -40,6 +41,7 @@ from headgate._lazy import lazy
 
 if TYPE_CHECKING:
     from actors.coordination.checkpoint_requests import CheckpointFailed
+    from actors.coordination.given import InputRefused
     from actors.errors import AskTimeout
     from protocol.errors import (
         AttemptOver,
@@ -78,6 +80,7 @@ _MODULES = {
     # On the driver
     "AskTimeout": "actors.errors",
     "CheckpointFailed": "actors.coordination.checkpoint_requests",
+    "InputRefused": "actors.coordination.given",
     "SidecarError": "spark_bridge.errors",
     "BatchFailed": "spark_bridge.errors",
     "BatchRefused": "spark_bridge.errors",
@@ -107,6 +110,7 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     # On the driver
     "AskTimeout",
     "CheckpointFailed",
+    "InputRefused",
     "SidecarError",
     "BatchFailed",
     "BatchRefused",

@@ -18,6 +18,7 @@ from protocol.wire.state import decode_entry, encode_entry
 _REQUEST = "headgate/split-request"
 _SPLITS = "headgate/splits"
 _NO_MORE = "headgate/no-more-splits"
+_FORGET = "headgate/forget-splits"
 _BACKLOG = "headgate/split-backlog"
 _AT = "headgate/split-at"
 _STREAM_BATCH = "headgate/stream-batch"
@@ -49,6 +50,14 @@ class NoMoreSplits:
 
 
 @value
+class ForgetSplits:
+    """Coordinator to reader: the run has a new enumeration, so splits that were restored from an earlier one are void.
+
+    Splits of the current one are not (``SubtaskContext.input_begins_again``).
+    """
+
+
+@value
 class BacklogReported:
     """Reader to coordinator: how much is left in each split that it is reading, in units of the reader's own."""
 
@@ -64,7 +73,7 @@ class StreamBatch:
     end: int
 
 
-SourceEvent = SplitRequested | SplitsAdded | NoMoreSplits | BacklogReported
+SourceEvent = SplitRequested | SplitsAdded | NoMoreSplits | ForgetSplits | BacklogReported
 
 
 def split_request_event() -> list[Any]:
@@ -121,6 +130,10 @@ def no_more_splits_event() -> list[Any]:
     return [_NO_MORE]
 
 
+def forget_splits_event() -> list[Any]:
+    return [_FORGET]
+
+
 def parse_source_event(event: Any) -> SourceEvent | None:
     """Return the event as a typed value, or None for a user's event."""
     match event:
@@ -130,6 +143,8 @@ def parse_source_event(event: Any) -> SourceEvent | None:
             return SplitsAdded(tuple(map(split_from_value, splits)))
         case [str(name)] if name == _NO_MORE:
             return NoMoreSplits()
+        case [str(name)] if name == _FORGET:
+            return ForgetSplits()
         case [str(name), list(entries)] if name == _BACKLOG and all(map(_is_backlog, entries)):
             return BacklogReported(tuple((split, left) for split, left in entries))
         case _:

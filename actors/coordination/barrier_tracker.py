@@ -10,6 +10,7 @@ coordinator and of every gateway; they end with it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,17 +23,18 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
-from actors.coordination.given import ResetNotSupported, why_not_resettable
+from actors.coordination.given import InputRefused, ResetNotSupported, why_not_resettable
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
+    AnnounceBatch,
     AnnounceNext,
     AskLabelledWork,
     AwaitSettled,
+    BatchDone,
     ClientRequest,
     CoordinatorMessage,
     Flush,
     GatewayMessage,
-    LabelCheckpoints,
     LabelledWork,
     LedgerDecided,
     NoteAwaited,
@@ -45,12 +47,14 @@ from actors.coordination.messages import (
     TrackerMessage,
     ViewGateways,
     ViewOperator,
+    WithdrawBatch,
 )
 from actors.coordination.open_gateways import OpenGateways
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
 from actors.coordination.statistics import OperatorStatistics
 from protocol.attempts import (
     AttemptAccepted,
+    OperatorReset,
     RunEnded,
     RunStarted,
     SubtaskFailed,
@@ -67,6 +71,7 @@ from protocol.barrier_tracker import (
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     EndSavepoint,
+    InputBegan,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NotifyCheckpointDiscarded,
@@ -86,6 +91,7 @@ from protocol.barrier_tracker import (
 from protocol.describing import describe
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
+from protocol.wire.messages import RestoreMode
 
 
 class BarrierTrackerActor(DirectActor[TrackerMessage]):
@@ -112,11 +118,14 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             limits=config.wire_limits,
         )
         self._requests = CheckpointRequests(statistics)
-        self._labels = CheckpointLabels("" if config.restored is None else config.restored.label)
+        self._labels = CheckpointLabels(config.restored, config.restored_input)
         self._accepting: dict[int, AttemptConnection] = {}
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
         self._run_id = -1
+        self._has_run = False
+        self._input_refused: InputRefused | None = None
+        self._held: deque[LedgerDecided] = deque()  # of a run that waits for the commit of the previous one's output
         self._awaiting_settled: list[Reply[Settled]] = []
         self._deadline = DeadlineTimer()
         self._announcer: Announcer[GatewayMessage]
@@ -170,6 +179,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             return
         now = self._now()
         self._handle_other(context, message, now)
+        while self._held and not self._must_wait(self._held[0]):
+            self._take_decision(context, now, self._held.popleft())
         self._deadline.arm(context, self._machine.next_deadline(), now)
         self._answer_if_settled()
 
@@ -189,10 +200,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._awaiting_settled.append(reply_to)
             case RequestCheckpoint(reply_to, savepoint_directory):
                 self._trigger(context, now, reply_to, savepoint_directory)
-            case LabelCheckpoints(during, after):
-                self._labels.announce(during, after)
+            case AnnounceBatch() | WithdrawBatch() | BatchDone():
+                self._take_batch(context, now, message)
             case LedgerDecided():
-                self._take_decision(context, now, message)
+                self._held.append(message)
             case AskLabelledWork() | ViewOperator() | ViewGateways():
                 self._answer(message)
             case _:
@@ -252,29 +263,57 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
+    def _take_batch(
+        self, context: ActorContext[TrackerMessage], now: float, message: AnnounceBatch | WithdrawBatch | BatchDone
+    ) -> None:
+        match message:
+            case AnnounceBatch(batch, adopted):
+                self._labels.announce(batch, adopted=adopted)
+            case WithdrawBatch():
+                self._labels.withdraw()
+            case BatchDone(batch):
+                self._labels.done_without_run(batch)
+                self._handle(context, InputBegan(same=False), now)
+
+    def _must_wait(self, message: LedgerDecided) -> bool:
+        """Whether a run begins before the last output of the previous one is committed, which its reset would drop."""
+        begins = isinstance(message.decision, RunStarted | OperatorReset) and not self._run_is_on
+        return begins and self._machine.final_pending and self._machine.next_deadline() is not None
+
     def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
         """Act on a decision of the ledger, then give it to the machine unchanged."""
         decision = message.decision
         self._ports.observe(decision, now)
         match decision:
             case RunStarted():
-                self._start_run(decision)
+                self._start_run(context, now, decision, message.action)
                 return
             case RunEnded(succeeded=succeeded):
                 self._run_is_on = False
                 self._labels.run_ended(succeeded)
             case AttemptAccepted(attempt):
+                if self._input_refused is not None:
+                    # This comes before the answer to the registration, so no attempt of the run is ever ready.
+                    error, self._input_refused = self._input_refused, None
+                    self._failures.raise_failure(self._failures.resets, error, str(error))
                 assert message.connection is not None
                 self._accepting[attempt.task_attempt_id] = message.connection
         self._handle(context, decision, now, message.callback_us)
 
-    def _start_run(self, decision: RunStarted) -> None:
+    def _start_run(self, context: ActorContext[TrackerMessage], now: float, decision: RunStarted, action: str) -> None:
+        """Begin a run. If it is not the first one, the reset of the coordinator follows (H55)."""
         self._run_is_on = True
         self._run_id = decision.run_id
         self._requests.uncommitted = ""
-        forbidden = self._labels.run_begins()
-        if forbidden:
-            self._failures.raise_failure(self._failures.resets, CheckpointFailed(forbidden), forbidden)
+        if self._config.mode is RestoreMode.STREAMING:
+            same, refused = self._labels.run_begins(action)
+            if refused:
+                self._input_refused = InputRefused(f"operator {self._config.operator_id!r}: {refused}")
+            else:
+                self._handle(context, InputBegan(same), now)
+                if not (same or self._has_run) and self._machine.restore_id >= 0:
+                    self._handle(context, OperatorReset(self._config.operator_id, "another input begins"), now)
+        self._has_run = True
 
     def _carry_out(
         self,
@@ -349,7 +388,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(_timed(effect, callback_us))
             case OperatorResetToCheckpoint():
                 self._failures.reset()
-                if problem := why_not_resettable(self._config.operator_id, self._coordinator):
+                if self._has_run and (problem := why_not_resettable(self._config.operator_id, self._coordinator)):
                     # This comes before the answer to the registration, so no attempt of the new run is ever ready.
                     self._failures.raise_failure(self._failures.resets, ResetNotSupported(problem), problem)
                 tell(effect)
@@ -360,7 +399,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
     def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
-        checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
+        if self._config.mode is RestoreMode.STREAMING:
+            checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
         if not savepoint:
             self._writes.start(checkpoint, self._ports.store, self._ports.discard)
             return

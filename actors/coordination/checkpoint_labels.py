@@ -1,47 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Label an operator's checkpoints, so that a restore shows how far the work had come.
+"""Label an operator's checkpoints with the input that they belong to, and compare it with that of a run that begins.
 
-A piece of work is one run. Checkpoints that begin before the run has succeeded are labelled ``during``. Those that
-begin later, from the final checkpoint on, are labelled ``after``. So a restore that finds ``after`` finds all of the
-work. No restore finds the output without the label, or the label without the output.
+Checkpoints that begin before a run has succeeded are labelled ``begun``. Those that begin later, from the final
+checkpoint on, are labelled ``done``. So a restore that finds ``done`` finds all of the work. No restore finds the
+output without the label, or the label without the output. ``inputs`` decides what a label means for a run.
 """
 
 from __future__ import annotations
 
+from actors.coordination.inputs import (
+    ActionId,
+    BatchInput,
+    Comparison,
+    Input,
+    InputPosition,
+    NamedInput,
+    NoInput,
+    RestoredInput,
+    UnnamedInput,
+    compare,
+    why_refused,
+)
+from protocol.barrier_tracker import CompletedCheckpoint
+
+CALLS_KEPT = 1024
+"""The number of calls of ``run`` whose place is remembered, more than can be in progress at the same time."""
+
 
 class CheckpointLabels:
-    """The labels of one operator. ``restored`` is the label of the checkpoint that it starts from. Loop only."""
+    """The labels of one operator in streaming mode. Loop only.
 
-    def __init__(self, restored: str = "") -> None:
-        self.completed = restored
+    ``restored`` is the checkpoint that it starts from. ``said`` is what the user says about the first run after it.
+    """
+
+    def __init__(self, restored: CompletedCheckpoint | None = None, said: RestoredInput | None = None) -> None:
+        self.completed = str(InputPosition(NoInput(), done=True)) if restored is None else restored.label
         """The label of the last completed checkpoint."""
         self.runs = 0
         """How many runs have begun since the last ``announce``."""
-        self._now = restored
-        self._during = self._after = ""
+        self._restored = restored
+        self._said = None if restored is None else said
+        self._now = self.completed
+        self._input: Input = NoInput()
+        self._batch: BatchInput | None = None
+        self._adopted = False
         self._of: dict[int, str] = {}
+        self._finished = 0  # inputs of this application
+        self._finished_before: dict[str, int] = {}  # by call of ``run``
+        self._action = ""
+        self._runs_of_action = 0
 
-    def announce(self, during: str, after: str) -> None:
-        """The next run is a new piece of work, or another attempt at one that has failed."""
-        self._now, self._during, self._after = during, during, after
+    def announce(self, batch: BatchInput, *, adopted: bool) -> None:
+        """The next run is this batch, for the first time or again. ``adopted``: whatever the restored checkpoint is."""
+        self._batch, self._adopted = batch, adopted
         self.runs = 0
 
-    def run_begins(self) -> str:
-        """Return why a run may not begin: the announced work is done and committed. Empty if it may.
+    def withdraw(self) -> None:
+        """The next run is not a batch, unless another one is announced."""
+        self._batch = None
 
-        If nothing was announced, the checkpoints of the run have no label.
+    def done_without_run(self, batch: BatchInput) -> None:
+        """The batch had nothing for the operator: the next checkpoint commits it."""
+        self._input = batch
+        self._now = str(InputPosition(batch, done=True))
+
+    def run_begins(self, action: str) -> tuple[bool, str]:
+        """Return whether the run has the input of the last completed checkpoint, and why it may not begin, if so.
+
+        ``action`` is the id of the call of an action that it belongs to; empty for none. If the run may begin, or not,
+        the checkpoints from here on belong to it.
         """
         self.runs += 1
-        if self._after and self.completed == self._after:
-            return f"a second run, although one run has done it and committed its output: {self._after}"
-        self._now = self._during
-        return ""
+        begins = self._input = self._batch or self._input_of(action)
+        done = str(InputPosition(begins, done=True))
+        found = InputPosition.read(self.completed)
+        if self._batch and self.completed == done:
+            return True, f"a second run, although one run has done {begins} and committed its output"
+        comparison = Comparison.OTHER if self._has_no_state() else compare(found, begins)
+        if self._said is not None:
+            comparison = Comparison.SAME if self._said == "same" else Comparison.OTHER
+        if comparison.refused and self._batch and self._adopted:
+            comparison = Comparison.OTHER
+        if comparison.refused:
+            return False, why_refused(comparison, found, begins)
+        same = comparison is Comparison.SAME
+        # What is done stays done while a run of the same input skips it.
+        self._now = done if same and self.completed == done else str(InputPosition(begins, done=False))
+        return same, ""
+
+    def _input_of(self, action: str) -> Input:
+        if not action:
+            self._action = ""
+            return UnnamedInput(finished_before=self._finished)
+        self._runs_of_action = self._runs_of_action + 1 if action == self._action else 0
+        self._action = action
+        its = ActionId.read(action)
+        if its.input_id is not None:
+            return NamedInput(its.input_id, self._runs_of_action)
+        while len(self._finished_before) >= CALLS_KEPT:
+            del self._finished_before[next(iter(self._finished_before))]
+        return UnnamedInput(its.call, self._runs_of_action, self._finished_before.setdefault(its.call, self._finished))
+
+    def _has_no_state(self) -> bool:
+        """Whether an earlier release wrote the restored checkpoint, and it holds nothing that could be mistaken."""
+        point = self._restored
+        return (
+            point is not None
+            and not point.label
+            and not point.coordinator_state
+            and not any(state.state or part.held for part in point.subtask_states.values() for state in part.states)
+        )
 
     def run_ended(self, succeeded: bool) -> None:
         """Checkpoints that begin from here on contain everything that the run did."""
-        if succeeded:
-            self._now = self._after
+        if not succeeded:
+            return
+        self._now = str(InputPosition(self._input, done=True))
+        match self._input:
+            case UnnamedInput() as unnamed:
+                self._finished = max(self._finished, unnamed.place + 1)
+            case NamedInput():
+                self._finished += 1
 
     def see(self, pending_ids: tuple[int, ...]) -> None:
         """Note which checkpoints are in progress: new ones have just begun, missing ones are over."""
@@ -56,6 +136,7 @@ class CheckpointLabels:
     def complete(self, checkpoint_id: int) -> None:
         """The checkpoint is durable."""
         self.completed = self.of(checkpoint_id)
+        self._restored = self._said = None
 
 
 __all__ = ["CheckpointLabels"]

@@ -122,6 +122,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._hold_events = hold_events
         self.look_at_run = look_at_run
         self.in_doubt: set[int] = set()
+        self.input_begins_again = False
         self._coordinator = coordinator
         # Whatever is not for a named part reaches the main coordinator directly.
         self._main = main_of(coordinator)
@@ -237,6 +238,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:
+            self.input_begins_again = message.restored is not None  # as far as is known before the first run
             if message.restored is not None:
                 context.log.info("coordinator restored", checkpoint_id=message.restored[0])
                 await call_user("reset_to_checkpoint", self._coordinator.reset_to_checkpoint, *message.restored)
@@ -284,7 +286,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
                 await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
-            case OperatorResetToCheckpoint(checkpoint_id, state):
+            case OperatorResetToCheckpoint(checkpoint_id, state, begins_again):
+                self.input_begins_again = begins_again
                 self._failure = None
                 self._resets += 1
                 self._ended_well, self._failed_after = False, ""

@@ -69,6 +69,10 @@ class ContextOfActor:
     def handles_restored(self) -> bool:
         return self._actor.taken.handles_restored
 
+    @property
+    def input_begins_again(self) -> bool:
+        return self._actor.input_begins_again
+
     @checked()
     def events_taken(self, subtask: int) -> int:
         return self._actor.taken.position(subtask)

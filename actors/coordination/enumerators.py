@@ -30,7 +30,7 @@ from protocol.wire.state import (
     in_chunks,
 )
 
-__all__ = ["DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
+__all__ = ["BoundedLogEnumerator", "DiscoveringSplitEnumerator", "HybridSplitEnumerator", "OwnedSplitEnumerator"]
 
 DISCOVERING = "a discovering split enumerator"
 HYBRID = "a hybrid split enumerator"
@@ -43,15 +43,16 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     A reader that asks while there is none waits until one is found or given back. A split is found once, however often
     the function returns it. That it was found is remembered with 15 bytes for each split, in memory and in the state,
-    and permanently unless ``forget_after_s`` is given: ten million splits are 150 MB.
+    and permanently unless ``forget_after_s`` is given: ten million splits are 150 MB. In streaming mode this holds over
+    runs: a later run gets what is new.
 
     Args:
         discover: returns all splits that exist now, in the order in which they are to be read. It is called on a worker
             thread, at the start and then every ``every_s`` seconds. If it raises at the start, the coordinator does not
             start; later, an error is logged, and the fifth in a row fails the job.
         state: what an earlier instance returned from ``snapshot_state``, or None at the beginning.
-        every_s: the seconds between two looks. None looks only once, at the very beginning, and readers are told that
-            no more splits follow when all are assigned.
+        every_s: the seconds between two looks. None looks only once for each input, at the beginning, and readers are
+            told that no more splits follow when all are assigned.
         key: what a split is recognised by: a str, or another value that an event can have. It is called on the worker
             thread, too. By default the split itself, without its position.
         batch_size: how many splits one request gets.
@@ -62,6 +63,8 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             most twice as many. So no more is remembered than what exists. A split that returns after that is read
             again, as a new one. Only for splits that end: a reader may still have one that does not. None: never.
     """
+
+    continues_with_other_input = True
 
     @checked(batch_size=AT_LEAST_1)
     def __init__(
@@ -104,8 +107,15 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
                 yield
             return
         yield from self._pending.restore_in_steps(fields["pending"])
+        yield from self._restore_known(fields)
+
+    def _restore_known(self, fields: dict[str, Any]) -> Steps[None]:
         yield from self._known.restore_in_steps(fields["known"], fields["period"])
         self._restored_period_s = fields["period_s"]
+
+    def _known_fields(self) -> dict[str, Any]:
+        """What the state says of the splits that were found."""
+        return {"period": self._known.period, "known": self._known.buckets(), "period_s": self._period_s}
 
     @property
     def pending_count(self) -> int:
@@ -122,7 +132,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         await self._begun.finish()
         self._period_begins_at = anyio.current_time() - self._restored_period_s
         self._started = True
-        if self._every_s is not None or not self._is_restored:
+        if self._every_s is not None or not self._is_restored or not context.coordinator.input_begins_again:
             await in_turns(self._add(await USER.run(self._find_new, False)))
         self._look_again()
 
@@ -205,13 +215,55 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         await self._begun.finish()
-        fields = {
-            "pending": self._waiting_splits(),
-            "period": self._known.period,
-            "known": self._known.buckets(),
-            "period_s": self._period_s,
-        }
+        fields = {"pending": self._waiting_splits(), **self._known_fields()}
         return await in_turns(encode_state_in_steps(DISCOVERING, fields))
+
+
+class BoundedLogEnumerator(DiscoveringSplitEnumerator):
+    """Hands out logs up to where each ended when it was looked at. A run with other input gets what has come since.
+
+    Args:
+        end: where a split ends, a str or an int.
+        is_later: whether the first of two ends comes after the second one.
+        others: as for ``DiscoveringSplitEnumerator``. ``key`` names the log of a split.
+    """
+
+    def __init__(
+        self,
+        discover: Callable[[], Iterable[Any]],
+        state: bytes | None = None,
+        *,
+        key: Callable[[Any], str],
+        end: Callable[[Any], Any],
+        is_later: Callable[[Any, Any], bool],
+        **others: Any,
+    ) -> None:
+        self._end = end
+        self._is_later = is_later
+        self._ends: dict[str, Any] = {}  # by the name of a log: up to where it was handed out
+        super().__init__(discover, state, key=key, **others)
+
+    def _restore_known(self, fields: dict[str, Any]) -> Steps[None]:
+        for chunk in drain(fields["ends"]):
+            self._ends.update(chunk)
+            yield
+
+    def _known_fields(self) -> dict[str, Any]:
+        return {"ends": iter(self._ends.items())}
+
+    def _find_new(self, forgets: bool) -> list[Any]:
+        return list(self._discover())
+
+    def _add(self, found: list[Any]) -> Steps[None]:
+        for chunk in drain(found):
+            for split in chunk:
+                at = split if isinstance(split, SplitAt) else SplitAt(split, None)
+                name, end = self._key(at.split), self._end(at.split)
+                before = self._ends.get(name)
+                if before is None or self._is_later(end, before):
+                    self._ends[name] = end
+                    self._pending.add(split if before is None else SplitAt(at.split, before))
+            yield
 
 
 class OwnedSplitEnumerator(DiscoveringSplitEnumerator):
@@ -313,6 +365,17 @@ class HybridSplitEnumerator(SplitEnumerator):
         self._restored = list(fields[OLD] if OLD in fields else fields.values())
         if len(self._restored) > len(self._sources):
             raise ValueError(f"the state is that of {len(self._restored)} sources, but there are {len(self._sources)}")
+
+    @property
+    def continues_with_other_input(self) -> bool:  # type: ignore[override]  # its sources say it
+        """See ``SplitEnumerator``: whether that is so for each source that has begun."""
+        self._restoring.finish_now()
+        previous: SplitEnumerator | None = None
+        for build, state in zip(self._sources, self._restored, strict=False):
+            previous = build(state, previous)
+            if not previous.continues_with_other_input:
+                return False
+        return True
 
     @property
     def current(self) -> int:

@@ -168,6 +168,10 @@ class FencedContext:
     def handles_restored(self) -> bool:
         return self._context.handles_restored
 
+    @property
+    def input_begins_again(self) -> bool:
+        return self._context.input_begins_again
+
     def events_taken(self, subtask: int) -> int:
         return self._context.events_taken(subtask)
 

@@ -18,13 +18,28 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.describing import name_of, show
 from protocol.errors import HeadgateError
 
-__all__ = ["GivenCoordinator", "ResetNotSupported", "built_anew_or_kept", "why_not_resettable"]
+__all__ = [
+    "GivenCoordinator",
+    "InputRefused",
+    "ResetNotSupported",
+    "RunRefused",
+    "built_anew_or_kept",
+    "why_not_resettable",
+]
 
 GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
 """An instance, or a class or factory that is called without arguments for each new coordinator."""
 
 
-class ResetNotSupported(HeadgateError):
+class RunRefused(HeadgateError):
+    """A run may not begin, and another try would be refused in the same way."""
+
+
+class InputRefused(RunRefused):
+    """It is not known whether a run has the same input as the restored checkpoint: the text says what to do."""
+
+
+class ResetNotSupported(RunRefused):
     """A second run needs a reset, but the coordinator is an instance that does not override ``reset_to_checkpoint``."""
 
 

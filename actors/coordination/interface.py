@@ -155,6 +155,17 @@ class CoordinatorContext(Protocol):
         # H73
         ...
 
+    @property
+    def input_begins_again(self) -> bool:
+        """Whether the run has the same input as the checkpoint of the last reset, from its first record on.
+
+        If it has another input, or nothing was restored, this is False: positions and lists in the restored state that
+        belong to one input say nothing about this run. Before the first run after a restore it is True; if that run
+        turns out to have another input, ``reset_to_checkpoint`` comes again before its first ``subtask_ready``.
+        """
+        # H174
+        ...
+
     def events_taken(self, subtask: int) -> int:
         """Return how many events and requests of the subtask's history this coordinator has taken.
 

@@ -20,6 +20,7 @@ from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.inputs import BatchInput
 from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
@@ -265,11 +266,15 @@ CoordinatorMessage = (
 
 @value
 class LedgerDecided:
-    """A decision of the attempt ledger about this operator, with the connection that it concerns, if any."""
+    """A decision of the attempt ledger about this operator, with the connection that it concerns, if any.
+
+    ``action``: of a run that starts, the id of the call of an action that it belongs to; empty for none.
+    """
 
     decision: Decision
     callback_us: int | None = None
     connection: AttemptConnection | None = None
+    action: str = ""
 
 
 @value
@@ -303,18 +308,30 @@ class AwaitSettled:
 
 
 @value
-class LabelCheckpoints:
-    """Label the checkpoints from here on: see ``CheckpointLabels.announce``."""
+class AnnounceBatch:
+    """The next run is this micro-batch: see ``CheckpointLabels.announce``."""
 
-    during: str
-    after: str
+    batch: BatchInput
+    adopted: bool = False
+
+
+@value
+class WithdrawBatch:
+    """The next run is not a batch, unless another one is announced."""
+
+
+@value
+class BatchDone:
+    """The batch had nothing for the operator: the next checkpoint commits it."""
+
+    batch: BatchInput
 
 
 @value
 class LabelledWork:
     """The state of labelled work.
 
-    ``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since ``LabelCheckpoints``.
+    ``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since ``AnnounceBatch``.
     ``failed``: the operator has failed, and no reset has followed yet.
     """
 
@@ -373,7 +390,9 @@ TrackerMessage = (
     | NoteAwaited
     | RequestCheckpoint
     | AwaitSettled
-    | LabelCheckpoints
+    | AnnounceBatch
+    | WithdrawBatch
+    | BatchDone
     | AskLabelledWork
     | ClientRequest
     | LedgerDecided

@@ -84,6 +84,7 @@ class OpenGateways:
             self._ports.attempt_token(attempt),
             limits.heartbeat_interval_s or 0.0,
             self._config.checkpoint.hold_events,
+            effect.input_begins_again,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(

@@ -11,6 +11,7 @@ from actors import ActorRef, MailboxConfig
 from actors.coordination.announcer import GATEWAYS_PER_TURN
 from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.inputs import RestoredInput
 from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
 from protocol.arguments import AT_LEAST_1, NAME, check_fields
@@ -48,7 +49,8 @@ class OperatorConfig:
     an exception aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks. A method of the
     coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
     has doubled. ``wire_limits`` are the limits of what leaves. ``gateways_per_turn``: how many gateways are notified of
-    a step of a checkpoint in one turn of the event loop.
+    a step of a checkpoint in one turn of the event loop. ``restored_input``: whether the first run has the input that
+    ``restored`` belongs to; None if its label says so.
     """
 
     operator_id: str
@@ -63,6 +65,7 @@ class OperatorConfig:
     method_report_s: float = METHOD_REPORT_S
     wire_limits: WireLimits = DEFAULT_LIMITS
     gateways_per_turn: int = GATEWAYS_PER_TURN
+    restored_input: RestoredInput | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, operator_id=NAME, parallelism=AT_LEAST_1, gateways_per_turn=AT_LEAST_1)

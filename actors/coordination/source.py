@@ -12,11 +12,12 @@ that no failure loses or duplicates a split:
 * After a revoked success in batch mode (H17, H56), Spark assumes that the recomputed partition equals the lost one,
   part of which others may have read. So the subtask keeps its splits: its next attempt gets the same ones, in the same
   order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
-* A later run is a new enumeration: the enumerator is closed, and another is built (H68). In batch mode Spark sometimes
-  computes only some of the partitions and joins them with what it has kept of an earlier run (a cache, shuffle files),
-  or computes in a later run what an earlier one left out (``take``). Then the enumeration continues with the same
-  enumerator: a subtask that has finished keeps its splits, as after a revoked success, and the splits of the others are
-  given back (H56). ``protocol.enumerations`` decides which case it is.
+* A later run is a new enumeration: the enumerator is closed, and another is built (H68), without a state unless the
+  run continues the input of the restored checkpoint, or the enumerator continues over inputs.
+* In batch mode Spark sometimes computes only some of the partitions and joins them with what it has kept of an
+  earlier run (a cache, shuffle files), or computes in a later run what an earlier one left out (``take``). Then the
+  enumeration continues with the same enumerator: a subtask that has finished keeps its splits, as after a revoked
+  success, and the splits of the others are given back (H56). ``protocol.enumerations`` decides which case it is.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from protocol.source_events import (
     SplitRequested,
     decode_split,
     encode_split,
+    forget_splits_event,
     no_more_splits_event,
     parse_source_event,
     splits_event,
@@ -137,6 +139,13 @@ class SplitEnumerator:
 
     If a reader fails after it sent an event, the next reader of that split sends the event again. So an enumerator that
     adds splits as readers discover them must recognise those that it already knows.
+    """
+
+    continues_with_other_input: bool = False
+    """Set it to True if the state says what was read ever, so that a run with other input reads what is new.
+
+    Otherwise a run that begins after one that ended well gets an enumerator without a state, which begins at its first
+    split (streaming mode).
     """
 
     async def start(self, context: SplitEnumeratorContext) -> None:
@@ -288,6 +297,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._finished: set[int] = set()  # in the current run
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
+        self._forgets = False  # this enumeration was begun without the state that was restored
         self._recomputed: set[int] = set()  # Spark may keep a part of their success, so they keep their splits (H56)
         self._enumeration = CurrentEnumeration()
         self._run_over = False  # and no attempt of the next run is ready yet
@@ -413,6 +423,8 @@ class SourceCoordinator(OperatorCoordinator):
         if not self._met_run and self._context.mode is RestoreMode.BATCH:
             await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
+        if self._forgets:
+            await gateway.send_event(forget_splits_event())
         for recorded in drain(self._splits.assigned(subtask), RECORDED_SPLITS_MAX):
             await gateway.send_event(splits_event([decode_split(split) for _, split in recorded]))
             await checkpoint()
@@ -567,6 +579,12 @@ class SourceCoordinator(OperatorCoordinator):
         except Exception:
             self._context.log.exception("split enumerator close failed")
 
+    def _build_for_run(self, state: bytes | None) -> SplitEnumerator:
+        enumerator = self._build_checked(state)
+        same = state is None or self._context.input_begins_again
+        self._forgets = not (same or enumerator.continues_with_other_input)
+        return self._build_checked(None) if self._forgets else enumerator
+
     def _build_checked(self, state: bytes | None) -> SplitEnumerator:
         enumerator = self._build(state)
         if errors := errors_in_overrides(enumerator):
@@ -575,7 +593,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def _start_enumerator(self, state: bytes | None) -> None:
         try:
-            self._enumerator = self._build_checked(state)  # if this raises, none exists until a reset
+            self._enumerator = self._build_for_run(state)  # if this raises, none exists until a reset
             await self._enumerator.start(SplitEnumeratorContext(self, self._context))
         except Exception as error:
             self._broken = error

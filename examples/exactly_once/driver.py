@@ -107,7 +107,7 @@ def run(options: DriverOptions) -> None:
             )
             task = handle.subtask(FaultySubtask, options.numbers, options.sink_url)
             slots = spark.sparkContext.parallelize(range(options.parallelism), options.parallelism)
-            sidecar.run(lambda: slots.mapPartitions(task).count(), restart=RESTART)
+            sidecar.run(lambda: slots.mapPartitions(task).count(), restart=RESTART, input_id="numbers")
             journal.write(statistics=handle.statistics())
     finally:
         spark.stop()

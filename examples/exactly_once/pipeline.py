@@ -45,7 +45,7 @@ class NumberSubtask(SubtaskOperator):
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
         self._sink = SinkWriter.for_subtask(context, self._sink_url)
-        if state is not None:
+        if state is not None and context.input_begins_again:
             self._sent, self._received = json.loads(state)
 
     def process(self, records: Iterator[Any]) -> None:

@@ -42,7 +42,7 @@ class Adder(SubtaskOperator):
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
-        self.reported = int(state or b"0")
+        self.reported = int(state) if state and context.input_begins_again else 0
 
     def process(self, records: Iterator[int]) -> None:
         for number in islice(records, self.reported, None):

@@ -58,7 +58,7 @@ class Seller(SubtaskOperator):
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
-        self.sold = int(state) if state else 0
+        self.sold = int(state) if state and context.input_begins_again else 0
 
     def process(self, orders: Iterator[int]) -> None:
         for amount in islice(orders, self.sold, None):
@@ -77,6 +77,6 @@ with Sidecar(spark, SidecarConfig(storage="checkpoints")) as sidecar:
     every_second = CheckpointConfig(interval_s=1, tolerated_failures=100)
     till = sidecar.coordinate("till", Till, parallelism=2, mode="streaming", checkpoint=every_second)
     orders = spark.sparkContext.parallelize(range(1, 1001), 2)
-    sidecar.run(lambda: orders.mapPartitions(till.subtask(Seller)).count())
+    sidecar.run(lambda: orders.mapPartitions(till.subtask(Seller)).count(), input_id="1000 orders")
     print("takings:", sidecar.request("till", "takings"), "of", sum(range(1, 1001)))
 spark.stop()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.logs import get_logger
+from headgate.testing._sink_days import days
 from headgate.testing._sink_lines import Died, Lines
 from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
 from protocol.arguments import ANY, checked
@@ -123,8 +124,9 @@ def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
     The cases: no fault at all; a fault between any two steps of a script (a task, the job or the driver dies); storages
     that give wrong answers, so that a checkpoint is in doubt; the death of a task or the driver before each line of the
     sink's own code; commits that are repeated, and commits that succeed and report a failure; a second application on
-    the same target, and a driver that commits although it was given up; readers that look at every moment; and random
-    histories of all of that.
+    the same target, and a driver that commits although it was given up; readers that look at every moment; a job that
+    runs every day, is interrupted on some and then repeated, so that all rows of every day appear once; and random
+    histories of the rest.
 
     Args:
         histories: how many histories a case tries at most. With a large number, every moment has its own.
@@ -152,6 +154,7 @@ def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
         case("a second application uses the same target", two_applications),
         case("what another application prepared is left alone", strangers_orphans),
         case("a reader looks at every moment", a_constant_reader),
+        case("a job runs every day", without_leak_warnings, days, min(histories, 10), seed),
         case("random histories", random_histories, histories, seed),
     ]
 

@@ -112,6 +112,8 @@ class Task:
         """The state that this attempt restores, or None."""
         self.restored_checkpoint_id = -1
         """The checkpoint that it comes from; -1 for none."""
+        self.input_begins_again = False
+        """Whether that state belongs to the input of this run: see ``SubtaskContext.input_begins_again``."""
         self.handled: list[Any] = []
         """What the operator has handled, in order: events, urgent ones among them, and tuples for everything else.
 
@@ -269,6 +271,7 @@ class Task:
                 self.registered = message
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
+                self.input_begins_again = message.input_begins_again
                 self.restored_state = message.states[0].state if message.states else None
                 limits = SubtaskLimits(
                     message.window_events,

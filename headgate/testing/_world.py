@@ -15,6 +15,7 @@ from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.given import GivenCoordinator
+from actors.coordination.inputs import ActionId, RestoredInput, check_restored_input
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AttachConnection,
@@ -45,6 +46,7 @@ from protocol.attempts import (
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
+    RunStarted,
 )
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, rescaled
 from protocol.errors import LocalProtocolError
@@ -110,6 +112,12 @@ class World:
         """The causes with which the coordinator has failed its jobs, in order."""
         self.cancelled_jobs: list[str] = []
         """Why jobs were cancelled, in order."""
+        self.input_id: str | None = None
+        """The name of the input of the runs that begin from now on, as in ``Sidecar.run(..., input_id=...)``.
+
+        None for no name, as for an action outside of ``run``: a run after one that has ended well has other input, and
+        one after an interrupted run continues it.
+        """
         self.storage_error: Exception | None = None
         """The exception that the storage raises when it writes a checkpoint; None if it works."""
         self.statistics = OperatorStatistics(config.operator_id)
@@ -520,6 +528,7 @@ class _LedgerActor(Actor[LedgerInput]):
         self._tracker_ref = tracker_ref
         self._ledger = AttemptLedger(config)
         self._deadline = DeadlineTimer()
+        self._calls = 0
 
     async def receive(self, context: ActorContext[LedgerInput], message: LedgerInput) -> None:
         now = context.clock.now()
@@ -543,6 +552,10 @@ class _LedgerActor(Actor[LedgerInput]):
                 case AttemptAccepted():
                     connection = world._find(effect.attempt.task_attempt_id).connection or MemoryConnection(0)
                     self._tracker_ref.tell(LedgerDecided(effect, None, connection))
+                case RunStarted() if world.input_id is not None:
+                    call = f"{self._calls:016x}"
+                    self._calls += 1
+                    self._tracker_ref.tell(LedgerDecided(effect, action=str(ActionId(call, 0, world.input_id))))
                 case _:
                     self._tracker_ref.tell(LedgerDecided(effect, None))
         self._deadline.arm(context, self._ledger.next_deadline(), now)
@@ -559,6 +572,7 @@ async def running_operator(
     checkpoint: CheckpointConfig | None = None,
     gateway: GatewayLimits | None = None,
     restored: CompletedCheckpoint | None = None,
+    restored_input: RestoredInput | None = None,
     attempts_max: int = 4,
     snapshot_timeout_s: float = 60.0,
     operator_id: str = "operator",
@@ -568,7 +582,10 @@ async def running_operator(
     """Run an operator whose coordinator has started, without Spark and in virtual time.
 
     ``coordinator``, ``parallelism``, ``uses``, ``mode``, ``checkpoint`` and ``gateway`` are those of
-    ``Sidecar.coordinate``. ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: how
+    ``Sidecar.coordinate``. ``restored`` is the checkpoint to start from, of any parallelism, and
+    ``restored_input`` that of ``Sidecar.coordinate``: whether the first run has the input of that checkpoint again
+    (``"same"``) or another one (``"other"``). By default the checkpoint's label says it, and a checkpoint without a
+    label counts as the same. ``attempts_max``: how
     often one subtask may fail, or be killed by Headgate, until the job fails. ``snapshot_timeout_s``: how long
     ``checkpoint_coordinator`` may take.
 
@@ -585,6 +602,7 @@ async def running_operator(
         ValueError: ``restored`` in batch mode.
     """
     mode = RestoreMode.named(mode)
+    check_restored_input(restored_input)
     config = OperatorConfig(
         operator_id,
         parallelism,
@@ -593,6 +611,7 @@ async def running_operator(
         replace(checkpoint or CheckpointConfig(), mode=mode),
         snapshot_timeout_s,
         None if restored is None else rescaled(restored, parallelism),
+        restored_input=restored_input or ("same" if restored is not None and not restored.label else None),
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator, config, attempts_max, uses)

@@ -201,9 +201,9 @@ class OperatorLedger:
 
     def _begin_run(self, run_id: int) -> None:
         """Begin a run at its first registration, and report the failures that facts told before it (H11)."""
+        self.out.append(RunStarted(self.record.operator_id, run_id))  # first: the reset depends on its input (H174)
         if self.record.reset_due is not None:
             self._reset_operator(self.record.reset_due)
-        self.out.append(RunStarted(self.record.operator_id, run_id))
         self.record.run = RunRecord(run_id)
         self.want_look(self.now + self.config.audit_every_s)
         stage = self.engine.stages[run_id]

@@ -132,13 +132,17 @@ class RefuseCheckpoint:
 
 @value
 class RestoreAttempt:
-    """The answer to ``AttemptAccepted``: restore this. ``held`` is sent first, before anything new (H31)."""
+    """The answer to ``AttemptAccepted``: restore this. ``held`` is sent first, before anything new (H31).
+
+    ``input_begins_again``: ``states`` are of the input of the attempt's run (H174).
+    """
 
     attempt: ExecutionAttempt
     checkpoint_id: int
     states: tuple[SubtaskState, ...]
     held: tuple[HeldEvent, ...]
     events_sent: int
+    input_begins_again: bool = False
 
 
 @value
@@ -156,11 +160,13 @@ class SubtaskResetToCheckpoint:
 class OperatorResetToCheckpoint:
     """Call ``reset_to_checkpoint``: an ``OperatorReset``, with the checkpoint to go back to.
 
-    ``(-1, None)`` if there is none (H15).
+    ``(-1, None)`` if there is none (H15). ``input_begins_again``: it belongs to the input of the run that goes on, or
+    begins (H174).
     """
 
     checkpoint_id: int
     state: bytes | None
+    input_begins_again: bool = False
 
 
 @value

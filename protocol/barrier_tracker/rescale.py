@@ -40,5 +40,6 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
                 f" change of parallelism. Restore it with {checkpoint.parallelism}, take a checkpoint once every"
                 " subtask runs, then change"
             )
-        parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held))
+        earlier = part.earlier_input and (old % parallelism not in parts or mine.earlier_input)
+        parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held), earlier_input=earlier)
     return replace(checkpoint, parallelism=parallelism, subtask_states=parts)

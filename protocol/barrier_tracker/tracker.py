@@ -74,6 +74,7 @@ through one ordered mailbox, which also takes the events of its subtasks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from protocol.attempts.types import (
@@ -109,6 +110,7 @@ from protocol.barrier_tracker.vocabulary import (
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    InputBegan,
     RecordedCollected,
     SubtaskAcknowledged,
     SubtaskClosed,
@@ -153,6 +155,7 @@ class BarrierTracker:
         self._hold_events = config.hold_events
         self._closes = config.hold_events or barriers_apart  # whether subtasks are asked to close
         self._schedule = CheckpointSchedule(config)
+        self._foreign_up_to = VIRTUAL_EMPTY_CHECKPOINT  # checkpoints of another input than the current run's (H174)
 
     @property
     def phase(self) -> Phase:
@@ -299,6 +302,8 @@ class BarrierTracker:
             self._under_way.refuse_queued(copies, out)
             return
         parts, at_rest = self._attempts.parts(self._restore_point(), closes=self._closes, hold_events=self._hold_events)
+        if self._is_foreign(self._restore_point()):
+            at_rest = {subtask: replace(one, earlier_input=True) for subtask, one in at_rest.items()}
         pending = self._under_way.start_queued(parts, at_rest, now)
         if not pending.savepoint:
             self._schedule.started(pending.checkpoint_id)
@@ -311,18 +316,28 @@ class BarrierTracker:
 
     # --- what the ledger decided ---
 
+    def _input_began(self, input: InputBegan, now: float, out: list[TrackerEffect]) -> None:
+        """What has begun before, and so all that can be restored now, belongs to this input or to another one."""
+        latest = max((*self._under_way.pending, self.completed_id))
+        self._foreign_up_to = VIRTUAL_EMPTY_CHECKPOINT if input.same else latest
+
+    def _is_foreign(self, point: CompletedCheckpoint | None) -> bool:
+        """Whether the positions in a checkpoint count the records of another input than the current one (H174)."""
+        return point is not None and point.checkpoint_id <= self._foreign_up_to
+
     def _accepted(self, input: AttemptAccepted, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
         self._mode = RestoreMode(input.mode)
         point = self._restore_point()
-        snapshot = SubtaskSnapshot()
-        if point is not None:
-            snapshot = point.subtask_states.get(attempt.subtask, snapshot)
+        nothing = SubtaskSnapshot(earlier_input=True)
+        snapshot = nothing if point is None else point.subtask_states.get(attempt.subtask, nothing)
+        begins_again = not snapshot.earlier_input and not self._is_foreign(point)
         self._attempts.accept(attempt, snapshot.events_sent)
         copies = self._attempts.copies()
         if copies:
             self._under_way.abort_all(copies, out)
-        out.append(RestoreAttempt(attempt, self.restore_id, snapshot.states, snapshot.held, snapshot.events_sent))
+        restore = (snapshot.states, snapshot.held, snapshot.events_sent, begins_again)
+        out.append(RestoreAttempt(attempt, self.restore_id, *restore))
 
     def _ready(self, input: SubtaskReady, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.become_ready(input.attempt)
@@ -353,7 +368,8 @@ class BarrierTracker:
         self._schedule.reset()
         point = self._restore_point()
         state = None if point is None else point.coordinator_state
-        out.append(OperatorResetToCheckpoint(self.restore_id, state))
+        begins_again = point is not None and not self._is_foreign(point)
+        out.append(OperatorResetToCheckpoint(self.restore_id, state, begins_again))
 
     def _run_ended(self, input: RunEnded, now: float, out: list[TrackerEffect]) -> None:
         """End the run. Finished attempts stay known, with their final states, until the reset before the next run."""
@@ -437,6 +453,7 @@ _Handler = Callable[[BarrierTracker, Any, float, list[TrackerEffect]], None]
 
 _HANDLERS: dict[type, _Handler] = {
     CheckpointTriggered: BarrierTracker._trigger,
+    InputBegan: BarrierTracker._input_began,
     AbortRequested: BarrierTracker._abort_requested,
     TimePassed: BarrierTracker._time_passed,
     AttemptAccepted: BarrierTracker._accepted,

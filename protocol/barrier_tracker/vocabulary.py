@@ -58,18 +58,21 @@ class SubtaskSnapshot:
     ``states``: usually one, its own; several or none if a rescaled checkpoint was never restored (H52).
     ``held``: the events its valve held, in order (H31); before them, those that were recorded (H79). ``events_sent``:
     how many of its events had left, without the recorded ones, which is what the coordinator's part covers (H32).
+    ``earlier_input``: no attempt of the subtask had begun with the input that the checkpoint belongs to, so positions
+    in the states count the records of an earlier one (H174).
     """
 
     states: tuple[SubtaskState, ...] = ()
     held: tuple[HeldEvent, ...] = ()
     events_sent: int = 0
+    earlier_input: bool = False
 
 
 @value
 class CompletedCheckpoint:
     """A complete checkpoint. A subtask that is missing in ``subtask_states`` took part without a state.
 
-    ``label`` is a short text that the requester attached to it.
+    ``label`` says which input it belongs to; see ``actors.coordination.inputs``.
     """
 
     # H47
@@ -94,6 +97,16 @@ class CheckpointTriggered:
 
     checkpoint_id: int
     savepoint: bool = False
+
+
+@value
+class InputBegan:
+    """A run begins. ``same``: its input is that of the last completed checkpoint, from the first record on (H174).
+
+    Otherwise, positions in that checkpoint, and in those that are in progress now, say nothing about this run.
+    """
+
+    same: bool
 
 
 @value
@@ -198,6 +211,7 @@ class CheckpointDiscarded:
 
 TrackerInput = (
     CheckpointTriggered
+    | InputBegan
     | AbortRequested
     | AttemptAccepted
     | SubtaskReady

@@ -19,9 +19,9 @@ number of states, per state its subtask and bytes, the number of held events, pe
 nests and each value must lie within the body, so no memory is used for bytes that a file only claims to have.
 
 Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request;
-its label may be empty. A checkpoint that needs neither is written in format 1, and one without held requests in format
-2, so that an earlier release can restore it. In formats 1 and 2, a held request is indistinguishable from an event, and
-is restored as one.
+its label may be empty. Format 4 adds one value for each subtask, at its end: whether its states are of an earlier input
+than the label's. A checkpoint is written in the lowest format that can hold it, so that an earlier release can restore
+it. In formats 1 and 2, a held request is indistinguishable from an event, and is restored as one.
 
 Functions here are pure and may be called from any thread.
 """
@@ -41,7 +41,7 @@ from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolEr
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """The size limit of a file, which is completely in memory while it is written or read."""
@@ -154,6 +154,8 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
 
 def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
+    if any(part.earlier_input for part in checkpoint.subtask_states.values()):
+        return 4
     if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
         return 3
     return 2 if checkpoint.label else 1
@@ -184,6 +186,8 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
             yield _bytes(payload, "a held event")
             if version >= 3:
                 yield _flag(is_request, "whether a held event is a request")
+        if version >= 4:
+            yield _flag(snapshot.earlier_input, "whether a state is of an earlier input")
     if version >= 2:
         yield _text(checkpoint.label, "the label", may_be_empty=version >= 3)
 
@@ -238,7 +242,8 @@ class _Body:
             for _ in range(self._count())
         )
         held = tuple(self._read_held() for _ in range(self._count()))
-        return SubtaskSnapshot(states, held, events_sent)
+        earlier = self._version >= 4 and _flag(self._next(), "whether a state is of an earlier input")
+        return SubtaskSnapshot(states, held, events_sent, earlier)
 
     def _read_held(self) -> HeldEvent:
         sender = _integer(self._next(), "the sender of a held event")

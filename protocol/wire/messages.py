@@ -242,6 +242,7 @@ class Registered:
 
     Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74). ``heartbeat_interval_s``: how often
     the task gives a sign of life; 0 if it need not (H94). ``hold_events``: whether checkpoints hold events back (H79).
+    ``input_begins_again``: whether the records before the restored checkpoint come again (H174).
     """
 
     task_attempt_id: int
@@ -256,6 +257,7 @@ class Registered:
     token: bytes = b""
     heartbeat_interval_s: float = 0.0
     hold_events: bool = True
+    input_begins_again: bool = False
 
 
 @value

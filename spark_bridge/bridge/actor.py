@@ -263,7 +263,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
                 case SubtaskReset() | OperatorReset() | RunStarted() | RunEnded():
                     self._running.note(effect)
-                    self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us))
+                    action = self._running.action_of(effect.operator_id) if type(effect) is RunStarted else ""
+                    self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us, action=action))
                 case RefuseRegistration():
                     self._refuse(context, effect)
                 case ReportStale(what, operator_id, task_attempt_id):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from actors.coordination import ResetNotSupported
+from actors.coordination.given import RunRefused
 from protocol.attempts import LedgerEffect, RunEnded, RunStarted
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
@@ -57,7 +57,7 @@ class RunningJobs:
         self._action_of_job: dict[int, str] = {}
         self._stopped: dict[str, str] = {}  # actions of which no job may run any more, and why
         self.application_ended = False
-        self._refused: dict[str, ResetNotSupported] = {}  # by operator: of the run that is about to start
+        self._refused: dict[str, RunRefused] = {}  # by operator: of the run that is about to start
 
     def hear(self, fact: EngineFact) -> None:
         """Spark reports a fact, in the order of the bus."""
@@ -159,6 +159,16 @@ class RunningJobs:
         action = self._actions[action_id]
         return bool(action.marked or action.unmarked)
 
+    def action_of(self, operator_id: str) -> str:
+        """The id of the call of an action that the operator's latest run belongs to; empty if that is not known."""
+        marked = self._action_of_operator.get(operator_id, "")
+        possible = [
+            action_id
+            for action_id, action in self._actions.items()
+            if operator_id in (action.named if action.named is not None else action.unmarked)
+        ]
+        return marked or (possible[0] if len(possible) == 1 else "")
+
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
         """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
         return self._actions[action_id].failures
@@ -166,10 +176,10 @@ class RunningJobs:
     def failed(self, operator_id: str, cause: BaseException | None = None) -> None:
         """A run has failed, or a coordinator has failed because of ``cause``.
 
-        A failure between two runs belongs to the action of the earlier run. Only a refused reset belongs to the action
-        of the next run, which is about to start.
+        A failure between two runs belongs to the action of the earlier run. Only the refusal of a run belongs to the
+        action of that run, which may be about to start.
         """
-        if isinstance(cause, ResetNotSupported) and operator_id not in self._run_of_operator:
+        if isinstance(cause, RunRefused) and operator_id not in self._run_of_operator:
             self._refused[operator_id] = cause
             return
         its_action = self._action_of_operator.get(operator_id, "")

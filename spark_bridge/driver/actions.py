@@ -21,13 +21,14 @@ from typing import Any, Protocol
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
+from actors.coordination.inputs import ActionId, check_input_id
 from actors.logs import get_logger
 from protocol.describing import describe
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.task_entry import ACTION_PROPERTY
 
-__all__ = ["ActionMarks", "ActionRuns", "AwaitsActions", "names_of"]
+__all__ = ["ActionIds", "ActionMarks", "ActionRuns", "AwaitsActions", "names_of"]
 
 log = get_logger("headgate.actions")
 
@@ -99,6 +100,25 @@ def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[st
     return frozenset(operator if isinstance(operator, str) else operator.operator_id for operator in operators)
 
 
+class ActionIds:
+    """The ids of one call of ``run``, a new one for each time that the action is called. Unique over all processes.
+
+    Raises:
+        TypeError, ValueError: ``input_id`` cannot name an input.
+    """
+
+    def __init__(self, input_id: str | None) -> None:
+        check_input_id(input_id)
+        self._input_id = input_id
+        self._call = secrets.token_hex(8)
+        self._count = 0
+
+    def next(self) -> str:
+        """The id of the next call of the action."""
+        self._count += 1
+        return str(ActionId(self._call, self._count - 1, self._input_id))
+
+
 class AwaitsActions(Protocol):
     """What ``ActionRuns`` needs from a sidecar. Loop only."""
 
@@ -119,9 +139,12 @@ class AwaitsActions(Protocol):
 class ActionRuns:
     """The ``Runs`` of one call of ``run``: only the operators of this action. Loop only."""
 
-    def __init__(self, sidecar: AwaitsActions, operator_ids: frozenset[str] | None) -> None:
+    def __init__(
+        self, sidecar: AwaitsActions, operator_ids: frozenset[str] | None, input_id: str | None = None
+    ) -> None:
         self._sidecar = sidecar
         self._operator_ids = operator_ids
+        self._ids = ActionIds(input_id)
         self._action_id = ""
 
     @property
@@ -132,7 +155,7 @@ class ActionRuns:
     def begin(self) -> str:
         """The action is about to be called, for the first time or again; returns the id of this call."""
         self.end()
-        self._action_id = secrets.token_hex(8)
+        self._action_id = self._ids.next()
         self._sidecar.begin_action(self._action_id, self._operator_ids)
         return self._action_id
 

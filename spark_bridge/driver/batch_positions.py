@@ -8,31 +8,11 @@ output. Otherwise it was taken during the batch.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["BatchDecision", "BatchPosition", "decide", "why_refused"]
+from actors.coordination.inputs import BatchInput, InputPosition
 
-_LABEL = re.compile(r"batch (0|[1-9]\d{0,18}) of (\S+): (begun|done)")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPosition:
-    """A position in a query. ``str`` makes its label, and ``read`` parses one."""
-
-    query_id: str
-    batch_id: int
-    done: bool
-
-    def __str__(self) -> str:
-        return f"batch {self.batch_id} of {self.query_id}: {'done' if self.done else 'begun'}"
-
-    @classmethod
-    def read(cls, label: str) -> BatchPosition | None:
-        """Parse a label; None if it is empty or not a position."""
-        match = _LABEL.fullmatch(label)
-        return None if match is None else cls(match[2], int(match[1]), match[3] == "done")
+__all__ = ["BatchDecision", "batch_in", "decide", "why_refused"]
 
 
 class BatchDecision(Enum):
@@ -46,43 +26,53 @@ class BatchDecision(Enum):
     UNKNOWN = "the checkpoint is of no query"
 
 
-def decide(found: BatchPosition | None, query_id: str, batch_id: int) -> BatchDecision:
+def batch_in(found: InputPosition | None) -> BatchInput | None:
+    """The batch of a position; None if it is not of a query."""
+    return found.input if found is not None and isinstance(found.input, BatchInput) else None
+
+
+def decide(found: InputPosition | None, query_id: str, batch_id: int) -> BatchDecision:
     """Decide about a batch. ``found`` is the position of the last completed checkpoint, or None.
+
+    A position that is of no query is that of a run outside of one: whether a batch may follow it is decided when the
+    batch's own run begins.
 
     Spark repeats a batch with the same data until it has recorded the end of the batch, and only then runs the next.
     """
-    if found is None:
+    batch = batch_in(found)
+    if found is None or batch is None:
         return BatchDecision.RUN if batch_id == 0 else BatchDecision.UNKNOWN
-    if found.query_id != query_id:
+    if batch.query_id != query_id:
         return BatchDecision.OTHER_QUERY
-    if found.batch_id == batch_id:
+    if batch.batch_id == batch_id:
         return BatchDecision.SKIP if found.done else BatchDecision.RUN
-    if found.batch_id > batch_id:
+    if batch.batch_id > batch_id:
         return BatchDecision.AHEAD
-    return BatchDecision.RUN if found.done and found.batch_id == batch_id - 1 else BatchDecision.GAP
+    return BatchDecision.RUN if found.done and batch.batch_id == batch_id - 1 else BatchDecision.GAP
 
 
 _ADOPT = "to continue from the existing state without the missing batches, use for_each_batch(..., adopt=True)"
 
 
 def why_refused(
-    decision: BatchDecision, found: BatchPosition | None, query_id: str, batch_id: int, matching_file: str | None
+    decision: BatchDecision, found: InputPosition | None, query_id: str, batch_id: int, matching_file: str | None
 ) -> str:
     """The reason for a decision that refuses, and what the user can do.
 
     ``matching_file`` holds the checkpoint after the previous batch, if it is still stored.
     """
     asked = f"Spark asks for batch {batch_id} of query {query_id}, but"
-    if found is None:
+    batch = batch_in(found)
+    if found is None or batch is None:
         return (
             f"{asked} there is no checkpoint of any query: the operator is new in this query, or its storage is not"
             f" the one of earlier runs. Use that storage; {_ADOPT}"
         )
-    where = f"{'after' if found.done else 'during'} batch {found.batch_id}"
+    where = f"{'after' if found.done else 'during'} batch {batch.batch_id}"
     match decision:
         case BatchDecision.OTHER_QUERY:
             return (
-                f"{asked} the last checkpoint is of query {found.query_id}, {where}: the query has lost its"
+                f"{asked} the last checkpoint is of query {batch.query_id}, {where}: the query has lost its"
                 " checkpointLocation, or two queries use one operator. Restore the query's directory, use another"
                 f" operator id, or start without a checkpoint with restore='none'; {_ADOPT}"
             )

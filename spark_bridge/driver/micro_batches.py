@@ -37,10 +37,11 @@ import anyio
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
-from actors.coordination.messages import AskLabelledWork, LabelCheckpoints, LabelledWork
+from actors.coordination.inputs import BatchInput, InputPosition
+from actors.coordination.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
 from actors.logs import get_logger
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, decide, why_refused
+from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.errors import BatchFailed, BatchRefused, SidecarError
 
@@ -65,8 +66,14 @@ class MicroBatch:
     def __str__(self) -> str:
         return f"batch {self.batch_id} of query {self.query_id}, operator {self.operator_id!r}"
 
-    def position(self, *, done: bool) -> BatchPosition:
-        return BatchPosition(self.query_id, self.batch_id, done)
+    @property
+    def input(self) -> BatchInput:
+        return BatchInput(self.query_id, self.batch_id)
+
+    @property
+    def done(self) -> str:
+        """The label of the checkpoint that commits it."""
+        return str(InputPosition(self.input, done=True))
 
 
 class MicroBatches:
@@ -94,7 +101,7 @@ class MicroBatches:
         await self._take_turn(operator, batch)
         try:
             await self._settle(batch)
-            found = BatchPosition.read((await self._work(operator)).completed)
+            found = InputPosition.read((await self._work(operator)).completed)
             decision = decide(found, batch.query_id, batch.batch_id)
             if decision is BatchDecision.SKIP:
                 log.info("committed batch skipped", batch=str(batch))
@@ -105,32 +112,34 @@ class MicroBatches:
         except BaseException:
             operator.batch_turn.release()
             raise
-        during, after = batch.position(done=False), batch.position(done=True)
-        operator.tracker_ref.tell(LabelCheckpoints(str(during), str(after)))
+        operator.tracker_ref.tell(AnnounceBatch(batch.input, adopt))
         return operator
 
     async def finish(self, operator: Operator, batch: MicroBatch) -> None:
         """The user's function has returned: wait until the batch is committed. Raises ``BatchFailed``."""
         try:
-            done = str(batch.position(done=True))
             uncommitted, work = await self._settle(batch), await self._work(operator)
             if work.runs == 0 and not work.failed:
-                await self._commit_without_run(operator, batch, done)
+                await self._commit_without_run(operator, batch)
                 uncommitted, work = await self._settle(batch), await self._work(operator)
             if work.failed:
-                what = "is committed, but then" if work.completed == done else "is not committed:"
+                what = "is committed, but then" if work.completed == batch.done else "is not committed:"
                 raise BatchFailed(
                     f"{batch} {what} the operator failed: {operator.failure}. Start the query again: it repeats "
                     "the batch"
                 ) from operator.failure
-            if work.completed != done:
+            if work.completed != batch.done:
                 why = uncommitted or "its run did not succeed, although the function returned"
                 raise BatchFailed(f"{batch} is not committed: {why}. Start the query again: it repeats the batch")
         finally:
-            operator.batch_turn.release()
+            self._leave(operator)
 
     async def abandon(self, operator: Operator) -> None:
         """The user's function has raised."""
+        self._leave(operator)
+
+    def _leave(self, operator: Operator) -> None:
+        operator.tracker_ref.tell(WithdrawBatch())
         operator.batch_turn.release()
 
     async def _take_turn(self, operator: Operator, batch: MicroBatch) -> None:
@@ -155,7 +164,7 @@ class MicroBatches:
         return work
 
     async def _refuse(
-        self, batch: MicroBatch, decision: BatchDecision, found: BatchPosition | None, adopt: bool
+        self, batch: MicroBatch, decision: BatchDecision, found: InputPosition | None, adopt: bool
     ) -> None:
         """Raise, unless the batch is adopted."""
         if adopt and decision is not BatchDecision.AHEAD:
@@ -163,14 +172,14 @@ class MicroBatches:
             return
         matching = None
         if decision is BatchDecision.AHEAD and batch.batch_id > 0:
-            label = str(BatchPosition(batch.query_id, batch.batch_id - 1, done=True))
+            label = str(InputPosition(BatchInput(batch.query_id, batch.batch_id - 1), done=True))
             infos = await self._operators.retained(batch.operator_id)
             matching = next((info.file for info in reversed(infos) if info.label == label and not info.void), None)
         why = why_refused(decision, found, batch.query_id, batch.batch_id, matching)
         raise BatchRefused(f"operator {batch.operator_id!r}: {why}")
 
-    async def _commit_without_run(self, operator: Operator, batch: MicroBatch, done: str) -> None:
-        operator.tracker_ref.tell(LabelCheckpoints(done, done))
+    async def _commit_without_run(self, operator: Operator, batch: MicroBatch) -> None:
+        operator.tracker_ref.tell(BatchDone(batch.input))
         try:
             await self._operators.checkpoint(batch.operator_id, timeout_s=self._settle_timeout_s)
         except (CheckpointFailed, AskTimeout) as error:
@@ -201,9 +210,9 @@ class ForEachBatch:
                 "function to writeStream.foreachBatch"
             )
         batch = MicroBatch(self._operator_id, query_id, batch_id)
-        adopt, self._adopt = self._adopt, False
-        operator = self._call(lambda batches: batches.begin(batch, adopt))
+        operator = self._call(lambda batches: batches.begin(batch, self._adopt))
         if operator is None:
+            self._adopt = False
             return
         try:
             self._function(frame, batch_id)
@@ -212,3 +221,4 @@ class ForEachBatch:
                 self._call(lambda batches: batches.abandon(operator))
             raise
         self._call(lambda batches: batches.finish(operator, batch))
+        self._adopt = False  # only now: until a batch is committed, its checkpoint may be asked for again

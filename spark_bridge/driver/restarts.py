@@ -19,7 +19,8 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from actors.coordination import CheckpointFailed, ResetNotSupported
+from actors.coordination import CheckpointFailed
+from actors.coordination.given import RunRefused
 from actors.logs import get_logger
 from protocol.describing import text_of
 from protocol.restart import RestartBackoff, RestartStrategy
@@ -200,7 +201,7 @@ class Restarter:
         if self._runs.fenced is not None:
             raise self._runs.fenced from error
         _, cause = self._runs.failures
-        if isinstance(cause, ResetNotSupported):
+        if isinstance(cause, RunRefused):
             raise cause from self._last_error or error  # each further run would be refused like this one
         if isinstance(cause, OperatorBroken):
             raise cause  # likewise; the cause that is chained says more than Spark's error

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
+from actors.coordination.inputs import RestoredInput
 from actors.coordination.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
@@ -376,6 +377,7 @@ class SidecarRuntime(PartFactories):
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
+        restored_input: RestoredInput | None = None,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
         replace: bool = False,
@@ -387,7 +389,14 @@ class SidecarRuntime(PartFactories):
         mode = RestoreMode.named(mode)
         limits = with_heartbeats(gateway, self._config.gateway, heartbeat_interval_s, heartbeat_timeout_s)
         config = self._operator_config(
-            operator_id, parallelism, mode, limits, checkpoint, inject_barrier=inject_barrier, allow_fewer=allow_fewer
+            operator_id,
+            parallelism,
+            mode,
+            limits,
+            checkpoint,
+            inject_barrier=inject_barrier,
+            allow_fewer=allow_fewer,
+            restored_input=restored_input,
         )
         parts = composed(operator_id, coordinator, uses)
         stages = coordinator.stages if isinstance(coordinator, Chain) else ()
@@ -404,6 +413,7 @@ class SidecarRuntime(PartFactories):
         *,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool,
+        restored_input: RestoredInput | None = None,
     ) -> OperatorConfig:
         return OperatorConfig(
             operator_id,
@@ -415,6 +425,7 @@ class SidecarRuntime(PartFactories):
             allow_fewer=allow_fewer,
             method_report_s=self._config.method_report_s,
             wire_limits=self._wire_limits,
+            restored_input=restored_input,
         )
 
     async def _replaced(
@@ -624,12 +635,13 @@ class SidecarRuntime(PartFactories):
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
+        input_id: str | None = None,
     ) -> T:
         """See ``Sidecar.run``. The action runs in a worker thread.
 
         If the caller is cancelled, the jobs of the action fail, and the thread is left behind until the action returns.
         """
-        runs = self.action_runs(operators)
+        runs = self.action_runs(operators, input_id)
 
         cancelled = threading.Event()
 
@@ -658,13 +670,15 @@ class SidecarRuntime(PartFactories):
 
     # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
 
-    def action_runs(self, operators: Collection[OperatorHandle | str] | None) -> ActionRuns:
+    def action_runs(
+        self, operators: Collection[OperatorHandle | str] | None, input_id: str | None = None
+    ) -> ActionRuns:
         """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
         self._require_running()
         operator_ids = names_of(operators)
         for operator_id in sorted(operator_ids or ()):
             self._operators.find(operator_id)
-        return ActionRuns(self, operator_ids)
+        return ActionRuns(self, operator_ids, input_id)
 
     def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
         """See ``RunningJobs.begin_action``."""

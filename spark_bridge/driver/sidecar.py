@@ -186,6 +186,12 @@ class Sidecar(PartFactories):
         ``restore`` is the path or URL of a checkpoint or savepoint file. A later ``"latest"`` never returns to the
         checkpoints that were skipped in this way.
 
+        The restored checkpoint says which input it belongs to (see ``run``), and so whether the first run has the same
+        input. ``restored_input`` says it instead: ``"same"`` if the records that the checkpoint counts come again,
+        ``"other"`` if the run begins with records of which none was processed. It is for what is refused otherwise:
+        an input that was interrupted and is given up, and checkpoints of releases that did not label them. It holds
+        until this application has completed a checkpoint.
+
         ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers through a channel of yours, for example
         with the data. The operator passes each barrier that arrives to ``SubtaskContext.barrier_arrived``. The function
         is called on the sidecar's loop and must not block. Without it, barriers travel with the events.
@@ -322,6 +328,7 @@ class Sidecar(PartFactories):
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
+        input_id: str | None = None,
     ) -> T:
         """Call ``action``, your Spark action, again after each failed run, as ``restart`` allows; return its result.
 
@@ -336,18 +343,26 @@ class Sidecar(PartFactories):
         names the operators explicitly, as handles or names. Use it if other threads start the action's jobs while
         actions of further operators run, or if the action reads the result of another action's job.
 
+        In streaming mode, a run after one that has ended well has other input, and one after an interrupted run
+        continues it. ``input_id`` names the input, for example by its date. Use it for a job that a scheduler repeats
+        if its driver dies: if that happens between the last checkpoint and the end of the program, only the name shows
+        that everything is written. A run with the name of the last input continues it or, if it was finished, skips all
+        of it. A run with another name is refused while an input is unfinished. If the action has several jobs over one
+        operator, give each a separate call of ``run``. Batch mode ignores it.
+
         If the action is interrupted (Ctrl-C, or the interrupt of a notebook's kernel), its jobs fail, and this raises
         ``KeyboardInterrupt``.
 
         Raises what ``action`` raises if no coordinated run has failed, because a restart would not help;
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
         storage; ``ServerLost`` if the Spark Connect server or the session there is gone; ``NotSettled`` if the end of
-        the run is not known in time.
+        the run is not known in time; ``InputRefused`` if it is not known whether a run has the same input as the last
+        checkpoint; ``TypeError`` or ``ValueError`` unless ``input_id`` is a text of 1 to 200 printable characters.
         """
         portal, runtime = self._entered()
 
         async def begin() -> ActionRuns:
-            return runtime.action_runs(operators)
+            return runtime.action_runs(operators, input_id)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
             return call_on_loop(portal, step)

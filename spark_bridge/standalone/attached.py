@@ -20,7 +20,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import parse_address
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.certificates import TlsCertificate, certificate_digest
-from spark_bridge.driver.actions import ActionMarks, names_of
+from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.restarts import run_blocking
@@ -244,13 +244,14 @@ class AttachedSidecar(StaysOnDriver):
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
+        input_id: str | None = None,
     ) -> T:
         """See ``Sidecar.run``. A job that failed while the sidecar was restarted, or because of that, is also rerun."""
         operator_ids = names_of(operators)
         for operator_id in sorted(operator_ids or ()):
             self.operator(operator_id)
         self._require_attached()
-        runs, end = _RunsElsewhere(self._ask, operator_ids), self._end
+        runs, end = _RunsElsewhere(self._ask, operator_ids, input_id), self._end
 
         def noticing_restarts() -> T:
             try:
@@ -362,8 +363,11 @@ class _RunsElsewhere:
     The count of failures continues over restarts. All methods block.
     """
 
-    def __init__(self, ask: Callable[..., Any], operator_ids: frozenset[str] | None) -> None:
+    def __init__(
+        self, ask: Callable[..., Any], operator_ids: frozenset[str] | None, input_id: str | None = None
+    ) -> None:
         self._ask = ask
+        self._ids = ActionIds(input_id)
         self._operator_ids = None if operator_ids is None else sorted(operator_ids)
         self._action_id = ""
         self._instance = ""
@@ -372,7 +376,7 @@ class _RunsElsewhere:
 
     def begin(self) -> str:
         self.end()
-        self._action_id = secrets.token_hex(8)
+        self._action_id = self._ids.next()
         self._instance = self._ask_again("begin", self._action)
         self._earlier = self._latest = 0
         return self._action_id

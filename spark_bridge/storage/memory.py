@@ -55,10 +55,10 @@ class _Kept:
 
 
 def _flattened(parts: Mapping[int, SubtaskSnapshot]) -> tuple[_Value, ...]:
-    """For each subtask: its number, ``events_sent``, how many states and held events it has, and the fields of each."""
+    """For each subtask: its number, its plain fields, how many states and held events it has, and their fields."""
     values: list[_Value] = []
     for subtask, part in parts.items():
-        values += (subtask, part.events_sent, len(part.states), len(part.held))
+        values += (subtask, part.events_sent, part.earlier_input, len(part.states), len(part.held))
         for one in (*part.states, *part.held):
             values += one
     return tuple(values)
@@ -68,11 +68,12 @@ def _unflattened(parts: tuple[_Value, ...]) -> dict[int, SubtaskSnapshot]:
     snapshots: dict[int, SubtaskSnapshot] = {}
     values: Iterator[Any] = iter(parts)
     for subtask in values:
-        events_sent, states, held = islice(values, 3)
+        events_sent, earlier_input, states, held = islice(values, 4)
         snapshots[subtask] = SubtaskSnapshot(
             tuple(SubtaskState(*islice(values, len(SubtaskState._fields))) for _ in range(states)),
             tuple(HeldEvent(*islice(values, len(HeldEvent._fields))) for _ in range(held)),
             events_sent,
+            earlier_input,
         )
     return snapshots
 

@@ -306,6 +306,7 @@ class _PlanningContext(SplitEnumeratorContext):
         self.found: list[bytes] = []
         self.has_no_more = False
         self.mode = RestoreMode.BATCH
+        self.input_begins_again = True
         self.log = log
         self._timers: list[tuple[float, Callable[[], Awaitable[None]]]] = []
         self._calls: deque[Callable[[], Awaitable[None]]] = deque()

@@ -80,10 +80,11 @@ class OperatorChain(SubtaskOperator):
         held = context.restored_requests
         context.restored_requests = tuple(one for one in held if type(one) is not PartEvent)
         with self._current():
-            begins_again = True
+            begins_again = context.input_begins_again
             for name, part in self.parts.items():
                 of_part = tuple(one.event for one in held if type(one) is PartEvent and one.name == name)
-                part_context = PartContext(context, name, of_part, begins_again)
+                its = begins_again if name in self.stages else context.input_begins_again
+                part_context = PartContext(context, name, of_part, its)
                 part.open(cast("SubtaskContext", part_context), states.get(name))
                 begins_again = begins_again and not (name in self.stages and part.goes_on_after_restore)
             self.main.open(context, main)

@@ -90,11 +90,14 @@ class SubtaskContext(Generic[Sent]):
 
         The coordinator receives them again, before anything new, and their answers are dropped. An operator whose
         state says that it was about to ask learns here that it need not ask again."""
-        self.input_begins_again = True
-        """Whether ``process`` gets the records before the restored checkpoint once more, as it does from Spark.
+        self.input_begins_again = registered.input_begins_again
+        """Whether ``process`` gets the records before the restored checkpoint once more.
 
-        False in a stage of a ``chain`` after a source, which continues where the checkpoint left it. A stage that would
-        skip what it has processed before must not do so then."""
+        True: the run has the input that the restored state belongs to, from its first record on. An operator that must
+        not process a record twice skips those that its state counts. False: nothing of what comes has been processed,
+        so it must skip nothing. That is so if nothing was restored; if the run has another input than the one before,
+        such as the job of the next day or the next micro-batch; and in a stage of a ``chain`` after a source, which
+        continues where the checkpoint left it."""
 
     @property
     def cancelled(self) -> bool:

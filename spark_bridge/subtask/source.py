@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.source_events import (
+    ForgetSplits,
     NoMoreSplits,
     SplitAt,
     SplitsAdded,
@@ -264,6 +265,9 @@ class SplitReader(SubtaskOperator):
                 self._requested = False
             case NoMoreSplits():
                 self._no_more = True
+            case ForgetSplits():  # before anything is read
+                if not self.context.input_begins_again:
+                    self.splits.clear()
             case _:
                 self.handle_source_event(event)
 

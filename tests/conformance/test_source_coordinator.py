@@ -16,6 +16,7 @@ from actors.coordination import SourceCoordinator, SplitEnumerator, SplitEnumera
 from actors.coordination.messages import StartOperator
 from actors.coordination.source import STATIC
 from protocol.attempts import FailureKind, FailureReason, GlobalFailureRaised
+from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.source_events import decode_split
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_state
@@ -398,8 +399,8 @@ async def test_a_reset_of_the_whole_builds_a_new_enumerator_from_the_checkpoint(
 
 async def test_a_reset_before_start_is_what_the_first_enumerator_restores() -> None:  # R109
     source = Source()
-    async with running_operator(source.coordinator, started=False) as world:
-        await source.coordinator.reset_to_checkpoint(7, b"of an earlier application")
+    restored = CompletedCheckpoint(7, 2, b"of an earlier application")
+    async with running_operator(source.coordinator, started=False, restored=restored) as world:
         assert source.built == []
         await world.start()
         assert source.enumerator.state == b"of an earlier application"

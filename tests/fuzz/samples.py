@@ -94,6 +94,7 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "parallelism": lambda random: natural(random, 1),
     "awaits_start": lambda random: random.random() < 0.5,
     "hold_events": lambda random: random.random() < 0.5,
+    "input_begins_again": lambda random: random.random() < 0.5,
     "window_events": lambda random: natural(random, 1),
     "window_bytes": lambda random: natural(random, 1),
     "checkpoint_id": lambda random: natural(random) if random.random() < 0.8 else -1,

@@ -10,6 +10,7 @@ from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.drivers import DRIVERS
+from tests.mutants.inputs import INPUTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.storage import STORAGE
@@ -25,5 +26,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORAGE,
     *DRIVERS,
     *PARTS,
+    *INPUTS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -136,7 +136,7 @@ class Pair:
 
     def judge(self, servers: Servers) -> Outcome:
         """Compare the target with the source, and count what the sink has left there."""
-        found = Counter(self._read(servers))
+        found = Counter(self.read(servers))
         outcome = Outcome()
         outcome["missing"] = ROWS - len(found.keys() & set(range(ROWS)))
         outcome["doubled"] = found.total() - len(found)
@@ -144,7 +144,7 @@ class Pair:
         outcome["unnamed"] = len(self._unnamed())
         return outcome
 
-    def _read(self, servers: Servers) -> list[int]:
+    def read(self, servers: Servers) -> list[int]:
         match self.sink_kind:
             case "files":
                 files = Path(self.folder, "out").glob("part-*")

@@ -38,6 +38,7 @@ async def _soak(servers: Servers, pair: Pair, chance: random.Random, seed: int) 
             late.clear()
         stages = chain(source=pair.source(ends=last), transform=pair.transform, sink=pair.sink())
         async with incarnation_of(stages, chance, restored, seed) as world:
+            world.input_id = "soak"
             tasks = {subtask: await world.launch_operator(subtask) for subtask in range(world.parallelism)}
             steps = 500 if last else chance.randrange(3, 12)
             for step in range(steps):

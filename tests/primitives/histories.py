@@ -246,6 +246,7 @@ async def restored(
     while left >= 0:
         parallelism = parallelism_after if "restored" in kept else 3
         async with running_operator(parallelism=parallelism, checkpoint=in_turn(seed + left), **kept) as world:
+            world.input_id = "all of it"
             tasks = [await world.launch_operator(subtask, make, records) for subtask in range(parallelism)]
             for _ in range(chance.randrange(3, 20)):
                 await world.advance(chance.choice([0.0, 0.1, 0.3]))

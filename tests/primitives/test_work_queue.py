@@ -266,7 +266,7 @@ async def test_a_restored_task_adds_to_a_queue_that_has_not_ended() -> None:
     assert results([first, second]) == names(3)
 
 
-async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_run() -> None:
+async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_run_of_the_same_input() -> None:
     queue = WorkQueue("numbers", range(6), in_hand=3)
 
     def up_to(last: int) -> Any:
@@ -280,6 +280,7 @@ async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_
         return work
 
     async with running_operator(parallelism=1, mode="streaming", uses=[queue]) as world:
+        world.input_id = "today's"
         first = await world.launch_operator(0, up_to(0), [])
         world.begin_checkpoint()
         await until_done(world, [first])
@@ -287,7 +288,12 @@ async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_
         await world.advance(5.0)
         second = await world.launch_operator(0, up_to(99), [])
         await until_done(world, [second])
+        await world.advance(5.0)
+        world.input_id = "tomorrow's"
+        third = await world.launch_operator(0, up_to(99), [])
+        await until_done(world, [third])
     assert (first.outputs, second.outputs) == ([0], [1, 2, 3, 4, 5])
+    assert third.outputs == [0, 1, 2, 3, 4, 5], "another input begins with the roots (H174)"
 
 
 async def test_a_second_action_begins_with_the_roots_again() -> None:

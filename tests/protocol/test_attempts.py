@@ -511,7 +511,7 @@ def test_the_reset_after_a_global_failure_comes_once_before_the_next_run() -> No
     book = a_running_attempt()  # H15
     book.feed(GlobalFailureRaised("words", "boom"), GlobalFailureRaised("words", "again"))
     assert book.feed(job_end(succeeded=False, reason="cancelled")) == ["end run 1 badly"]
-    assert book.feed(reg(20, 1, run=2)) == ["reset all", "start run 2", "accept 1#1 task 20"]
+    assert book.feed(reg(20, 1, run=2)) == ["start run 2", "reset all", "accept 1#1 task 20"]
     resets = [effect for effect in book.effects if isinstance(effect, OperatorReset)]
     assert [reset.cause for reset in resets] == ["boom"]
 
@@ -519,7 +519,7 @@ def test_the_reset_after_a_global_failure_comes_once_before_the_next_run() -> No
 def test_a_global_failure_before_the_first_run_resets_at_its_start() -> None:
     book = Playbook()  # H8, H15
     assert book.feed(GlobalFailureRaised("words", "boom")) == []
-    assert book.feed(reg(10, 1)) == ["reset all", "start run 1", "accept 1#0 task 10"]
+    assert book.feed(reg(10, 1)) == ["start run 1", "reset all", "accept 1#0 task 10"]
 
 
 def test_a_job_that_becomes_known_after_the_global_failure_is_cancelled_then() -> None:
@@ -589,14 +589,14 @@ def test_a_second_action_resets_the_operator_once_before_any_of_its_tasks_is_acc
     book.feed(end(10, 1, OK))
     assert book.feed(job_end()) == ["end run 1 well"]
     again = book.feed(job(1, (2,)), reg(20, 1, run=2), reg(21, 2, run=2))
-    assert again == ["reset all", "start run 2", "accept 1#1 task 20", "accept 2#0 task 21"]
+    assert again == ["start run 2", "reset all", "accept 1#1 task 20", "accept 2#0 task 21"]
 
 
 def test_a_registration_of_the_next_run_waits_for_the_end_of_the_first() -> None:
     book = a_running_attempt()  # H55
     book.feed(end(10, 1, OK))
     assert book.feed(reg(20, 1, run=2)) == []
-    assert book.feed(job_end()) == ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
+    assert book.feed(job_end()) == ["end run 1 well", "start run 2", "reset all", "accept 1#1 task 20"]
 
 
 def test_two_runs_at_the_same_time_are_refused_with_the_fix() -> None:
@@ -615,7 +615,7 @@ def test_a_registration_that_waited_for_another_run_does_not_end_its_own() -> No
     book = a_running_attempt()  # H55; found by simulation: its run, whose jobs were not known, ended while it ran
     assert book.feed(reg(20, 1, run=2), reg(21, 1, number=1, run=2)) == []
     book.feed(end(10, 1, OK))
-    assert book.feed(job_end())[-2:] == ["start run 2", "accept 1#1 task 20"]
+    assert book.feed(job_end())[-3:] == ["start run 2", "reset all", "accept 1#1 task 20"]
     book.feed(opened(20), end(20, 1, OK, stage=2))
     assert not [effect for effect in book.wait(20) if effect.startswith("end run")]
 
@@ -625,8 +625,8 @@ def test_a_success_revoked_after_a_global_failure_resets_no_subtask() -> None:
     book.feed(end(10, 1, OK), GlobalFailureRaised("words", "fail_job"))
     assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED"]
     assert book.feed(job_end(0, succeeded=False), reg(20, 1, run=2))[-3:] == [
-        "reset all",
         "start run 2",
+        "reset all",
         "accept 1#1 task 20",
     ]
 
@@ -650,7 +650,7 @@ def test_a_lost_end_of_the_first_job_is_healed_by_a_look() -> None:
     book.wait(20)
     book.feed(job(1, (2,)), reg(20, 1, run=2))
     assert book.wait(1) == ["query tasks [20] jobs [0]"]
-    healed = ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
+    healed = ["end run 1 well", "start run 2", "reset all", "accept 1#1 task 20"]
     answer = StatusReported({0: False}, {20: TaskState.RUNNING})
     assert book.feed(answer) == [], "its end may be on its way"
     assert book.wait(2) == ["query tasks [20] jobs [0]"]
@@ -691,8 +691,8 @@ def test_a_run_whose_job_was_never_known_ends_when_the_next_comes_and_nothing_of
         "failed 1#0 LOST_FACT",
         "reset 1",
         "end run 1 badly",
-        "reset all",
         "start run 2",
+        "reset all",
         "accept 1#1 task 20",
     ]
 

@@ -203,7 +203,7 @@ def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> N
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
-    assert dialogue.tell(accepted(A2)) == [t.RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0)]
+    assert dialogue.tell(accepted(A2)) == [t.RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0, True)]
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
@@ -223,13 +223,15 @@ def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_check
     dialogue.run(A, B)
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), SubtaskFailed(B, FAILED))
-    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(1, b"coordinator 1")]
+    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(1, b"coordinator 1", True)]
 
 
 def test_a_new_application_restores_what_it_was_given() -> None:  # H52
     restored = t.CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
     dialogue = Dialogue(restored=restored)
-    assert dialogue.tell(accepted(A)) == [t.RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)]
+    assert dialogue.tell(accepted(A)) == [
+        t.RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7, True)
+    ]
     assert dialogue.tell(accepted(B)) == [t.RestoreAttempt(B, 4, (), (), 0)]
 
 

@@ -86,7 +86,7 @@ def test_neither_resets_nor_the_end_of_a_run_end_the_doubt() -> None:  # H64, H1
     dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
     dialogue.run(A2)
-    assert t.OperatorResetToCheckpoint(1, b"coordinator 1") in dialogue.tell(OperatorReset("words", "fail_job"))
+    assert t.OperatorResetToCheckpoint(1, b"coordinator 1", True) in dialogue.tell(OperatorReset("words", "fail_job"))
     dialogue.tell(RunEnded("words", 7, False))
     assert dialogue.tracker.in_doubt_ids == (2,)
     assert dialogue.tell(t.CheckpointDiscarded(2)) == [t.NotifyCheckpointDiscarded(2)]

@@ -111,6 +111,7 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
             (SubtaskState(0, b"s0"), SubtaskState(2, b"s2")),
             (HeldEvent(0, b"h0"), HeldEvent(0, b"i0"), HeldEvent(2, b"h2"), HeldEvent(2, b"i2")),
             0,
+            True,
         )
     ]
     [restore] = dialogue.tell(accepted(B))
@@ -118,4 +119,4 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
     assert restore.states == (SubtaskState(1, b"s1"),)
     with pytest.raises(LocalProtocolError, match="must increase"):
         dialogue.tell(t.CheckpointTriggered(4))
-    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(4, b"coordinator")]
+    assert dialogue.tell(OperatorReset("words", "x")) == [t.OperatorResetToCheckpoint(4, b"coordinator", True)]

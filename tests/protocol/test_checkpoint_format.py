@@ -196,7 +196,7 @@ def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> No
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 4, and this release reads 3: .*later one"):
+    with pytest.raises(CheckpointTooNew, match=r"format 5, and this release reads 4: .*later one"):
         decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 

@@ -10,6 +10,7 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING
 
+from actors.coordination.inputs import ActionId
 from protocol.errors import GatewayFull
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
@@ -219,7 +220,8 @@ class Process:
         task, application = self.task, self.application
         mode, parallelism = application.settings.mode, application.parallelism
         run, number = task.stage_id, task.attempt_number
-        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11")
+        action = str(ActionId(f"{run:016x}", 0, "everything"))  # each run continues, or repeats, one input
+        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11", action)
 
     def reconnect(self) -> None:
         assert self.machine is not None

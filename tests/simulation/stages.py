@@ -538,6 +538,7 @@ class TaskContext:
     def __init__(self, of: TaskStages) -> None:
         self._of = of
         self.between_outputs = of.serve_mail
+        self.input_begins_again = True
 
     def send_event(self, event: Any) -> None:
         self._of.send(event, asks=False)

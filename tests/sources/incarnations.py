@@ -37,6 +37,7 @@ async def run_until_the_end(
     for incarnation in range(incarnations):
         last = incarnation == incarnations - 1
         async with incarnation_of(stages(), chance, restored, seed) as world:
+            world.input_id = "all of it"
             tasks = [await world.launch_operator(subtask) for subtask in range(world.parallelism)]
             for _ in range(100 if last else chance.randrange(1, 5)):
                 await world.advance(0.7)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
+from actors.coordination.inputs import RestoredInput
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
 from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
 from headgate.testing import running_operator
@@ -77,10 +78,14 @@ async def test_without_discovery_the_source_ends_with_what_it_found_first_also_a
         assert task.outputs == ["a", "b", "c"]
         restored = world.checkpoints[-1]
     found.append("too late")
-    async with running_operator(discovering(found), parallelism=1, restored=restored, **STREAMING) as world:
-        task = await world.launch_operator(0, Names)
-        await until_over(world, task)
-        assert task.outputs == []
+    ways: list[tuple[RestoredInput, list[str]]] = [("same", []), ("other", ["too late"])]
+    for input_is, outputs in ways:  # H174
+        async with running_operator(
+            discovering(found), parallelism=1, restored=restored, restored_input=input_is, **STREAMING
+        ) as world:
+            task = await world.launch_operator(0, Names)
+            await until_over(world, task)
+            assert task.outputs == outputs
 
 
 async def test_what_a_lost_task_gives_back_goes_to_one_that_waits() -> None:

@@ -411,3 +411,25 @@ async def test_every_record_reaches_the_files_once(kafka: KafkaBrokers, topic: s
     await run_until_the_end(stages, chance, seed, incarnations=5)
     found = [int(line) for file in (tmp_path / "out").glob("part-*") for line in file.read_text().splitlines()]
     assert sorted(found) == list(range(300))
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_bounded_read_of_the_next_day_goes_on_unless_it_names_its_own_start(
+    kafka: KafkaBrokers, topic: str, named: bool
+) -> None:  # H174
+    restored: Any = None
+    for day in range(3):
+        for partition in range(3):
+            kafka.append(topic, partition, range(100 * day + 10 * partition, 100 * day + 10 * partition + 5))
+        start: Any = {(topic, part): 5 * max(0, day - 1) for part in range(3)} if named else "earliest"
+        source = KafkaSource(kafka.servers, [topic], bounded=True, start=start, **FAST)
+        async with running_operator(chain(read=source), parallelism=2, mode="streaming", restored=restored) as world:
+            tasks = [await world.launch_operator(subtask) for subtask in range(2)]
+            await until(world, lambda: all(task.outcome == "success" for task in world.tasks), what="the day's end")
+            await world.advance(1.0)
+            restored = world.checkpoints[-1]
+        first = max(0, day - 1) if named else day
+        expected = [
+            100 * one + 10 * part + row for one in range(first, day + 1) for part in range(3) for row in range(5)
+        ]
+        assert sorted(read_by(tasks)) == expected

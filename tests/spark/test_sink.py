@@ -84,7 +84,10 @@ def write_all(
         )
         rdd = spark.sparkContext.parallelize(range(RECORDS), PARTITIONS)
         task = handle.subtask(Troubled, url, str(tmp_path), trouble)
-        assert sidecar.run(lambda: rdd.mapPartitions(task).count(), restart=FixedDelay(3, delay_s=0.0)) == 0
+        assert (
+            sidecar.run(lambda: rdd.mapPartitions(task).count(), restart=FixedDelay(3, delay_s=0.0), input_id="all")
+            == 0
+        )
         return handle.statistics()
 
 
@@ -125,7 +128,7 @@ def test_a_coordinator_that_fails_the_job_neither_loses_nor_repeats_a_row(spark:
 
 
 def test_a_second_application_has_nothing_left_to_write(spark: SparkSession, tmp_path: Path) -> None:
-    """H52: it restores the final checkpoint, where every record was written."""
+    """H52, H174: it restores the final checkpoint, where every record of this input was written."""
     for _ in range(2):
         write_all(spark, tmp_path, "raise", FileSinkCoordinator(str(tmp_path / "out")), storage=str(tmp_path / "kept"))
         assert rows_that_spark_reads(spark, tmp_path) == ROWS

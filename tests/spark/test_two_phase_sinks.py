@@ -88,7 +88,7 @@ def run(here: Jobs, folder: Path, coordinator: TwoPhaseSinkCoordinator, sink: Tw
         job = sidecar.coordinate("rows", coordinator, parallelism=PARTITIONS, mode="streaming", checkpoint=OFTEN)
         tasks = here.numbers(PARTITIONS, range(RECORDS)).through(job, Troubled, sink, str(folder))
         restart = FixedDelay(0 if isinstance(coordinator, DiesBeforeItsCommit) else 3, delay_s=0.0)
-        sidecar.run(tasks.collect, restart=restart)
+        sidecar.run(tasks.collect, restart=restart, input_id="the rows")
 
 
 def a_schema() -> Any:

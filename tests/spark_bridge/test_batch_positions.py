@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import pytest
 
-from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, decide, why_refused
+from actors.coordination.inputs import BatchInput, InputPosition
+from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
 
 
-def after(batch_id: int, query_id: str = MINE) -> BatchPosition:
-    return BatchPosition(query_id, batch_id, done=True)
+def after(batch_id: int, query_id: str = MINE) -> InputPosition:
+    return InputPosition(BatchInput(query_id, batch_id), done=True)
 
 
-def within(batch_id: int, query_id: str = MINE) -> BatchPosition:
-    return BatchPosition(query_id, batch_id, done=False)
+def within(batch_id: int, query_id: str = MINE) -> InputPosition:
+    return InputPosition(BatchInput(query_id, batch_id), done=False)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def within(batch_id: int, query_id: str = MINE) -> BatchPosition:
         (within(5, OTHER), 5, BatchDecision.OTHER_QUERY),
     ],
 )
-def test_every_case(found: BatchPosition | None, batch_id: int, decision: BatchDecision) -> None:
+def test_every_case(found: InputPosition | None, batch_id: int, decision: BatchDecision) -> None:
     assert decide(found, MINE, batch_id) is decision
 
 
@@ -56,8 +57,8 @@ def test_in_any_history_of_a_query_only_the_next_batch_runs_and_only_the_last_is
 
 
 @pytest.mark.parametrize("position", [after(0), within(7), after(10**12, "a-name")])
-def test_a_position_is_read_from_its_label(position: BatchPosition) -> None:
-    assert BatchPosition.read(str(position)) == position
+def test_a_position_is_read_from_its_label(position: InputPosition) -> None:
+    assert InputPosition.read(str(position)) == position
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_position_is_read_from_its_label(position: BatchPosition) -> None:
     ],
 )
 def test_an_invalid_label_is_not_a_position(label: str) -> None:
-    assert BatchPosition.read(label) is None
+    assert InputPosition.read(label) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_an_invalid_label_is_not_a_position(label: str) -> None:
     ],
 )
 def test_a_refusal_names_both_sides_and_the_fix(
-    found: BatchPosition | None, batch_id: int, file: str | None, said: list[str]
+    found: InputPosition | None, batch_id: int, file: str | None, said: list[str]
 ) -> None:
     decision = decide(found, MINE, batch_id)
     text = why_refused(decision, found, MINE, batch_id, file)

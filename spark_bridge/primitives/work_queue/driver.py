@@ -189,7 +189,7 @@ class _Enumerator(SplitEnumerator):
 
     @property
     def _is_batch(self) -> bool:
-        """In streaming mode, a task keeps its items for its next run, and checkpoints know what it has."""
+        """In streaming mode, a task keeps its items for its next run of this input, and checkpoints have them."""
         return self._context.coordinator.mode is RestoreMode.BATCH
 
     def _note_copies(self, subtask: int) -> None:

@@ -65,7 +65,7 @@ class WorkQueuePart(TaskPart):
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self._context = context
         self._clock = context.now
-        if state is not None:
+        if state is not None and context.input_begins_again:  # otherwise the items are those of an earlier input
             self._hand.extend(_items_of(state))
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -82,7 +82,7 @@ class WorkQueuePart(TaskPart):
         """The function has returned: the current item is finished.
 
         In batch mode the others go to other tasks. In streaming mode, where a checkpoint may hold them for this task,
-        it keeps them for its next run.
+        it keeps them for its next run of the same input.
         """
         self._finish_current()
         if self._context.mode is RestoreMode.STREAMING:

@@ -27,8 +27,8 @@ class FileSinkOperator(TwoPhaseSinkOperator):
     """
 
     @checked()
-    def __init__(self, url: str, *, name: str | None = None, batch_id: int | None = None, **settings: Any) -> None:
-        super().__init__(FileSink(url, name=name, **settings), batch_id=batch_id)
+    def __init__(self, url: str, *, name: str | None = None, **settings: Any) -> None:
+        super().__init__(FileSink(url, name=name, **settings))
 
     def encode(self, record: Any) -> bytes | str:
         """Return the row for a record: text, to which a line feed is added, or bytes, which are written unchanged."""

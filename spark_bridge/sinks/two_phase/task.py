@@ -23,25 +23,24 @@ __all__ = ["TwoPhaseSinkOperator"]
 class TwoPhaseSinkOperator(SubtaskOperator):
     """Writes each record to ``sink``. Needs a ``TwoPhaseSinkCoordinator`` with the same sink, in streaming mode.
 
-    It yields no outputs. In a streaming query, each micro-batch starts with its first record: pass ``batch_id``, so
-    that positions count within that batch.
+    It yields no outputs. Override ``encode`` to change records before they are written.
 
-    Override ``encode`` to change records before they are written. A retried attempt continues from the position in the
-    restored checkpoint. By default, the position is the number of records written, and that many are skipped. This is
-    correct as long as Spark computes the same records in the same order again. After a source in a ``chain``, which
-    continues from its own position, nothing is skipped. For another kind of position, override ``snapshot_position``
-    and ``restore_position`` together, and ``process`` if it does not read Spark's records.
+    A retried attempt, and a run after an interrupted one, continue from the position in the restored checkpoint. By
+    default, the position is the number of records written, and that many are skipped. This is correct as long as Spark
+    computes the same records in the same order again. A run with other input, such as the next day's or the next
+    micro-batch, begins at its first record, and so does a stage after a source in a ``chain``: nothing is skipped if
+    ``context.input_begins_again`` is False. For another kind of position, override ``snapshot_position`` and
+    ``restore_position`` together, and ``process`` if it does not read Spark's records.
     """
 
     @checked()
-    def __init__(self, sink: TwoPhaseSink[Any], *, batch_id: int | None = None) -> None:
+    def __init__(self, sink: TwoPhaseSink[Any]) -> None:
         self.sink = sink
-        self._batch_id = batch_id
         self.context: SubtaskContext
         self._names: SinkWriterContext
         self.writer: TwoPhaseWriter[Any] | None = None
         self.records_written = 0
-        """The number of records written, including those before the restored position."""
+        """The number of records of this input written, including those before the restored position."""
 
     def encode(self, record: Any) -> Any:
         """Return what the sink's writer gets for a record; by default the record itself."""
@@ -49,23 +48,24 @@ class TwoPhaseSinkOperator(SubtaskOperator):
 
     def snapshot_position(self) -> bytes:
         """Return what ``restore_position`` needs to continue after the last record that was written."""
-        position = {"records": self.records_written, "parallelism": self.context.parallelism, "batch": self._batch_id}
-        return json.dumps(position).encode()
+        return json.dumps({"records": self.records_written, "parallelism": self.context.parallelism}).encode()
 
     def restore_position(self, position: bytes | None) -> None:
         """Return to ``position``; None is the beginning. ``self.context`` is already set.
 
+        A position says nothing if ``self.context.input_begins_again`` is False: what comes is other input.
+
         Raises:
             ValueError: the parallelism has changed since the position was taken.
         """
-        restored = json.loads(position) if position is not None else None
-        if restored is None or restored.get("batch") != self._batch_id or not self.context.input_begins_again:
+        if position is None or not self.context.input_begins_again:
             return
+        restored = json.loads(position)
         if restored["parallelism"] != self.context.parallelism:
             raise ValueError(
-                f"the checkpoint was taken with {restored['parallelism']} partitions, and now there are "
-                f"{self.context.parallelism}, so the number of records written says nothing: keep the parallelism, or "
-                "override snapshot_position and restore_position"
+                f"the checkpoint was taken with {restored['parallelism']} partitions in the middle of this input, and "
+                f"now there are {self.context.parallelism}, so the number of records written says nothing: keep the "
+                "parallelism until the input is finished, or override snapshot_position and restore_position"
             )
         self.records_written = restored["records"]
 

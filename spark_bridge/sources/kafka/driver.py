@@ -8,11 +8,12 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
+from operator import gt, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.source_events import SplitAt
 from spark_bridge.sources.errors import SourceUnreachable
@@ -174,7 +175,9 @@ class KafkaSource(Source):
             return found
 
         if self._bounded:
-            return DiscoveringSplitEnumerator(look, state, key=_name)
+            enumerator = BoundedLogEnumerator(look, state, key=_name, end=itemgetter(2), is_later=gt)
+            enumerator.continues_with_other_input = isinstance(self._start, str)  # otherwise each run has its own start
+            return enumerator
         return OwnedSplitEnumerator(look, state, every_s=self._discover_every_s, key=_name, place=_place)
 
     def next_part(self, split: Any, position: Any) -> tuple[Any, Any] | None:

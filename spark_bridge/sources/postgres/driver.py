@@ -24,7 +24,7 @@ from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import ANY, AT_LEAST_1, POSITIVE, checked
 from protocol.describing import show
-from protocol.source_events import encode_split
+from protocol.source_events import SplitAt, encode_split
 from protocol.wire.state import (
     OLD,
     Steps,
@@ -36,7 +36,7 @@ from protocol.wire.state import (
 )
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
-from spark_bridge.sources.postgres.task import RANGE_READ, PostgresReader, PostgresSettings
+from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -308,6 +308,10 @@ class PostgresSource(Source):
         return partial(PostgresReader, self.settings, self._rate_limit_per_s)
 
 
+def _split_of(assigned: Any) -> Any:
+    return assigned.split if isinstance(assigned, SplitAt) else assigned
+
+
 def _open_transactions(connection: psycopg.Connection) -> str:
     prepared = connection.execute("SELECT gid, database FROM pg_prepared_xacts ORDER BY prepared").fetchall()
     sessions = connection.execute(
@@ -334,6 +338,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._pending = PendingSplits(lambda split, position: source.range_rows if split[0] == "range" else 0)
         self._count = 0
         self._has_begun = False  # the changes were handed out
+        self._changes_to: int | None = None  # where a bounded read of the changes has ended
         self._read: dict[str | None, bytes] = {}  # the low end of a range to an encoded ``[low, high, snapshot]``
         self._unsettled: dict[int, dict[str | None, int]] = {_NO_CUT: {}}  # by first cut: low end to who has read it
         self._waiting: dict[int, None] = {}
@@ -351,9 +356,15 @@ class PostgresEnumerator(SplitEnumerator):
         else:
             yield from self._pending.restore_in_steps(fields["pending"])
         self._count, self._has_begun = fields["count"], fields["begun"]
+        self._changes_to = fields.get("changes_to")
         for chunk in drain(fields["read"]):
             self._read |= {decode_entry(one)[0]: one for one in chunk}
             yield
+
+    @property
+    def continues_with_other_input(self) -> bool:  # type: ignore[override]  # depends on the source
+        """See ``SplitEnumerator``: a run with other input reads the changes since then, or the whole table again."""
+        return self._source.has_changes
 
     @property
     def pending_count(self) -> int:
@@ -369,6 +380,9 @@ class PostgresEnumerator(SplitEnumerator):
         self._context = context
         await self._restoring.finish()
         if self._is_restored:
+            if self._changes_to is not None and not context.coordinator.input_begins_again:
+                self._pending.add(SplitAt(await self._changes(), self._changes_to))
+                self._changes_to = None
             return
         if self._source.has_changes:
             await USER.run(self._source.create_slot)
@@ -386,6 +400,8 @@ class PostgresEnumerator(SplitEnumerator):
                 if low not in self._read or any(low in cut for cut in self._unsettled.values()):
                     self._read[low] = encode_entry([low, high, snapshot])
                     self._unsettled[_NO_CUT][low] = subtask
+            case [str(name), int(until)] if name == CHANGES_READ:
+                self._changes_to = until
             case _:
                 raise ValueError(
                     f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader"
@@ -393,6 +409,8 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
+        if any(_split_of(one)[0] == "changes" for one in splits):
+            self._changes_to = None
         for cut in self._unsettled.values():
             for low in [low for low, reader in cut.items() if reader == subtask]:
                 del cut[low]  # it is read again, with another snapshot
@@ -403,7 +421,7 @@ class PostgresEnumerator(SplitEnumerator):
     async def _serve(self) -> None:
         if not len(self._pending) and not self._has_begun and self._source.has_changes and self._is_settled:
             self._has_begun = True
-            self._pending.add(["changes", await USER.run(pack_ranges, self._read, self._count)])
+            self._pending.add(await self._changes())
         for subtask in tuple(self._waiting):
             if not self._context.attempts(subtask):
                 del self._waiting[subtask]  # its next attempt asks itself
@@ -413,6 +431,10 @@ class PostgresEnumerator(SplitEnumerator):
             elif self._has_begun or not self._source.has_changes:
                 del self._waiting[subtask]
                 await self._context.signal_no_more_splits(subtask)
+
+    async def _changes(self) -> list[Any]:
+        """In the order of the key, with the snapshot of each range."""
+        return ["changes", await USER.run(pack_ranges, self._read, self._count)]
 
     @property
     def _is_settled(self) -> bool:
@@ -425,6 +447,7 @@ class PostgresEnumerator(SplitEnumerator):
             "pending": self._pending.encoded(),
             "count": self._count,
             "begun": self._has_begun,
+            "changes_to": self._changes_to,
             "read": iter(self._read.values()),
         }
         return await in_turns(encode_state_in_steps(POSTGRES, fields))

@@ -40,6 +40,7 @@ PATIENCE_S = 60.0
 IDLE_LOG_BYTES = 16 * 2**20
 """After so much log without changes of this table, the position moves on, so that the server can drop it."""
 RANGE_READ = "headgate/postgres-range-read"
+CHANGES_READ = "headgate/postgres-changes-read"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class PostgresSettings:
         """Open a connection whose texts do not depend on the server's settings. Raises ``OperationalError``."""
         options = "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         return psycopg.connect(self.conninfo, autocommit=True, application_name="headgate", options=options)
+
+
+def changes_read_event(until: int) -> list[Any]:
+    """All changes before this place in the log are read, and a bounded source ends there."""
+    return [CHANGES_READ, until]
 
 
 def range_read_event(low: str | None, high: str | None, snapshot: str) -> list[Any]:
@@ -167,6 +173,7 @@ class PostgresReader(SplitReader):
             for batch in self._batches(due, covered):
                 yield self._position, batch
             if until is not None and (not found or len(due) < len(found)):
+                self.context.send_event(changes_read_event(until))
                 return
             if not found and log_end - self._position > IDLE_LOG_BYTES:
                 self._position = log_end

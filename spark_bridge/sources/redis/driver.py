@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
 from protocol.source_events import SplitAt
-from spark_bridge.sources.redis.task import RedisReader, reached
+from spark_bridge.sources.redis.task import RedisReader, entry_number, reached
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -101,7 +102,14 @@ class RedisStreamsSource(Source):
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         if self._bounded:
-            return DiscoveringSplitEnumerator(self.splits, state, key=_key, backlog=self._not_begun)
+            return BoundedLogEnumerator(
+                self.splits,
+                state,
+                key=_key,
+                end=itemgetter(1),
+                is_later=lambda one, other: entry_number(one) > entry_number(other),
+                backlog=self._not_begun,
+            )
         every_s = self._discover_every_s if isinstance(self._streams, str) else None
         return OwnedSplitEnumerator(
             self.splits, state, every_s=every_s, key=_key, backlog=self._not_begun, place=self._place

@@ -154,7 +154,7 @@ class _Count:
         length: int = info["length"]
         if added is None:  # a server before Redis 7
             return _estimate(info, position, None)
-        if position is not None and _id(position) >= _id(info["last-generated-id"]):
+        if position is not None and entry_number(position) >= entry_number(info["last-generated-id"]):
             self._before = added - self.read
         elif self._before is None and self._from_start:
             self._before = added - length
@@ -168,15 +168,15 @@ def _estimate(info: Mapping[str, Any], position: str | None, until: str | None) 
     length: int = info["length"]
     if not length:
         return 0
-    first, last = (_id(info[name][0]) for name in ("first-entry", "last-entry"))
-    end = last if until is None else min(last, _id(until))
-    behind = first if position is None else max(first, _id(position))
+    first, last = (entry_number(info[name][0]) for name in ("first-entry", "last-entry"))
+    end = last if until is None else min(last, entry_number(until))
+    behind = first if position is None else max(first, entry_number(position))
     if last == first or (position is None and end == last):
-        return length if position is None or _id(position) < end else 0
+        return length if position is None or entry_number(position) < end else 0
     return max(0, -(-length * (end - behind) // (last - first)))
 
 
-def _id(text: str | bytes) -> int:
+def entry_number(text: str | bytes) -> int:
     """An id as a number: the milliseconds, and the place within the millisecond in the lower 64 bits."""
     milliseconds, _, place = (text.decode() if isinstance(text, bytes) else text).partition("-")
     return (int(milliseconds) << 64) + int(place or 0)

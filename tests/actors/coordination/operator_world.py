@@ -22,12 +22,13 @@ from actors.coordination import (
 )
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.inputs import BatchInput, RestoredInput
 from actors.coordination.messages import (
+    AnnounceBatch,
     AskLabelledWork,
     AwaitSettled,
     ClientRequest,
     GatewayMessage,
-    LabelCheckpoints,
     LabelledWork,
     LedgerDecided,
     RequestCheckpoint,
@@ -120,6 +121,7 @@ class World:
         self._connections = 0
         self._numbers: dict[int, int] = {}
         self._run_is_on = False
+        self.action = ""  # the id of the call of an action that the next run belongs to
         ports = OperatorPorts(
             report=self._hear_report,
             gateway_opened=self._gateway_opened,
@@ -170,9 +172,7 @@ class World:
 
         A run starts with the first attempt that registers.
         """
-        if not self._run_is_on:
-            self._run_is_on = True
-            self.decide(RunStarted(self.config.operator_id, 1))
+        self._begin_run()
         number = self._numbers[subtask] = self._numbers.get(subtask, -1) + 1
         attempt = ExecutionAttempt(self.config.operator_id, subtask, number, 1000 * (subtask + 1) + number)
         connection = self.connection()
@@ -180,6 +180,11 @@ class World:
         self.tasks.append(task)
         self.decide(AttemptAccepted(attempt, self.config.mode, 1, connection.connection_id), connection)
         return task
+
+    def _begin_run(self) -> None:
+        if not self._run_is_on:
+            self._run_is_on = True
+            self.tracker.tell(LedgerDecided(RunStarted(self.config.operator_id, 1), action=self.action))
 
     async def running(self, *subtasks: int) -> list[Task]:
         """Return attempts that are ready, one for each subtask."""
@@ -199,6 +204,8 @@ class World:
         self.decide(SubtaskFinished(task.attempt))
 
     def reset(self, cause: str = "by the test") -> None:
+        """Reset the operator; if no run is in progress, this is the beginning of the next one."""
+        self._begin_run()
         self.decide(OperatorReset(self.config.operator_id, cause))
 
     def end_run(self, succeeded: bool = True, reason: str = "") -> None:
@@ -228,8 +235,8 @@ class World:
         await self.settle()
         return answer
 
-    def label(self, during: str, after: str) -> None:
-        self.tracker.tell(LabelCheckpoints(during, after))
+    def announce(self, batch: BatchInput, *, adopted: bool = False) -> None:
+        self.tracker.tell(AnnounceBatch(batch, adopted))
 
     async def labelled_work(self) -> LabelledWork:
         answer = Answer()
@@ -328,12 +335,16 @@ async def running_operator(
     inject_barrier: BarrierInjector | None = None,
     hold_events: bool = True,
     gateways_per_turn: int = 16,
+    restored_input: RestoredInput | None = None,
     **limits: Any,
 ) -> AsyncIterator[World]:
     """Yield a started operator in a system whose order of delivery follows from ``seed``.
 
-    Its coordinator is a ``RecordingCoordinator``, unless the test brings one.
+    Its coordinator is a ``RecordingCoordinator``, unless the test brings one. The first run has the same input as a
+    ``restored`` checkpoint without a label, unless the test says otherwise.
     """
+    if restored is not None and not restored.label and restored_input is None:
+        restored_input = "same"
     checkpoint = CheckpointConfig(
         checkpoint_timeout_s,
         tolerated_failures,
@@ -352,6 +363,7 @@ async def running_operator(
         restored,
         inject_barrier,
         gateways_per_turn=gateways_per_turn,
+        restored_input=restored_input,
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator or RecordingCoordinator(), config)

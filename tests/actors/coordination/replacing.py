@@ -70,6 +70,10 @@ class BenchContext:
         return frozenset({7})
 
     @property
+    def input_begins_again(self) -> bool:
+        return False
+
+    @property
     def handles_restored(self) -> bool:
         return False
 

@@ -357,6 +357,7 @@ async def test_the_last_coordinator_cannot_act_after_its_close() -> None:  # G16
 
 READ_ONLY = {
     "handles_restored",
+    "input_begins_again",
     "operator_id",
     "parallelism",
     "mode",

@@ -534,7 +534,11 @@ async def test_a_stage_knows_whether_its_input_begins_again_after_a_restore() ->
         third=partial(Asking, "c"),
         fourth=partial(Asking, "d"),
     )
-    async with running_operator(stages, parallelism=1) as world:
+    async with running_operator(stages, parallelism=1, mode="streaming") as world:
+        first = await world.launch_operator(0)
+        assert seen == {"a": False, "c": False, "d": False}, "nothing is restored"
+        await world.checkpoint()
+        await world.kill(first)
         await world.launch_operator(0)
     assert seen == {"a": True, "c": False, "d": False}
 

@@ -31,13 +31,13 @@ def run(job: Job) -> None:
     if job.control is not None:
         with AttachedSidecar(spark, job.control, secret_file=job.secret_file) as attached:
             task = attached.operator(OPERATOR).subtask(job.stages)
-            attached.run(lambda: tasks.foreachPartition(task), restart=RESTART)
+            attached.run(lambda: tasks.foreachPartition(task), restart=RESTART, input_id="soak")
     else:
         with Sidecar(spark, job.config) as sidecar:
             handle = sidecar.coordinate(
                 OPERATOR, job.stages, parallelism=TASKS, mode="streaming", checkpoint=job.checkpoint
             )
-            sidecar.run(lambda: tasks.foreachPartition(handle.subtask()), restart=RESTART)
+            sidecar.run(lambda: tasks.foreachPartition(handle.subtask()), restart=RESTART, input_id="soak")
     spark.stop()
 
 

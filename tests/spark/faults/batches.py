@@ -37,7 +37,7 @@ class Lines(FileSinkOperator):
     """
 
     def __init__(self, folder: str, batch_id: int) -> None:
-        super().__init__(f"{folder}/out", batch_id=batch_id, suffix=".txt")
+        super().__init__(f"{folder}/out", suffix=".txt")
         self._folder = Path(folder)
         self._batch = batch_id
 

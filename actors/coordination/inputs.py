@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which input a checkpoint belongs to, and whether a run that begins has the same one (H174). Pure.
+
+A checkpoint in streaming mode is labelled with the identity of the input that its run had, and with ``done`` if the run
+had ended well when the checkpoint began, otherwise ``begun``. Positions in the checkpoint count the records of this
+input and of no other. There are three kinds of identity:
+
+- a micro-batch of a streaming query (``BatchInput``);
+- an input that the user names, with ``run(..., input_id=...)`` (``NamedInput``);
+- any other run (``UnnamedInput``). It is known by the call of ``run`` that it belongs to, if there is one, and by its
+  place: how many inputs this application had finished before it.
+
+``compare`` decides about a run that begins. An application that has died cannot say whether the next one repeats its
+job, so an unnamed run continues an interrupted unnamed run in the same place.
+
+| the restored checkpoint | the run that begins | |
+|---|---|---|
+| none, or one of before the first run | any | other |
+| without a label (of an earlier release) | any | refused, unless there is no state |
+| batch, done or begun | the same batch | same |
+| batch, done or begun | another batch, which the driver has checked | other |
+| batch, done | not a batch | other |
+| any run, done | batch | other |
+| begun | another kind of input, or another name | refused |
+| named, begun | same name, same run of it | same; another run of it: refused |
+| named, done | same name, same run of it | same; a later one: other; an earlier one: refused |
+| named, done | another name, or unnamed | other |
+| unnamed, begun | unnamed, in the same place | same; otherwise refused |
+| unnamed, done | same call, same run of it | same; a later one: other; an earlier one: refused |
+| unnamed, done | another call, or named | other |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+__all__ = [
+    "INPUT_ID_CHARS_MAX",
+    "ActionId",
+    "BatchInput",
+    "Comparison",
+    "Input",
+    "InputPosition",
+    "NamedInput",
+    "NoInput",
+    "RestoredInput",
+    "UnnamedInput",
+    "check_input_id",
+    "check_restored_input",
+    "compare",
+    "why_refused",
+]
+
+INPUT_ID_CHARS_MAX = 200
+RestoredInput = Literal["same", "other"]
+"""What the user says about the first run after a restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """A micro-batch of a streaming query."""
+
+    query_id: str
+    batch_id: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of {self.query_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedInput:
+    """An input with a name of the user's. ``run``: which of the operator's runs in one call of the action, from 0."""
+
+    input_id: str
+    run: int = 0
+
+    def __str__(self) -> str:
+        return f"run {self.run + 1} of input {json.dumps(self.input_id)}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedInput:
+    """A run whose input has no name.
+
+    ``call``: the call of ``Sidecar.run``, empty for a plain action, which is equal to no other. ``run``: which of the
+    operator's runs in one call of the action, from 0. ``finished_before``: how many inputs of the operator this
+    application had finished when the call began.
+    """
+
+    call: str = ""
+    run: int = 0
+    finished_before: int = 0
+
+    @property
+    def place(self) -> int:
+        """Which input of its application it is, from 0."""
+        return self.finished_before + self.run
+
+    def __str__(self) -> str:
+        return f"run {self.run + 1} of call {self.call or '-'} after {self.finished_before}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoInput:
+    """No run has begun yet."""
+
+    def __str__(self) -> str:
+        return "no input"
+
+
+Input = BatchInput | NamedInput | UnnamedInput | NoInput
+
+
+@dataclass(frozen=True, slots=True)
+class ActionId:
+    """The id of one call of an action by ``run``. Tasks send it, so that it is known even after a restart.
+
+    ``call``: the call of ``run``, the same for each restart of the action. ``number``: which restart it is, from 0.
+    """
+
+    call: str
+    number: int = 0
+    input_id: str | None = None
+
+    def __str__(self) -> str:
+        named = "" if self.input_id is None else f".{self.input_id.encode().hex()}"  # Spark allows no comma in a tag
+        return f"{self.call}.{self.number}{named}"
+
+    @classmethod
+    def read(cls, text: str) -> ActionId:
+        """Parse an id. What is not one is that of a call without restarts."""
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            return cls(text)
+        try:
+            input_id = None if match[3] is None else bytes.fromhex(match[3]).decode()
+        except ValueError:
+            return cls(text)
+        return cls(match[1], int(match[2]), input_id)
+
+
+_ACTION = re.compile(r"([0-9a-f]{16})\.(\d{1,9})(?:\.([0-9a-f]*))?")
+_LABEL = re.compile(
+    r"(?:(?P<none>no input)|batch (?P<batch>0|[1-9]\d{0,18}) of (?P<query>\S+)"
+    r"|run (?P<run>[1-9]\d{0,9}) of (?:input (?P<input>\"[^\n]*\")|call (?P<call>\S{1,64}) after (?P<after>\d{1,18})))"
+    r": (?P<state>begun|done)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPosition:
+    """An input, and whether its run had ended well. ``str`` makes the label, and ``read`` parses one."""
+
+    input: Input
+    done: bool
+
+    def __str__(self) -> str:
+        return f"{self.input}: {'done' if self.done else 'begun'}"
+
+    @classmethod
+    def read(cls, label: str) -> InputPosition | None:
+        """Parse a label; None if it is empty or not a position."""
+        match = _LABEL.fullmatch(label)
+        if match is None:
+            return None
+        done = match["state"] == "done"
+        if match["none"]:
+            return cls(NoInput(), done)
+        if match["batch"] is not None:
+            return cls(BatchInput(match["query"], int(match["batch"])), done)
+        run = int(match["run"]) - 1
+        if match["input"] is None:
+            call = match["call"]
+            return cls(UnnamedInput("" if call == "-" else call, run, int(match["after"])), done)
+        try:
+            input_id = json.loads(match["input"])
+        except ValueError:
+            return None
+        return cls(NamedInput(input_id, run), done) if isinstance(input_id, str) else None
+
+
+class Comparison(Enum):
+    """What the input of a run that begins is to the restored checkpoint. The last four are refused."""
+
+    SAME = "the same input"
+    OTHER = "another input"
+    UNKNOWN = "the checkpoint does not say"
+    INTERRUPTED = "another input was interrupted"
+    OTHER_PLACE = "an unnamed run in another place was interrupted"
+    EARLIER_RUN = "a later run of this input had begun"
+
+    @property
+    def refused(self) -> bool:
+        """Whether the run cannot begin."""
+        return self not in (Comparison.SAME, Comparison.OTHER)
+
+
+def compare(found: InputPosition | None, begins: Input) -> Comparison:
+    """Compare the input of a run that begins with the position in a restored checkpoint. None: it has no label.
+
+    If nothing is restored, do not ask: the input is another one. A batch is compared after the driver has checked that
+    it may run at all.
+    """
+    if found is None:
+        return Comparison.UNKNOWN
+    match found.input, begins:
+        case NoInput(), _:
+            return Comparison.OTHER
+        case BatchInput() as old, BatchInput() as new:
+            return Comparison.SAME if old == new else Comparison.OTHER
+        case NamedInput() as old, NamedInput() as new if old.input_id == new.input_id:
+            return _runs_of_one(old.run, new.run, found.done)
+        case UnnamedInput() as old, UnnamedInput() as new:
+            if new.call and old.call == new.call:
+                return _runs_of_one(old.run, new.run, found.done)
+            if not found.done:
+                return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE
+    return Comparison.OTHER if found.done else Comparison.INTERRUPTED
+
+
+def _runs_of_one(old: int, new: int, done: bool) -> Comparison:
+    if old == new:
+        return Comparison.SAME
+    if new < old:
+        return Comparison.EARLIER_RUN
+    return Comparison.OTHER if done else Comparison.INTERRUPTED
+
+
+def why_refused(comparison: Comparison, found: InputPosition | None, begins: Input) -> str:
+    """The reason for a comparison that is refused, and what the user can do."""
+    say = "for_each_batch(..., adopt=True), or " if isinstance(begins, BatchInput) else ""
+    say += (
+        'coordinate(..., restored_input="other") if the run that begins has other records, which begin at the first'
+        ' one, or restored_input="same" if it has the same records again'
+    )
+    if found is None or comparison is Comparison.UNKNOWN:
+        return (
+            "the restored checkpoint does not say which input it belongs to, because an earlier release of Headgate"
+            f" wrote it. Say it once: {say}"
+        )
+    if comparison is Comparison.EARLIER_RUN:
+        return (
+            f"{_name(begins)} begins again, but the restored checkpoint belongs to a later run of the same action"
+            f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so what this run has"
+            " written is no longer known. Give each job of the action a separate call, as in sidecar.run(job,"
+            f" input_id=...), or a separate operator. To go on now, use {say}"
+        )
+    finish = {
+        NamedInput: f"finish it first, with sidecar.run(..., input_id={_id_of(found.input)})",
+        BatchInput: "finish it first: start its query again",
+        NoInput: "",
+        UnnamedInput: (
+            "finish it first: run that job again before others"
+            if comparison is Comparison.INTERRUPTED
+            else "give inputs a name, with sidecar.run(..., input_id=...), if an application has several"
+        ),
+    }[type(found.input)]
+    return (
+        f"{_name(begins)} begins, but the restored checkpoint is from the middle of {_name(found.input)}, which was"
+        f" interrupted, and its positions say nothing about other records. Either {finish}; or use {say}"
+    )
+
+
+def _id_of(one: Input) -> str:
+    return repr(one.input_id) if isinstance(one, NamedInput) else "..."
+
+
+def _name(one: Input) -> str:
+    match one:
+        case BatchInput(query_id, batch_id):
+            return f"batch {batch_id} of query {query_id}"
+        case NamedInput(input_id, run):
+            return f"run {run + 1} of input {input_id!r}" if run else f"input {input_id!r}"
+        case UnnamedInput():
+            return f"unnamed run {one.place + 1} of an application"
+        case NoInput():
+            return "no run"
+
+
+def check_restored_input(restored_input: object) -> None:
+    """Raise ``ValueError`` unless this is "same", "other" or None."""
+    if restored_input not in (None, "same", "other"):
+        raise ValueError(f'restored_input must be "same", "other" or None, not {restored_input!r}')
+
+
+def check_input_id(input_id: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless this can name an input."""
+    if input_id is None:
+        return
+    if not isinstance(input_id, str):
+        raise TypeError(f"input_id must be a str that names the input, such as '2026-11-26', not {input_id!r}")
+    if not 0 < len(input_id) <= INPUT_ID_CHARS_MAX:
+        raise ValueError(f"input_id must have 1 to {INPUT_ID_CHARS_MAX} characters, not {len(input_id)}")
+    if not input_id.isprintable():
+        raise ValueError(f"input_id must be printable, but is {input_id!r}")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Mutants: a run takes the records of another input for its own."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import catalogue
+
+INPUTS = catalogue(
+    """
+positions-of-the-run-before-are-used [new; H174]
+  A run after one that ended well skips its first records.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
+  - VIRTUAL_EMPTY_CHECKPOINT if input.same else latest
+  + VIRTUAL_EMPTY_CHECKPOINT
+positions-of-an-interrupted-run-are-lost [new; H174]
+  A run that continues an interrupted one processes its records again.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
+  - VIRTUAL_EMPTY_CHECKPOINT if input.same else latest
+  + latest
+states-at-rest-change-their-input [new; H174]
+  A checkpoint takes the state of a subtask at rest for one of the running input.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
+  - at_rest = {subtask: replace(one, earlier_input=True) for subtask, one in at_rest.items()}
+  + pass
+an-earlier-checkpoint-completes-as-that-of-the-run [new; H174]
+  A checkpoint that began before the run counts as one of its input if it completes later.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
+  - latest = max((*self._under_way.pending, self.completed_id))
+  + latest = self.completed_id
+rescaled-states-forget-their-input [new; H174]
+  A state of an earlier input counts as one of the label's after a change of parallelism.
+  @ protocol.barrier_tracker.rescale:rescaled
+  - earlier_input=earlier
+  + earlier_input=False
+another-name-is-taken-for-an-interrupted-one [new; H174]
+  A run with another input_id continues the input that was interrupted.
+  @ actors.coordination.inputs:compare
+  - return Comparison.OTHER if found.done else Comparison.INTERRUPTED
+  + return Comparison.OTHER if found.done else Comparison.SAME
+another-place-continues [new; H174]
+  The first run of an application continues what was the second one of an earlier application.
+  @ actors.coordination.inputs:compare
+  - return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE
+  + return Comparison.SAME
+what-is-done-is-begun-while-it-is-skipped [new; H174]
+  A run that skips a finished input labels its checkpoints as if the input were unfinished.
+  @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
+  - done if same and self.completed == done else
+  + done if False else
+a-batch-that-is-over-is-that-of-every-run [new; H174]
+  A plain run after a micro-batch is labelled as this batch.
+  @ actors.coordination.checkpoint_labels:CheckpointLabels.withdraw
+  - self._batch = None
+  + pass
+the-last-output-is-dropped-by-the-next-run [new; H174]
+  A run that begins immediately resets the operator before the previous run's final checkpoint is complete.
+  @ actors.coordination.barrier_tracker:BarrierTrackerActor._must_wait
+  - return begins and
+  + return False and
+the-coordinator-keeps-the-run-before [new; H174]
+  The first run of an application with other input does not reset the coordinator.
+  @ actors.coordination.barrier_tracker:BarrierTrackerActor._start_run
+  - if not (same or self._has_run) and
+  + if False and
+an-enumeration-of-the-day-before [new; H174]
+  A run with other input gets the enumerator's state, which says that everything is read.
+  @ actors.coordination.source:SourceCoordinator._build_for_run
+  - return self._build_checked(None) if self._forgets else enumerator
+  + return enumerator
+splits-in-hand-of-another-input [new; H174]
+  A reader reads splits that it had in hand in an interrupted run of another input.
+  @ spark_bridge.subtask.source:SplitReader.handle_event
+  - self.splits.clear()
+  + pass
+files-are-looked-for-once-ever [new; H174]
+  A source that looks once does not look again on the next day.
+  @ actors.coordination.enumerators:DiscoveringSplitEnumerator.start
+  - or not context.coordinator.input_begins_again:
+  + or False:
+sinks-skip-whatever-comes [new; H174]
+  A sink skips as many records as its state says, whosever they are.
+  @ spark_bridge.sinks.two_phase.task:TwoPhaseSinkOperator.restore_position
+  - if position is None or not self.context.input_begins_again:
+  + if position is None:
+"""
+)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One run after another on real Spark, in one sidecar and in several: whose records are taken for written (H174)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from headgate import FixedDelay, Sidecar, SidecarConfig
+from headgate.errors import InputRefused
+from headgate.sinks import FileSinkCoordinator, RedisStreamsSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
+from headgate.sinks import FileSinkOperator as Lines
+from spark_bridge.driver.handle import OperatorHandle
+from tests.spark.test_two_phase_sinks import OFTEN, a_sink
+
+if TYPE_CHECKING:
+    from headgate.sinks import TwoPhaseSink
+pytestmark = pytest.mark.spark
+
+PARTITIONS = 2
+ONCE = FixedDelay(restarts_max=0)
+
+
+class Place:
+    """A folder with the storage and the output of an operator that writes lines."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.out = str(folder / "out")
+
+    def sidecar(self) -> Sidecar:
+        return Sidecar(self.spark, SidecarConfig(storage=str(self.folder / "kept")))
+
+    def coordinate(self, sidecar: Sidecar, coordinator: Any = None, **settings: Any) -> OperatorHandle:
+        coordinator = coordinator or FileSinkCoordinator(self.out)
+        handle: OperatorHandle = sidecar.coordinate(
+            "lines", coordinator, parallelism=PARTITIONS, mode="streaming", **settings
+        )
+        return handle
+
+    def action(self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines) -> Callable[[], int]:
+        lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], PARTITIONS)
+        return lines.mapPartitions(handle.subtask(operator, self.out)).count
+
+    def written(self) -> Counter[str]:
+        """How many lines of each day are there; a doubled line counts as one of the day "doubled"."""
+        lines = Counter(line for file in Path(self.out).glob("part-*") for line in file.read_text().splitlines())
+        doubled = sum(count - 1 for count in lines.values())
+        days = Counter(line.rpartition("-")[0] for line in lines)
+        return days + Counter({"doubled": doubled})
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Place:
+    return Place(spark, tmp_path)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_daily_job_writes_every_day(place: Place, named: bool) -> None:  # H174
+    for day in ("monday", "tuesday", "wednesday"):
+        with place.sidecar() as sidecar:
+            action = place.action(place.coordinate(sidecar), day)
+            sidecar.run(action, input_id=day if named else None)
+    assert place.written() == {"monday": 20, "tuesday": 20, "wednesday": 20}
+
+
+def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar)
+        for day in ("a", "b"):
+            sidecar.run(place.action(handle, day))
+        for day in ("c", "d", "e"):
+            place.action(handle, day)()
+        sidecar.run(place.action(handle, "f", rows=8))
+    assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20, "e": 20, "f": 8}
+
+
+def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) -> None:  # H174
+    for day, partitions in (("a", 2), ("b", 3)):
+        with place.sidecar() as sidecar:
+            coordinator = FileSinkCoordinator(place.out)
+            handle = sidecar.coordinate("lines", coordinator, parallelism=partitions, mode="streaming")
+            lines = place.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(20)], partitions)
+            sidecar.run(lines.mapPartitions(handle.subtask(Lines, place.out)).count)
+    assert place.written() == {"a": 20, "b": 20}
+
+
+class _Half(Lines):
+    """Waits for a checkpoint after half of its records, which its end brings; then fails. Spark gives up then."""
+
+    def process(self, records: Iterator[Any]) -> None:
+        self.covered = False
+        for number, record in enumerate(records):
+            if number >= self.records_written:
+                self.write(record)
+            if number == 4:
+                while not self.covered:
+                    self.context.wait_for_event()
+                raise LookupError("by the test")
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.covered = True
+
+
+def test_an_interrupted_day_is_continued_and_another_one_is_refused_with_both_ways_out(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar, checkpoint=OFTEN)
+        with pytest.raises(Exception, match="by the test"):
+            sidecar.run(place.action(handle, "monday", operator=_Half), restart=ONCE, input_id="monday")
+    assert place.written()["monday"] < 20
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar)
+        with pytest.raises(InputRefused, match=r"input_id='monday'.*restored_input=\"other\""):
+            sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
+        assert place.written()["tuesday"] == 0
+        sidecar.run(place.action(handle, "monday"), input_id="monday")
+        sidecar.run(place.action(handle, "monday"), input_id="monday")
+        sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
+    assert place.written() == {"monday": 20, "tuesday": 20}
+
+
+def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar, checkpoint=OFTEN)
+        with pytest.raises(Exception, match="by the test"):
+            sidecar.run(place.action(handle, "monday", operator=_Half), restart=ONCE, input_id="monday")
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar, restored_input="other")
+        sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
+    assert place.written()["tuesday"] == 20
+
+
+class CommitsLate(FileSinkCoordinator):
+    """Its first final checkpoint is durable, and it fails before it has committed it."""
+
+    failed = False
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if not self.failed:
+            self.failed = True
+            raise LookupError("the commit failed")
+        await super().notify_checkpoint_complete(checkpoint_id)
+
+
+def test_a_restart_of_an_action_whose_job_had_ended_well_writes_nothing_twice(place: Place) -> None:  # H174
+    calls = 0
+    with place.sidecar() as sidecar:
+        handle = place.coordinate(sidecar, CommitsLate(place.out))
+        counted = place.action(handle, "monday")
+
+        def action() -> int:
+            nonlocal calls
+            calls += 1
+            return counted()
+
+        sidecar.run(action, restart=FixedDelay(restarts_max=2, delay_s=0.0))
+        sidecar.run(place.action(handle, "tuesday"))
+    assert calls == 2
+    assert place.written() == {"monday": 20, "tuesday": 20}
+
+
+def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **adopt: bool) -> OperatorHandle:
+    """A query with one micro-batch for each day, which begins its own ``checkpointLocation``."""
+    handle = place.coordinate(sidecar)
+    source = place.folder / name
+    source.mkdir()
+    for number, day in enumerate(days):
+        file = source / f"{number}.txt"
+        file.write_text("".join(f"{day}-{row}\n" for row in range(20)))
+        os.utime(file, (1_700_000_000 + number,) * 2)
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        rows = frame.rdd.map(lambda row: row.value).repartition(PARTITIONS)
+        rows.mapPartitions(handle.subtask(Lines, place.out)).count()
+
+    query = (
+        place.spark.readStream.option("maxFilesPerTrigger", 1)
+        .text(str(source))
+        .writeStream.foreachBatch(sidecar.for_each_batch(handle, write, **adopt))
+        .option("checkpointLocation", str(place.folder / f"{name}-query"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return handle
+
+
+def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operator(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        batches_of(place, sidecar, ["a", "b", "c"], "first")
+    assert place.written() == {"a": 20, "b": 20, "c": 20}
+
+
+def test_an_adopted_batch_is_written_even_if_its_number_is_that_of_the_last_one(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        batches_of(place, sidecar, ["a"], "first")
+    with place.sidecar() as sidecar:
+        batches_of(place, sidecar, ["b", "c"], "second", adopt=True)
+    assert place.written() == {"a": 20, "b": 20, "c": 20}
+
+
+def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        sidecar.run(place.action(place.coordinate(sidecar), "a"))
+    with place.sidecar() as sidecar:
+        handle = batches_of(place, sidecar, ["b", "c"], "first")
+        sidecar.run(place.action(handle, "d"))
+    assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20}
+
+
+class NumberedRows(TwoPhaseSinkOperator):
+    def encode(self, record: int) -> dict[str, Any]:
+        return {"number": record, "what": f"row {record}"}
+
+
+def redis_sink(request: pytest.FixtureRequest) -> tuple[TwoPhaseSink[Any], Callable[[], list[dict[str, Any]]]]:
+    server = request.getfixturevalue("redis_server")
+    sink = RedisStreamsSink(server.url, "daily", ["number", "what"])
+
+    def read() -> list[dict[str, Any]]:
+        with server.connect() as client:
+            return [{"number": int(row["number"]), "what": row["what"]} for _, row in client.xrange("daily")]
+
+    return sink, read
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "redis",
+        "postgres staged",
+        pytest.param("postgres prepared", marks=pytest.mark.long),
+        pytest.param("delta", marks=pytest.mark.long),
+        pytest.param("iceberg", marks=pytest.mark.long),
+    ],
+)
+def test_the_daily_job_writes_every_day_to_every_target(
+    place: Place, which: str, request: pytest.FixtureRequest
+) -> None:  # H174
+    if which == "redis":
+        sink, read = redis_sink(request)
+    else:
+        sink, read = a_sink(which, place.folder, lambda: request.getfixturevalue("postgres"))
+    for day in range(3):
+        with place.sidecar() as sidecar:
+            coordinator = TwoPhaseSinkCoordinator(sink)
+            handle = sidecar.coordinate("rows", coordinator, parallelism=PARTITIONS, mode="streaming")
+            numbers = place.spark.sparkContext.parallelize(range(100 * day, 100 * day + 12), PARTITIONS)
+            tasks = numbers.mapPartitions(handle.subtask(NumberedRows, sink))
+            for input_id in (None, f"again {day}", f"again {day}"):
+                sidecar.run(tasks.count, input_id=input_id)
+    found = Counter(row["number"] for row in read())
+    assert found == {100 * day + number: 2 for day in range(3) for number in range(12)}, (
+        "the third run was a repetition"
+    )
