@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _put_jar(jar: Path) -> None:
-    """Write the relay's jar whole, under its name at once: a server that runs may be reading the one before."""
+    """Write the relay's jar whole, and give it its name then: a server that runs may be reading the one before."""
     written = jar.with_name(f".{jar.name}.{secrets.token_hex(8)}")
     try:
         with written.open("xb") as file:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Drivers whose connections to a sidecar's process end or stall after any byte, who leave at once, or come together.
+"""Drivers whose connections to a sidecar's process end or stall after any byte, who come and leave, or come together.
 
 The process is in this one. ``tests/fuzz/test_vanishing_drivers.py`` has real processes that die and freeze.
 """
@@ -200,7 +200,7 @@ async def test_a_jvm_that_refuses_every_command_does_not_end_the_process(cut: ty
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["joined", "only-attached"])
-async def test_a_driver_that_comes_and_leaves_at_once_a_hundred_times_is_served_each_time(joins: bool) -> None:  # H48
+async def test_a_driver_that_comes_and_leaves_a_hundred_times_is_served_each_time(joins: bool) -> None:  # H48
     async with a_process(served=Echoed()) as served:
         for _ in range(100):
             driver = PlayedDriver(served.address)
