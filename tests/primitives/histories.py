@@ -192,7 +192,9 @@ async def returned_early_history(seed: int) -> None:
                 context.sleep(takes_s)
             yield item
             if number == limit:
-                return
+                break
+        if spread(f"goes on {context.subtask} {context.attempt}", seed):
+            context.sleep(takes_s)
 
     async with running_operator(parallelism=3, uses=[queue], seed=seed, attempts_max=100) as world:
         tasks = [await world.launch_operator(subtask, work, []) for subtask in range(3)]
