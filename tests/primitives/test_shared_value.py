@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from headgate import SharedValue, SubtaskContext
 from headgate.errors import EventEncodeError, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import AttemptOver, LocalProtocolError
+from protocol.ids import ExecutionAttempt
 from spark_bridge.primitives.shared_value import driver as driver_half
 from spark_bridge.primitives.shared_value import task as task_half
 from spark_bridge.primitives.shared_value.encoding import (
@@ -376,3 +378,43 @@ def test_a_process_keeps_the_large_values_of_a_few_names() -> None:
         part.handle_urgent(["chunk", 1, False, 0, 1, encode_value("a model")])
     kept = [number for number in range(count + 1) if f"model {number}" in task_half._in_process]
     assert kept == [2, *range(4, count + 1)]  # the ones that came last
+
+
+class Silent(list[Any]):
+    """The gateways of an operator whose tasks get nothing."""
+
+    def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
+        """It reaches nobody."""
+
+
+def a_half(shared: SharedValue[Any], attempts: list[ExecutionAttempt]) -> tuple[driver_half._Coordinator, list[Any]]:
+    """The half of an operator with these attempts, and what is queued for it."""
+    half, queued = driver_half._Coordinator(shared, "op"), list[Any]()
+    gateways = Silent(SimpleNamespace(attempt=attempt) for attempt in attempts)
+    half._context = cast(Any, SimpleNamespace(call_soon_threadsafe=queued.append, gateways=gateways))
+    half._newest = shared.attach(half)
+    return half, queued
+
+
+def test_a_call_does_not_wait_for_an_operator_that_ends_before_it_has_heard_of_the_version() -> None:  # H110 H176
+    shared = SharedValue("rules", 1)
+    half, queued = a_half(shared, [])
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(shared.set, 2, wait="all", timeout_s=100.0)
+        while not queued:
+            pass
+        asyncio.run(half.close())
+        assert future.result(60.0) == 2
+
+
+def test_a_call_that_has_given_up_is_not_remembered() -> None:  # H176
+    shared = SharedValue("rules", 1)
+    half, queued = a_half(shared, [ExecutionAttempt("op", 0, 0, 7)])
+    for number in range(50):
+        with pytest.raises(TimedOut, match="an operator whose coordinator is busy"):
+            shared.set(number, wait="all", timeout_s=0.0)
+        asyncio.run(queued.pop()())
+    assert len(half._waiting) == 1
+    shared.set(-1)
+    asyncio.run(queued.pop()())
+    assert half._waiting == []

@@ -324,6 +324,55 @@ async def test_a_function_that_returns_early_leaves_its_items_to_the_others() ->
     assert results([first, second]) == list(range(20))
 
 
+@pytest.mark.parametrize("how", ["break", "raise"])
+async def test_others_get_the_items_of_a_loop_that_was_left_although_its_function_goes_on(how: str) -> None:
+    """H100 H176"""
+    queue = WorkQueue("numbers", range(20), in_hand=8)
+
+    def one_only(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        try:
+            for item in queue:
+                yield item
+                context.wait_for_event(timeout_s=0.5)  # so that its hand is full
+                if how == "break":
+                    break
+                raise KeyError
+        except KeyError:
+            pass
+        context.sleep(60.0)
+
+    def all_of_them(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        context.sleep(0.1)
+        yield from queue
+
+    async with running_operator(parallelism=2, uses=[queue]) as world:
+        first = await world.launch_operator(0, one_only, [])
+        second = await world.launch_operator(1, all_of_them, [])
+        await world.advance(5.0)
+        assert sorted([*first.outputs, *second.outputs]) == list(range(20))
+        assert first.outputs == [0]
+        assert queue.progress == (19, 20), "the last one belongs to the function that goes on"
+        await until_done(world, [first, second])
+    assert results([first, second]) == list(range(20))
+
+
+async def test_a_task_may_loop_again_after_it_has_left_its_loop() -> None:  # H100 H176
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+
+    def twice(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            yield item
+            context.wait_for_event(timeout_s=0.5)
+            break
+        context.wait_for_event(timeout_s=5.0)
+        yield from queue
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        task = await world.launch_operator(0, twice, [])
+        await until_done(world, [task])
+    assert sorted(task.outputs) == list(range(6))
+
+
 async def test_what_is_added_outside_the_loop_is_refused() -> None:
     queue = WorkQueue("numbers", [1])
 

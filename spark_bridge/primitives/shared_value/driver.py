@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -136,7 +136,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
                 change = None
             self._newest = newest = _Version(self._newest.number + 1, payload, change)
             self._value = decode_value(payload)
-            applied = _Applied(newest.number, len(halves)) if wait == "all" else None
+            applied = _Applied(newest.number, halves) if wait == "all" else None
             for half in halves:
                 half.publish(newest, applied)
         if applied is not None:
@@ -170,15 +170,17 @@ class SharedValue(SharedValueInTask[T], Primitive):
 class _Applied:
     """Who has not applied a version yet. Any thread."""
 
-    def __init__(self, version: int, operators: int) -> None:
+    def __init__(self, version: int, halves: Iterable[_Coordinator]) -> None:
         self.version = version
-        self._operators = operators  # that have not said which of their attempts are alive
+        self._busy = set(halves)  # of the operators that have not said which of their attempts are alive
         self._missing: dict[ExecutionAttempt, None] = {}
+        self._given_up = False
         self._changed = threading.Condition()
 
-    def expect(self, attempts: list[ExecutionAttempt]) -> None:
+    def expect(self, half: _Coordinator, attempts: list[ExecutionAttempt]) -> None:
+        """These attempts of the operator are alive; none if it has ended."""
         with self._changed:
-            self._operators -= 1
+            self._busy.discard(half)
             self._missing.update(dict.fromkeys(attempts))
             self._changed.notify_all()
 
@@ -193,22 +195,26 @@ class _Applied:
             self._changed.notify_all()
 
     def abandon(self, operator_id: str) -> None:
-        """The operator has ended, or its run has."""
+        """The operator's run has ended."""
         with self._changed:
             self._missing = {one: None for one in self._missing if one.operator_id != operator_id}
             self._changed.notify_all()
 
     @property
-    def is_complete(self) -> bool:
-        return not self._operators and not self._missing
+    def is_over(self) -> bool:
+        """Whether nobody waits for this any more, or nobody is missing."""
+        return self._given_up or not (self._busy or self._missing)
 
     def wait(self, timeout_s: float) -> str:
         """Wait, and return who is missing; empty for nobody."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while not self.is_complete and (left_s := deadline - time.monotonic()) > 0:
-                self._changed.wait(left_s)
-            if self._operators:
+            try:
+                while not self.is_over and (left_s := deadline - time.monotonic()) > 0:
+                    self._changed.wait(left_s)
+            finally:
+                self._given_up = True
+            if self._busy:
                 return "an operator whose coordinator is busy"
             named = [f"subtask {one.subtask} of {one.operator_id!r}" for one in self._missing]
             more = f" and {len(named) - 10} more" if len(named) > 10 else ""
@@ -223,6 +229,7 @@ class _Coordinator(OperatorCoordinator):
         self._operator_id = operator_id
         self._context: CoordinatorContext
         self._newest: _Version
+        self._published: deque[_Applied] = deque()  # any thread; those that the loop has yet to hear of
         self._waiting: list[_Applied] = []
         self._whole_sent: dict[tuple[int, int], int] = {}  # by subtask and attempt: the last version sent as a whole
         self.thread = 0
@@ -234,17 +241,22 @@ class _Coordinator(OperatorCoordinator):
 
     async def close(self) -> None:
         self._shared.detach(self)
+        for applied in self._published:  # what is published now reaches nobody any more
+            applied.expect(self, [])
         self._forget_attempts()
 
     def publish(self, newest: _Version, applied: _Applied | None) -> None:
         """Send a version to all attempts. Any thread; the calls come in the order of the versions."""
+        if applied is not None:
+            self._published.append(applied)
         self._context.call_soon_threadsafe(partial(self._publish, newest, applied))
 
     async def _publish(self, newest: _Version, applied: _Applied | None) -> None:
         self._newest = newest
+        self._waiting = [one for one in self._waiting if not one.is_over]
         if applied is not None:
-            applied.expect([gateway.attempt for gateway in self._context.gateways])
-            self._waiting = [one for one in self._waiting if not one.is_complete]
+            self._published.popleft()
+            applied.expect(self, [gateway.attempt for gateway in self._context.gateways])
             self._waiting.append(applied)
         event = _event_of(newest, applied is not None, whole=False)
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from protocol.arguments import INT64, Rule, checked
@@ -121,8 +122,28 @@ class WorkQueuePart(TaskPart):
 
     def items(self) -> Iterator[Any]:
         """Yield the items one after another; each is finished when the next one is asked for."""
-        while (item := self._next()) is not None:
-            yield item[2]
+        try:
+            while (item := self._next()) is not None:
+                yield item[2]
+        except GeneratorExit:
+            self._leave_loop()
+            raise
+
+    def _leave_loop(self) -> None:
+        """The loop was left early, but its function may go on for long: others get what it has in hand.
+
+        Not in streaming mode, where a checkpoint may hold that for this task. If it cannot be sent now, it is given
+        back at the end of the function.
+        """
+        if self._context.mode is RestoreMode.STREAMING or not (self._hand or self._asked):
+            return
+        given_back = (*self._given_back, *(item[0] for item in self._hand))
+        report = Report(tuple(self._finished), tuple(self._found), given_back, 0)
+        with suppress(Exception):  # the garbage collector may run this, whatever the task does
+            self._context.send_event_nowait(report.as_event())
+            self._offered |= {item[0]: item for item in self._hand}
+            self._hand.clear()
+            self._finished, self._found, self._given_back, self._asked = [], [], [], 0
 
     def _next(self) -> Item | None:
         self._finish_current()
@@ -206,6 +227,8 @@ class WorkQueueInTask(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """In a task: yield items until nothing is left anywhere. A checkpoint may be taken between two of them.
+
+        If the loop is left early, others get the items that this task has not begun (in batch mode).
 
         Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks.
         """
