@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -38,6 +38,9 @@ WIDE = ("simulation", "exploration", "pipelines", "fuzz", "load", "conformance",
 """The folders of tests that come last: each test there runs much of the product."""
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
+
+_running = set[subprocess.Popen[bytes]]()
+"""The tests that run now. They end with this process."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +127,14 @@ class Workplace:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            _running.add(process)
             try:
                 status = process.wait(STAGE_S)
             except subprocess.TimeoutExpired:
                 status = -1
             finally:
                 _end(process)
+                _running.discard(process)
             if status in (0, 5):  # all passed, or none was left
                 return ""
             if not found.exists():  # the product cannot even be imported
@@ -187,13 +192,20 @@ def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: 
             finally:
                 places.put(place)
 
-        for drawn, outcome in pool.map(one, waiting):
-            record.add(drawn, outcome)
-            print(
-                f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
-                f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
-                flush=True,
-            )
+        trials = [pool.submit(one, drawn) for drawn in waiting]
+        try:
+            for trial in as_completed(trials):
+                drawn, outcome = trial.result()
+                record.add(drawn, outcome)
+                print(
+                    f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
+                    f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
+                    flush=True,
+                )
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                _end(process)
     return report(chosen, record)
 
 
