@@ -79,6 +79,11 @@ def tests_by_line(file: Path) -> dict[int, list[str]]:
     return {line: [one for one in tests if one] for line, tests in data.contexts_by_lineno(str(file)).items()}
 
 
+def all_tests() -> list[str]:
+    """Return all tests that have run, without their parameters."""
+    return sorted(filter(None, _loaded().get_data().measured_contexts()))
+
+
 def is_recorded(files: Iterable[Path]) -> bool:
     """Whether there is a record, and it is younger than all these files."""
     return DATA.exists() and all(file.stat().st_mtime <= DATA.stat().st_mtime for file in files)

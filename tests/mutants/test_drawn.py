@@ -117,6 +117,9 @@ def test_the_tests_of_the_mutants_package_come_first_and_simulations_last(monkey
     assert list(trial.stages(line)) == [[near], [far], [wide]]
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
     assert list(trial.stages(line)) == [[], [far], []]  # only its import executes it
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
+    monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
+    assert list(trial.stages(line)) == [[near], [], []]  # and that of the whole module
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {5: [far]})
     assert list(trial.stages(line)) == [[], [], []]
 

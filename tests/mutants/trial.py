@@ -56,11 +56,12 @@ class Outcome:
 def stages(drawn: Drawn) -> Iterator[list[str]]:
     """Yield the tests to try, without their parameters, those that know the mutant best first."""
     by_line = reached.tests_by_line(ROOT / drawn.path)
+    package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
+    package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
     if not tests and drawn.line in by_line:  # executed by the import only, such as a constant
         tests = sorted({test for those in by_line.values() for test in those})
-    package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
-    package = package or f"tests/{drawn.path.partition('/')[0]}"
+        tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
     wide = tuple(f"tests/{folder}/" for folder in WIDE)
     own = [test for test in tests if test.startswith(package)]
     yield own
