@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -16,18 +17,19 @@ import pytest
 from protocol import barrier_tracker as t
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
-from protocol.errors import EventEncodeError, LocalProtocolError
+from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook, TaskOutcome
 from protocol.gateway import types as g
 from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch_event
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire import messages as m
 from protocol.wire.codec import encode_word
-from protocol.wire.event_classes import find, learn_failures
-from protocol.wire.events import decode_event, encode_event
+from protocol.wire.event_classes import event, find, learn_failures
+from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
-from protocol.wire.large_leaves import LEAF_BYTES
+from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
 from tests.protocol.barrier_tracker_kit import A, B, Dialogue
 from tests.protocol.test_gateway import a_gateway, hear
@@ -168,6 +170,41 @@ def test_large_arrays_that_are_too_large_together_are_refused_by_their_sender() 
 def test_a_large_value_that_is_no_array_of_numbers_is_refused_by_its_sender() -> None:
     with pytest.raises(EventEncodeError, match="values of dtype object cannot be sent"):
         encode_event(numpy.full(LEAF_BYTES, None))
+
+
+MANY = [f"{number:060}" for number in range(20_000)]
+"""More than ``LARGE_EVENT_BYTES``."""
+
+
+@event
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    data: Any
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        MANY,
+        [*MANY, Decimal("1.5"), (1, 2)],
+        [Measured("in it", 1), *MANY],
+        Measured("of one leaf", b"x" * (LARGE_EVENT_BYTES + LEAF_BYTES)),
+        [Measured("of several", b"x" * LEAF_BYTES), b"y" * LARGE_EVENT_BYTES, Decimal("1.5")],
+    ],
+    ids=["numbers", "with-extensions", "with-a-class", "of-a-class", "with-leaves"],
+)
+@pytest.mark.parametrize("in_part", [False, True])
+def test_a_large_event_comes_out_of_its_steps_as_it_went_in(value: Any, in_part: bool) -> None:
+    """H62: and a part of it does not."""
+    sent = PartEvent("a part", value) if in_part else value
+    data = encode_event(sent)
+    assert len(data) > LARGE_EVENT_BYTES
+    decoding = decode_event_in_steps(data)
+    next(decoding)  # it is not decoded in one step
+    assert run_steps(decoding) == sent
+    with pytest.raises(RemoteProtocolError):
+        run_steps(decode_event_in_steps(data[:-1]))
 
 
 def test_a_message_with_a_field_of_another_type_has_no_short_form() -> None:
