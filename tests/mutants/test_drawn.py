@@ -136,7 +136,7 @@ def test_what_was_tried_before_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(trial, "RESULTS", tmp_path)
-    monkeypatch.setattr(reached, "is_recorded", lambda files: True)
+    monkeypatch.setattr(reached, "is_recorded", lambda: True)
     chosen = draw(2, 5, [STREAMS])
     record = trial.Record(2, 5, [STREAMS])
     record.add(chosen[0], trial.Outcome("caught", "a test", 1, 0.5))

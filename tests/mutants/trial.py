@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 from tests import reached
-from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw, files
+from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw
 from tests.mutants.mutant import Mutant
 
 RESULTS = ROOT / ".mutants"
@@ -153,12 +153,8 @@ class Record:
     """The outcomes of one draw so far, in a file that is not committed. A change of the code makes it void."""
 
     def __init__(self, count: int, seed: int, within: Sequence[str]) -> None:
-        digest = sha256()
-        for file in sorted(path for package in PACKAGES for path in files(package)):
-            digest.update(file.read_bytes())
-        name = (
-            f"random-{count}-{seed}-{sha256(repr(list(within)).encode()).hexdigest()[:6]}-{digest.hexdigest()[:8]}.json"
-        )
+        of = sha256(f"{list(within)} {reached.digest_of_the_product()}".encode()).hexdigest()[:12]
+        name = f"random-{count}-{seed}-{of}.json"
         self.file = RESULTS / name
         self.outcomes: dict[str, Outcome] = {}
         if self.file.exists():
@@ -174,7 +170,7 @@ class Record:
 
 def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant]) -> int:
     """Draw and try so many mutants; print those that survive. Returns the exit status: 1 if one survives."""
-    if not reached.is_recorded(path for package in PACKAGES for path in files(package)):
+    if not reached.is_recorded():
         print("first record which tests reach which lines of the present code: make coverage", file=sys.stderr)
         return 2
     chosen = draw(count, seed, within, besides=catalogue)
