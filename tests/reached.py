@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from coverage.exceptions import NoDataError
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 DATA = ROOT / ".coverage"
+OF = ROOT / ".coverage_of"
+"""The digest of the code that was recorded."""
 QUICK = "not long and not spark and not torch"
 UNSEEN = ("tests/benchmarks", "tests/mutants")
 """Folders that are left out: tests of tools that trace code themselves, and of the mutants."""
@@ -40,8 +43,11 @@ def _coverage(*, suffix: bool) -> Coverage:
         config_file=False,
         messages=False,
     )
-    made.set_option("report:exclude_lines", [r"^\s*case _:", r"^if TYPE_CHECKING:", r"^\s*@overload", r"^\s*\.\.\.$"])
-    made.set_option("run:disable_warnings", ["no-data-collected", "module-not-measured", "dynamic-conflict"])
+    made.set_option(
+        "report:exclude_lines",
+        [r"^\s*case _:", r"^if TYPE_CHECKING:", r"^\s*@overload", r":? *\.\.\.$", r"raise AssertionError"],
+    )
+    made.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported", "module-not-measured"])
     return made
 
 
@@ -60,7 +66,8 @@ class _Recorder:
         self._coverage.switch_context(item.nodeid.partition("[")[0])
         return (yield)
 
-    def pytest_unconfigure(self) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:  # pytest-xdist ends a process that takes long to unconfigure
         self._coverage.stop()
         self._coverage.save()
 
@@ -79,9 +86,21 @@ def tests_by_line(file: Path) -> dict[int, list[str]]:
     return {line: [one for one in tests if one] for line, tests in data.contexts_by_lineno(str(file)).items()}
 
 
-def is_recorded(files: Iterable[Path]) -> bool:
-    """Whether there is a record, and it is younger than all these files."""
-    return DATA.exists() and all(file.stat().st_mtime <= DATA.stat().st_mtime for file in files)
+def all_tests() -> list[str]:
+    """Return all tests that have run, without their parameters."""
+    return sorted(filter(None, _loaded().get_data().measured_contexts()))
+
+
+def is_recorded() -> bool:
+    """Whether there is a record of the present code."""
+    return DATA.exists() and OF.exists() and OF.read_text(encoding="utf-8") == digest_of_the_product()
+
+
+def digest_of_the_product() -> str:
+    digest = sha256()
+    for file in sorted(file for package in PACKAGES for file in ROOT.joinpath(package).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @cache
@@ -121,6 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     status = 0
     if not options.show:
+        before = digest_of_the_product()
         for old in ROOT.glob(".coverage*"):
             old.unlink()
         ignored = [f"--ignore={folder}" for folder in UNSEEN]
@@ -133,6 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("no test has run", file=sys.stderr)
             return 1
         made.save()
+        OF.write_text(before, encoding="utf-8")
     count = 0
     for file in sources(options.folders):
         for line in untaken(file):

@@ -67,17 +67,15 @@ def test_untaken_statements_and_branches_are_listed_and_the_tests_of_a_line_are_
     tests = reached.tests_by_line(tmp_path / "protocol" / "some.py")
     assert sorted(tests[6]) == ["tests/test_some.py::test_negative", "tests/test_some.py::test_positive"]
     assert tests[7] == ["tests/test_some.py::test_negative"]
-    assert reached.is_recorded([tmp_path / "protocol" / "some.py"])
-    assert not reached.is_recorded([newer(tmp_path)])
+    monkeypatch.setattr(reached, "OF", tmp_path / ".coverage_of")
+    assert reached.is_recorded()
+    (tmp_path / "protocol" / "newer.py").touch()
+    assert reached.is_recorded()  # it has no code
+    (tmp_path / "protocol" / "newer.py").write_text("SOME = 1\n", encoding="utf-8")
+    assert not reached.is_recorded()
 
 
 def loaded() -> Coverage:
     made = reached._coverage(suffix=False)
     made.load()
     return made
-
-
-def newer(folder: Path) -> Path:
-    file = folder / "protocol" / "newer.py"
-    file.touch()
-    return file

@@ -36,6 +36,17 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 ARITHMETIC: dict[type[ast.operator], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*"}
 FOR_PEOPLE = ("log", "_log", "print", "add_argument")
 """Calls whose arguments are texts for people: `log.info(...)`, `context.log.warning(...)`."""
+_UNDIVIDED = (
+    ast.Name,
+    ast.Constant,
+    ast.Attribute,
+    ast.Call,
+    ast.Subscript,
+    ast.JoinedStr,
+    ast.List,
+    ast.Dict,
+    ast.Set,
+)
 NOT_DRAWN = ("__repr__", "__str__", "__reduce__")
 
 
@@ -135,6 +146,8 @@ class _Changes:
                 return name in NOT_DRAWN
             case ast.If(test=ast.Name("TYPE_CHECKING")) | ast.Import() | ast.ImportFrom() | ast.JoinedStr():
                 return True
+            case ast.Assert():  # a check, which another value only makes fail
+                return True
             case ast.Assign(targets=[ast.Name("__all__")]) | ast.AnnAssign(value=None):
                 return True
             case ast.Call():
@@ -145,17 +158,17 @@ class _Changes:
         match node:
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.comprehension(ifs=[test, *_]):
                 if not (isinstance(test, ast.UnaryOp | ast.Constant)):
-                    yield self._replace(test, f"not ({self._text_of(test)})", "negated condition")
+                    yield self._replace(test, f"not {self._text_of(test)}", "negated condition")
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARISONS:
                 new = f"{self._text_of(left)} {COMPARISONS[type(op)]} {self._text_of(right)}"
                 yield self._replace(node, new, "another comparison")
             case ast.BoolOp(op=op, values=[first, *others]):
                 word = " or " if isinstance(op, ast.And) else " and "
                 parts = [self._text_of(value) for value in (first, *others)]
-                yield self._replace(node, "(" + word.join(f"({part})" for part in parts) + ")", "and for or")
+                yield self._replace(node, f"({word.join(parts)})", "and for or")
                 yield self._replace(node, self._text_of(others[-1]), "first operand left out")
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield self._replace(node, f"({self._text_of(operand)})", "not left out")
+                yield self._replace(node, f" {self._text_of(operand)}", "not left out")
             case ast.Constant(value=bool() as value):
                 yield self._replace(node, str(not value), "other constant")
             case ast.Constant(value=int() | float() as value):
@@ -195,8 +208,10 @@ class _Changes:
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _text_of(self, node: ast.expr) -> str:
+        """The text of an expression, in parentheses if it might need some: those around it are not part of it."""
         begin, end = self._span(node)
-        return self._text[begin:end].decode()
+        text = self._text[begin:end].decode()
+        return text if isinstance(node, _UNDIVIDED) else f"({text})"
 
 
 def _is_for_people(call: ast.Call) -> bool:

@@ -50,6 +50,7 @@ LIMIT = 3
 def find(values: list[int], log: object) -> int | None:
     """Do not draw 1 here."""
     log.info("found", count=1)
+    assert values
     for value in values:
         if value > LIMIT and not value == 7:
             return value
@@ -63,14 +64,14 @@ def test_texts_log_events_and_annotations_stay_as_they_are(tmp_path: Path, monke
     made = {(one.line - 1, one.kind) for one in changes(tmp_path / "some.py")}
     assert made == {
         (3, "other constant"),
-        (9, "negated condition"),
-        (9, "another comparison"),
-        (9, "and for or"),
-        (9, "first operand left out"),
-        (9, "not left out"),
-        (9, "other constant"),
-        (10, "nothing returned"),
-        (11, "error not raised"),
+        (10, "negated condition"),
+        (10, "another comparison"),
+        (10, "and for or"),
+        (10, "first operand left out"),
+        (10, "not left out"),
+        (10, "other constant"),
+        (11, "nothing returned"),
+        (12, "error not raised"),
     }
 
 
@@ -116,6 +117,9 @@ def test_the_tests_of_the_mutants_package_come_first_and_simulations_last(monkey
     assert list(trial.stages(line)) == [[near], [far], [wide]]
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
     assert list(trial.stages(line)) == [[], [far], []]  # only its import executes it
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
+    monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
+    assert list(trial.stages(line)) == [[near], [], []]  # and that of the whole module
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {5: [far]})
     assert list(trial.stages(line)) == [[], [], []]
 
@@ -132,7 +136,7 @@ def test_what_was_tried_before_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(trial, "RESULTS", tmp_path)
-    monkeypatch.setattr(reached, "is_recorded", lambda files: True)
+    monkeypatch.setattr(reached, "is_recorded", lambda: True)
     chosen = draw(2, 5, [STREAMS])
     record = trial.Record(2, 5, [STREAMS])
     record.add(chosen[0], trial.Outcome("caught", "a test", 1, 0.5))

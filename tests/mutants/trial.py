@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 from tests import reached
-from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw, files
+from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw
 from tests.mutants.mutant import Mutant
 
 RESULTS = ROOT / ".mutants"
@@ -38,6 +38,9 @@ WIDE = ("simulation", "exploration", "pipelines", "fuzz", "load", "conformance",
 """The folders of tests that come last: each test there runs much of the product."""
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
+
+_running = set[subprocess.Popen[bytes]]()
+"""The tests that run now. They end with this process."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,12 @@ class Outcome:
 def stages(drawn: Drawn) -> Iterator[list[str]]:
     """Yield the tests to try, without their parameters, those that know the mutant best first."""
     by_line = reached.tests_by_line(ROOT / drawn.path)
+    package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
+    package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
     if not tests and drawn.line in by_line:  # executed by the import only, such as a constant
         tests = sorted({test for those in by_line.values() for test in those})
-    package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
-    package = package or f"tests/{drawn.path.partition('/')[0]}"
+        tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
     wide = tuple(f"tests/{folder}/" for folder in WIDE)
     own = [test for test in tests if test.startswith(package)]
     yield own
@@ -124,12 +128,14 @@ class Workplace:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            _running.add(process)
             try:
                 status = process.wait(STAGE_S)
             except subprocess.TimeoutExpired:
                 status = -1
             finally:
                 _end(process)
+                _running.discard(process)
             if status in (0, 5):  # all passed, or none was left
                 return ""
             if not found.exists():  # the product cannot even be imported
@@ -147,12 +153,8 @@ class Record:
     """The outcomes of one draw so far, in a file that is not committed. A change of the code makes it void."""
 
     def __init__(self, count: int, seed: int, within: Sequence[str]) -> None:
-        digest = sha256()
-        for file in sorted(path for package in PACKAGES for path in files(package)):
-            digest.update(file.read_bytes())
-        name = (
-            f"random-{count}-{seed}-{sha256(repr(list(within)).encode()).hexdigest()[:6]}-{digest.hexdigest()[:8]}.json"
-        )
+        of = sha256(f"{list(within)} {reached.digest_of_the_product()}".encode()).hexdigest()[:12]
+        name = f"random-{count}-{seed}-{of}.json"
         self.file = RESULTS / name
         self.outcomes: dict[str, Outcome] = {}
         if self.file.exists():
@@ -168,7 +170,7 @@ class Record:
 
 def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant]) -> int:
     """Draw and try so many mutants; print those that survive. Returns the exit status: 1 if one survives."""
-    if not reached.is_recorded(path for package in PACKAGES for path in files(package)):
+    if not reached.is_recorded():
         print("first record which tests reach which lines of the present code: make coverage", file=sys.stderr)
         return 2
     chosen = draw(count, seed, within, besides=catalogue)
@@ -187,13 +189,20 @@ def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: 
             finally:
                 places.put(place)
 
-        for drawn, outcome in pool.map(one, waiting):
-            record.add(drawn, outcome)
-            print(
-                f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
-                f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
-                flush=True,
-            )
+        trials = [pool.submit(one, drawn) for drawn in waiting]
+        try:
+            for trial in as_completed(trials):
+                drawn, outcome = trial.result()
+                record.add(drawn, outcome)
+                print(
+                    f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
+                    f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
+                    flush=True,
+                )
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                _end(process)
     return report(chosen, record)
 
 

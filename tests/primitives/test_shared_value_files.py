@@ -174,6 +174,22 @@ def test_a_file_with_other_bytes_is_not_read_and_removed(tmp_path: Path) -> None
     assert not files.file_of(DIGEST).exists()
 
 
+def test_others_see_that_the_process_that_fetches_a_value_makes_progress_until_it_gives_up(tmp_path: Path) -> None:
+    files = ValueFiles(tmp_path)
+    fetch = files.begin(DIGEST)
+    assert fetch is not None
+    os.utime(files.part_of(DIGEST), (1, 1))
+    before = files.progress(DIGEST)
+    fetch.moved()
+    assert files.progress(DIGEST) > before
+    fetch.abandon()
+    fetch.moved()
+    fetch.abandon()
+    assert files.progress(DIGEST) == 0
+    assert not fetch.finish(PAYLOAD)
+    assert not files.file_of(DIGEST).exists()
+
+
 def test_one_process_at_a_time_fetches_a_value(tmp_path: Path) -> None:
     files = ValueFiles(tmp_path)
     first = files.begin(DIGEST)

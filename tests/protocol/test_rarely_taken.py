@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Branches that no other quick test takes: bounds that are far away, views for people, and refusals by settings.
+
+`make coverage` lists those that remain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy
+import pytest
+
+from protocol import barrier_tracker as t
+from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
+from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
+from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
+from protocol.facts import StageLook, TaskOutcome
+from protocol.gateway import types as g
+from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch_event
+from protocol.splits import SplitAssignmentTracker
+from protocol.wire import messages as m
+from protocol.wire.codec import encode_word
+from protocol.wire.event_classes import event, find, learn_failures
+from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
+from protocol.wire.extension_types import PartEvent
+from protocol.wire.framing import WireLimits
+from protocol.wire.handshake import ServerHandshake
+from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
+from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
+from tests.protocol.barrier_tracker_kit import A, B, Dialogue
+from tests.protocol.test_gateway import a_gateway, hear
+
+# --- attempts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_view_of_a_run_counts_its_tasks_and_names_who_waits() -> None:  # H87
+    book = Playbook(parallelism=3)
+    book.feed(job(), stage(tasks=3), start(10, 0), reg(10, 0), start(11, 1))
+    book.feed(reg(21, 0, number=1))
+    view = book.ledger.view_run("words")
+    assert view is not None
+    assert (view.stage_id, view.failed_cause, view.task_count) == (1, None, 3)
+    assert [(held.subtask, held.task_attempt_id) for held in view.held] == [(0, 21)]
+    assert (view.attempts, view.subtasks, view.tasks_started, view.missing) == (1, 1, 3, (1, 2))
+    assert book.ledger.view_run("no such operator") is None
+
+
+def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() -> None:
+    """H17: the fact of the winner's success is still on its way."""
+    book = Playbook()
+    book.feed(job(), stage())
+    book.ready(10, 1)
+    lost = end(10, 1, TaskOutcome.KILLED, reason="another attempt succeeded")
+    assert book.feed(lost) == ["failed 1#0 SUPERSEDED", "reset 1"]
+
+
+def test_only_the_most_recent_ids_are_remembered_and_one_that_comes_again_is_recent() -> None:
+    ids: Remembered = {}
+    for id in range(REMEMBERED_MAX):
+        remember(ids, id)
+    remember(ids, 0)
+    remember(ids, REMEMBERED_MAX)
+    assert len(ids) == REMEMBERED_MAX
+    assert 0 in ids
+    assert 1 not in ids
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_a_view_of_a_checkpoint_in_progress_has_the_step_of_each_subtask() -> None:  # H87
+    dialogue = Dialogue().run(A, B)
+    assert dialogue.tracker.view() == ()
+    dialogue.close(3, A)
+    (view,) = dialogue.tracker.view()
+    assert (view.checkpoint_id, view.savepoint, view.deadline) == (3, False, 10.0)
+    assert view.steps[A.subtask] is not view.steps[B.subtask]
+
+
+def test_an_operator_without_subtasks_has_no_checkpoints() -> None:
+    with pytest.raises(LocalProtocolError, match="'words': parallelism 0 must be 1 or more"):
+        t.BarrierTracker("words", 0, t.CheckpointConfig(10.0))
+
+
+# --- gateway ------------------------------------------------------------------------------------------------------
+
+
+def test_a_gateway_tells_since_when_an_event_is_unconfirmed_and_when_its_peer_was_heard() -> None:  # H87
+    gateway = a_gateway(ready=False)
+    before = gateway.ready
+    gateway.handle(g.ReadyAnnounced(), 0.0)
+    assert (before, gateway.ready) == (False, True)
+    since = [gateway.unconfirmed_since]
+    gateway.handle(g.EventSubmitted(41, b"a"), 1.0)
+    gateway.handle(g.EventSubmitted(42, b"b"), 2.0)
+    since.append(gateway.unconfirmed_since)
+    gateway.handle(g.ConnectionLost(), 3.0)
+    gateway.handle(g.ConnectionAttached(0), 5.0)
+    since.append(gateway.unconfirmed_since)  # the event was not out while there was no connection
+    hear(gateway, m.Confirm(7, 1), 6.0)
+    since.append(gateway.unconfirmed_since)
+    assert since == [None, 1.0, 3.0, 4.0]
+    assert gateway.heard_at == 6.0
+
+
+# --- sources ------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_of_the_oldest_enumerations_are_forgotten() -> None:
+    """H68: as many are remembered as two stages of a large job have."""
+    current = CurrentEnumeration()
+    for outputs in (range(OUTPUTS_MAX), [OUTPUTS_MAX], [OUTPUTS_MAX + 1]):
+        current.see(StageLook(outputs=frozenset(outputs)), anew=True)
+    assert len(current._earlier_outputs) == OUTPUTS_MAX
+    assert OUTPUTS_MAX in current._earlier_outputs
+
+
+def test_a_batch_of_a_stream_comes_out_as_it_went_in_and_nothing_else_is_one() -> None:
+    batch = StreamBatch("a stream", 3, 9)
+    sent = decode_event(encode_event(stream_batch_event(batch)))
+    assert parse_stream_batch(sent) == batch
+    for other in (["another", "a stream", 3, 9], [*sent, 1], [sent[0], 3, 3, 9], "text", None):
+        assert parse_stream_batch(other) is None
+
+
+def test_the_newest_splits_are_taken_back_until_none_is_left() -> None:
+    tracker: SplitAssignmentTracker[str] = SplitAssignmentTracker()
+    tracker.record(1, [])
+    tracker.record(1, ["a", "b", "c"])
+    assert tracker.take_back(1, 2, lambda split: split != "c") == ["b", "a"]
+    assert tracker.take_back(1, 5, lambda split: True) == ["c"]
+    assert tracker.take_back(1, 5, lambda split: True) == []
+    assert tracker.get_and_remove(1, -1) == []
+
+
+# --- the wire -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2**20 - 1, 2**30 + 1, 2.0**21, True])
+def test_a_size_of_events_outside_of_its_range_is_refused_with_the_range(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"an int from 1048576 \(1 MiB\) to 1073741824 \(1 GiB\), not "):
+        WireLimits.for_events(size)
+
+
+def test_fragments_that_have_no_space_for_a_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="fragment_bytes leaves no space for a text"):
+        WireLimits(fragment_bytes=100)
+
+
+def test_a_number_with_too_many_digits_is_refused_by_its_sender() -> None:
+    assert decode_event(encode_event(Decimal("1" * 4096))) == Decimal("1" * 4096)
+    with pytest.raises(EventEncodeError, match="a Decimal of 4097 characters, and at most 4096 can be sent"):
+        encode_event(Decimal("1" * 4097))
+
+
+def test_large_arrays_that_are_too_large_together_are_refused_by_their_sender() -> None:
+    limits = WireLimits(event_bytes_max=4 * LEAF_BYTES)
+    array = numpy.zeros(LEAF_BYTES, "u1")
+    assert len(encode_event([array] * 3, limits)) <= limits.event_bytes_max
+    with pytest.raises(EventEncodeError):
+        encode_event([array] * 4, limits)  # only their headers are too much
+    with pytest.raises(EventEncodeError):
+        encode_event([array] * 5, limits)
+
+
+def test_a_large_value_that_is_no_array_of_numbers_is_refused_by_its_sender() -> None:
+    with pytest.raises(EventEncodeError, match="values of dtype object cannot be sent"):
+        encode_event(numpy.full(LEAF_BYTES, None))
+
+
+MANY = [f"{number:060}" for number in range(20_000)]
+"""More than ``LARGE_EVENT_BYTES``."""
+
+
+@event
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    data: Any
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        MANY,
+        [*MANY, Decimal("1.5"), (1, 2)],
+        [Measured("in it", 1), *MANY],
+        Measured("of one leaf", b"x" * (LARGE_EVENT_BYTES + LEAF_BYTES)),
+        [Measured("of several", b"x" * LEAF_BYTES), b"y" * LARGE_EVENT_BYTES, Decimal("1.5")],
+    ],
+    ids=["numbers", "with-extensions", "with-a-class", "of-a-class", "with-leaves"],
+)
+@pytest.mark.parametrize("in_part", [False, True])
+def test_a_large_event_comes_out_of_its_steps_as_it_went_in(value: Any, in_part: bool) -> None:
+    """H62: and a part of it does not."""
+    sent = PartEvent("a part", value) if in_part else value
+    data = encode_event(sent)
+    assert len(data) > LARGE_EVENT_BYTES
+    decoding = decode_event_in_steps(data)
+    next(decoding)  # it is not decoded in one step
+    assert run_steps(decoding) == sent
+    with pytest.raises(RemoteProtocolError):
+        run_steps(decode_event_in_steps(data[:-1]))
+
+
+def test_a_message_with_a_field_of_another_type_has_no_short_form() -> None:
+    wrong: Any = "seven"
+    assert encode_word(m.BarrierMessage(7, 1, 3, 0)) != b""
+    assert encode_word(m.BarrierMessage(7, 1, wrong, 0)) == b""
+    assert encode_word(m.Confirm(7, 1)) == b""  # it has no fixed length
+
+
+def test_a_handshake_that_is_not_done_has_no_identity() -> None:
+    assert ServerHandshake(lambda identity: None, b"n" * 32).identity == b""
+
+
+def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:
+    learn_failures({"a class that cannot be sent": "it is local"})
+    with pytest.raises(
+        ValueError, match=r"because its class was not sent with it \(it is local\): define it in a module"
+    ):
+        find("a class that cannot be sent")
