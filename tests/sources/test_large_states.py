@@ -23,7 +23,7 @@ import pytest
 
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator, OwnedSplitEnumerator
 from actors.coordination.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
-from actors.coordination.turns import STEPS_AT_ONCE
+from actors.coordination.turns import FIRST_STEPS
 from headgate import CheckpointConfig, SplitReader
 from headgate.sources import FileSource, SplitAt
 from headgate.testing import running_operator
@@ -86,7 +86,7 @@ async def in_many_turns(count: int, work: Callable[[], Awaitable[Any]]) -> Any:
     """Do the work, during which others have a turn for about each thousand entries."""
     async with counted_turns() as turns:
         result = await work()
-        assert len(turns) >= count // CHUNK_ENTRIES - STEPS_AT_ONCE - 1, "a constructor has done some steps"
+        assert len(turns) >= count // CHUNK_ENTRIES - FIRST_STEPS - 1, "a constructor has done some steps"
     return result
 
 
@@ -359,7 +359,7 @@ async def test_values_of_every_kind_are_splits_in_every_state(seed: int) -> None
 
 
 async def test_splits_of_every_kind_are_read_and_restored() -> None:  # H164
-    """As events, too: a split that begins with an array is no event of ours."""
+    """As events, too: a split that begins with an array is not an event of ours."""
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(VALUES, state))
     async with running_operator(source, parallelism=1, **STREAMING) as world:
         task = await world.launch_operator(0, Each)
