@@ -119,6 +119,14 @@ async def test_equal_splits_are_refused_among_many_too() -> None:
         StaticSplitEnumerator([np.arange(3), np.arange(3)])
 
 
+def test_a_split_that_no_event_can_have_is_refused_where_it_is_given() -> None:
+    """Not when a reader asks for it."""
+    with pytest.raises(EventEncodeError, match="entries"):
+        StaticSplitEnumerator([list(range(DEFAULT_LIMITS.event_items_max + 1))])
+    with pytest.raises(EventEncodeError, match=r"is of type builtins\.object"):
+        StaticSplitEnumerator([object()])
+
+
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_discovering_enumerator(count: int) -> None:  # H164
     make = partial(DiscoveringSplitEnumerator, lambda: names(count), every_s=1.0, batch_size=1000)
@@ -424,6 +432,18 @@ def test_a_report_of_the_backlog_names_some_splits_and_adds_up_the_others() -> N
     reader._send_backlog()
     ((_, entries),) = sent
     assert entries[REPORTED_MAX - 1 :] == [[REPORTED_MAX - 1, 2], ["50 more splits", 100]]
+
+
+async def test_the_status_shows_a_split_that_cannot_describe_itself() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator((), state))
+    source._backlogs = {0: ((Silent(), 3), (np.arange(10**6), 4))}
+    largest = source.backlog.largest
+    assert [one.amount for one in largest] == [4, 3]
+    assert largest[1].split == "<Silent, whose repr() raises RuntimeError>"
 
 
 # --- what is known -------------------------------------------------------------------------------------------------
