@@ -100,7 +100,7 @@ class KnownKeys:
 
 
 def _digest(key: Any) -> tuple[bytes, bytes]:
-    if type(key) is str:  # that of a file may have bytes that are no UTF-8, which Python turns into lone surrogates
+    if type(key) is str:  # a file's may have bytes that UTF-8 has not, which Python turns into lone surrogates
         encoded = key.encode("utf-8", "surrogatepass")
     else:
         encoded = b"\xc1" + encode_entry(key)  # 0xc1 is in no UTF-8

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from protocol.source_events import SplitAt, decode_split, encode_split, split_from_value
+from protocol.source_events import SplitAt, decode_split, encode_split, split_from_value, split_to_value
+from protocol.wire.codec import encode_event
 from protocol.wire.state import Steps, drain, in_chunks
 
 __all__ = ["PendingSplits"]
@@ -43,8 +44,8 @@ class PendingSplits:
         return [0] * len(encoded) if self._backlog is None else [self._count(decode_split(one)) for one in encoded]
 
     def add(self, split: Any) -> bytes:
-        """Let this be the last split; returns it encoded. Raises ``EventEncodeError`` if an event cannot have it."""
-        encoded = encode_split(split)
+        """Let this be the last split; returns it encoded. Raises ``EventEncodeError`` if no event can have it."""
+        encoded = encode_event(split_to_value(split))  # with the limits of an event, which the state does not have
         self._amounts.append(self._count(split))
         self._encoded.append(encoded)
         return encoded

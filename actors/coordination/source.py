@@ -50,9 +50,11 @@ from protocol.source_events import (
     forget_splits_event,
     no_more_splits_event,
     parse_source_event,
+    split_to_value,
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
+from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks
 
@@ -375,7 +377,7 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        encoded = [encode_split(split) for split in splits]
+        encoded = [encode_event(split_to_value(split)) for split in splits]
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
             self.splits_assigned += len(encoded)

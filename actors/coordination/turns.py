@@ -18,7 +18,7 @@ __all__ = ["Begun", "in_turns"]
 
 T = TypeVar("T")
 
-STEPS_AT_ONCE = 16
+FIRST_STEPS = 16
 """How many steps a constructor does by itself. Each takes a millisecond or less."""
 
 
@@ -34,13 +34,13 @@ async def in_turns(steps: Steps[T]) -> T:
 
 
 class Begun:
-    """Work that a constructor begins, and ``start`` finishes in turns. A little of it is done at once."""
+    """Work that a constructor begins, and ``start`` finishes in turns. The first steps are done right away."""
 
     __slots__ = ("_is_over", "_steps")
 
     def __init__(self, steps: Steps[None]) -> None:
         self._steps = steps
-        self._is_over = any(next(steps, self) is self for _ in range(STEPS_AT_ONCE))
+        self._is_over = any(next(steps, self) is self for _ in range(FIRST_STEPS))
 
     async def finish(self) -> None:
         """Do what is left. Raises what the work raises."""

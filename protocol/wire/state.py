@@ -19,8 +19,8 @@ length            u64 big-endian
 
 An empty list has one piece, with no entries. All pieces of a list follow each other.
 
-Before version 1, each state was one encoded event. Such a state is read as the field ``OLD``, and whoever reads it
-knows what it was.
+Before version 1, each state was one encoded event. Such a state is read as the field ``OLD``, and the
+reader knows what it was.
 
 Encoding and decoding are generators that yield after each step of bounded cost, and return the result: an event loop
 has to do other work in between, because a state of a million entries takes most of a second. What is encoded must not

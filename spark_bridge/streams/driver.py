@@ -252,7 +252,7 @@ class StreamPlanner:
 def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
     """The parts of these splits that can be read now, and the splits that have not ended, encoded. Blocks.
 
-    Each split is decoded when it is due, and dropped: the garbage collector would stop the loop for many at once.
+    Each split is decoded when it is due, and dropped: the garbage collector would stop the loop if there were many.
     """
     parts, left = [], []
     for encoded in splits:

@@ -293,7 +293,7 @@ class SplitReader(SubtaskOperator):
 
 
 def is_reader_state(state: bytes) -> bool:
-    """Whether a ``SplitReader`` itself made the state, and no subclass with a state of its own."""
+    """Whether a ``SplitReader`` itself made the state, and not a subclass with another state."""
     return state.startswith(OLD_STATE) or is_state_of(STATE, state)
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator, OwnedSplitEnumerator
 from actors.coordination.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
-from actors.coordination.turns import STEPS_AT_ONCE
+from actors.coordination.turns import FIRST_STEPS
 from headgate import CheckpointConfig, SplitReader
 from headgate.sources import FileSource, SplitAt
 from headgate.testing import running_operator
@@ -86,7 +86,7 @@ async def in_many_turns(count: int, work: Callable[[], Awaitable[Any]]) -> Any:
     """Do the work, during which others have a turn for about each thousand entries."""
     async with counted_turns() as turns:
         result = await work()
-        assert len(turns) >= count // CHUNK_ENTRIES - STEPS_AT_ONCE - 1, "a constructor has done some steps"
+        assert len(turns) >= count // CHUNK_ENTRIES - FIRST_STEPS - 1, "a constructor has done some steps"
     return result
 
 
@@ -117,6 +117,14 @@ async def test_equal_splits_are_refused_among_many_too() -> None:
         await many.start(Taking())
     with pytest.raises(ValueError, match="two splits are equal"):
         StaticSplitEnumerator([np.arange(3), np.arange(3)])
+
+
+def test_a_split_that_no_event_can_have_is_refused_where_it_is_given() -> None:
+    """Not when a reader asks for it."""
+    with pytest.raises(EventEncodeError, match="entries"):
+        StaticSplitEnumerator([list(range(DEFAULT_LIMITS.event_items_max + 1))])
+    with pytest.raises(EventEncodeError, match=r"is of type builtins\.object"):
+        StaticSplitEnumerator([object()])
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -359,7 +367,7 @@ async def test_values_of_every_kind_are_splits_in_every_state(seed: int) -> None
 
 
 async def test_splits_of_every_kind_are_read_and_restored() -> None:  # H164
-    """As events, too: a split that begins with an array is no event of ours."""
+    """As events, too: a split that begins with an array is not an event of ours."""
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(VALUES, state))
     async with running_operator(source, parallelism=1, **STREAMING) as world:
         task = await world.launch_operator(0, Each)
@@ -424,6 +432,18 @@ def test_a_report_of_the_backlog_names_some_splits_and_adds_up_the_others() -> N
     reader._send_backlog()
     ((_, entries),) = sent
     assert entries[REPORTED_MAX - 1 :] == [[REPORTED_MAX - 1, 2], ["50 more splits", 100]]
+
+
+async def test_the_status_shows_a_split_that_cannot_describe_itself() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator((), state))
+    source._backlogs = {0: ((Silent(), 3), (np.arange(10**6), 4))}
+    largest = source.backlog.largest
+    assert [one.amount for one in largest] == [4, 3]
+    assert largest[1].split == "<Silent, whose repr() raises RuntimeError>"
 
 
 # --- what is known -------------------------------------------------------------------------------------------------
