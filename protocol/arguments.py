@@ -327,9 +327,10 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                     if value is not defaults.get(name, call):
                         one.check(value)
                 elif name not in names and not takes_any:
+                    known = ", ".join(one for one in names if one not in ("self", "cls"))
+                    given = f"{name}={shown(value)}"
                     raise TypeError(
-                        f"{function.__qualname__} has no argument {name!r}, but was given {name}={shown(value)}: it has "
-                        f"{', '.join(one for one in names if one not in ('self', 'cls'))}"
+                        f"{function.__qualname__} has no argument {name!r}, but was given {given}: it has {known}"
                     )
             return function(*args, **kwargs)
 
