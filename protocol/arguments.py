@@ -15,6 +15,7 @@ The check costs some microseconds, so what is called for each event is not decor
 from __future__ import annotations
 
 import collections.abc
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -143,6 +144,8 @@ def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
         return origin is collections.abc.Iterable
     if not args or not isinstance(value, list | tuple | set | frozenset | dict):
         return True
+    if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
+        return True
     if origin is tuple and args[-1] is not Ellipsis:
         return len(value) == len(args) and all(map(has_type, value, args))
     return all(has_type(one, args[0]) for one in value)
@@ -242,8 +245,13 @@ def _hints_of(annotations: Mapping[str, Any], namespace: dict[str, Any]) -> dict
     """The annotations, as far as they can be evaluated: a name that only type checkers import means any type."""
     hints = {}
     for name, annotation in annotations.items():
+
+        def alone() -> None:
+            """Has one annotation, so that another one that cannot be evaluated does not matter."""
+
+        alone.__annotations__ = {name: annotation}
         with suppress(NameError):
-            hints.update(get_type_hints(types.SimpleNamespace(__annotations__={name: annotation}), namespace))
+            hints.update(get_type_hints(alone, namespace))
     return hints
 
 
@@ -291,6 +299,7 @@ def checked(**rules: Rule) -> Callable[[F], F]:
         positional = names[: code.co_argcount]
         given_defaults = dict(zip(reversed(positional), reversed(inner.__defaults__ or ()), strict=False))
         defaults = given_defaults | (inner.__kwdefaults__ or {})
+        takes_any = bool(code.co_flags & inspect.CO_VARKEYWORDS)
         unknown = set(rules) - set(names)
         if unknown:
             raise TypeError(f"{function.__qualname__} has no parameter {', '.join(sorted(unknown))}")
@@ -303,8 +312,15 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                 expected.update(_expectations(annotations, inner.__globals__, defaults, rules))
             for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
                 one = expected.get(name)
-                if one is not None and value is not defaults.get(name, call):
-                    one.check(value)
+                if one is not None:
+                    if value is not defaults.get(name, call):
+                        one.check(value)
+                elif name not in names and not takes_any:
+                    known = ", ".join(one for one in names if one not in ("self", "cls"))
+                    given = f"{name}={shown(value)}"
+                    raise TypeError(
+                        f"{function.__qualname__} has no argument {name!r}, but was given {given}: it has {known}"
+                    )
             return function(*args, **kwargs)
 
         return cast("F", call)

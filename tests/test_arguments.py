@@ -34,7 +34,7 @@ import headgate.testing
 import headgate.types
 from actors import cell
 from actors.coordination.coordinator_context import ContextOfActor
-from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.arguments import SHOWN_CHARS_MAX, has_type
 from protocol.describing import show
 
 MODULES = (
@@ -407,3 +407,15 @@ def test_the_tables_name_only_what_exists() -> None:
         for name in inspect.signature(function).parameters
     }
     assert set(ANYTHING) | set(ALSO_RIGHT) <= everything, (set(ANYTHING) | set(ALSO_RIGHT)) - everything
+
+
+def test_a_list_of_anything_is_not_looked_through() -> None:
+    """There may be a million splits."""
+
+    class Counted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it was looked through")
+
+    for hint in (collections.abc.Iterable[Any], list[Any], collections.abc.Sequence[typing.TypeVar("T")]):  # type: ignore[misc]
+        assert has_type(Counted([1]), hint)
+    assert not has_type(["a"], list[int])

@@ -46,7 +46,6 @@ from protocol.source_events import (
     BacklogReported,
     SplitRequested,
     decode_split,
-    encode_split,
     forget_splits_event,
     no_more_splits_event,
     parse_source_event,

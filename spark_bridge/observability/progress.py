@@ -35,8 +35,6 @@ class Progress:
         shown: bool | None = None,
     ) -> None:
         """``shown`` of None: in a notebook, and if standard output and standard error are terminals."""
-        if total is not None and total < 0:
-            raise ValueError(f"total must not be negative, but is {total}")
         if count is not None and not _is_count(known := statistics(), count):
             counts = ", ".join(sorted(name for name in known if _is_count(known, name)))
             raise ValueError(f"{count!r} is not a count of statistics(): choose one of {counts}")

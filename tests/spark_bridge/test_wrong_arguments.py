@@ -151,6 +151,15 @@ def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> 
             call()
 
 
+def test_an_argument_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        TypeError, match=r"Group.__init__ has no argument 'min', but was given min=2: it has name, size, min"
+    ):
+        Sidecar(None).group("w", min=2)
+    with pytest.raises(TypeError, match=r"coordinate has no argument 'paralelism', but was given paralelism=2"):
+        cast("Any", SidecarRuntime).coordinate(None, "words", paralelism=2)
+
+
 LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", "a/b"]
 
 
