@@ -317,7 +317,7 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                         one.check(value)
                 elif name not in names and not takes_any:
                     known = ", ".join(one for one in names if one not in ("self", "cls"))
-                    given = f"{name}={shown(value)}"
+                    given = f"{name}={show(value, SHOWN_CHARS_MAX)}"
                     raise TypeError(
                         f"{function.__qualname__} has no argument {name!r}, but was given {given}: it has {known}"
                     )
