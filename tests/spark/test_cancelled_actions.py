@@ -51,7 +51,7 @@ class Busy:
     def __init__(self, sc: SparkContext, folder: Path) -> None:
         self._sc = sc
         self._folder = folder
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         folder = str(self._folder)
@@ -68,10 +68,13 @@ class Busy:
 
         self._sc.parallelize(range(2), 2).mapPartitions(hold).collect()
 
-    def __enter__(self) -> Busy:
+    def start(self) -> Busy:
         self._thread.start()
         while len(list(self._folder.glob("held *"))) < 2:
             self._thread.join(0.02)
+        return self
+
+    def __enter__(self) -> Busy:
         return self
 
     def release(self) -> None:
@@ -127,7 +130,7 @@ async def test_action_that_is_cancelled_while_its_job_is_queued_never_starts(
     loop = asyncio.get_running_loop()
     async with Sidecar(sc, config) as sidecar:
         job = await sidecar.coordinate("a", OperatorCoordinator, parallelism=2)
-        with await DRIVER.run(Busy(sc, tmp_path).__enter__):
+        with await DRIVER.run(Busy(sc, tmp_path).start):
 
             def action() -> list[int]:
                 return sc.parallelize(range(4), 2).mapPartitions(job.subtask(mark(tmp_path))).collect()
@@ -176,7 +179,7 @@ def test_leaving_ends_queued_jobs_and_the_thread_that_waits_learns_that_the_side
     sc: SparkContext, config: SidecarConfig, tmp_path: Path
 ) -> None:  # H160
     errors: list[BaseException] = []
-    with Busy(sc, tmp_path) as busy, Sidecar(sc, config) as sidecar:
+    with Busy(sc, tmp_path).start() as busy, Sidecar(sc, config) as sidecar:
         job = sidecar.coordinate("a", OperatorCoordinator, parallelism=2)
 
         def run() -> None:
