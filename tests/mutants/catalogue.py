@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.actors import ACTORS
 from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.calls import CALLS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
@@ -14,5 +15,5 @@ from tests.mutants.parts import PARTS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
-MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE, *PARTS)
+MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS, *STORAGE, *PARTS, *CALLS)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

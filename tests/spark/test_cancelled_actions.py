@@ -26,7 +26,6 @@ from tests.spark.leftovers import nothing_left
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 300.0
-MANY = 200
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +205,8 @@ class Reader(SplitReader):
         yield split
 
 
-async def test_two_hundred_concurrent_runs_whose_tasks_need_an_enumerator_finish(sc: SparkContext) -> None:  # H161
+@pytest.mark.parametrize("many", [48, pytest.param(200, marks=pytest.mark.long)])
+async def test_concurrent_runs_whose_tasks_need_an_enumerator_finish(sc: SparkContext, many: int) -> None:  # H161
     async with Sidecar(sc) as sidecar:
 
         async def one(runtime: SidecarRuntime, number: int) -> list[str]:
@@ -215,5 +215,5 @@ async def test_two_hundred_concurrent_runs_whose_tasks_need_an_enumerator_finish
             return await runtime.run(lambda: sc.parallelize([0], 1).mapPartitions(job.subtask(Reader)).collect())
 
         loop = asyncio.get_running_loop()
-        runs = [loop.create_task(one(sidecar, number)) for number in range(MANY)]
-        assert await asyncio.gather(*runs) == [["a", "b"]] * MANY
+        runs = [loop.create_task(one(sidecar, number)) for number in range(many)]
+        assert await asyncio.gather(*runs) == [["a", "b"]] * many
