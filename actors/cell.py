@@ -31,7 +31,15 @@ from actors.actor import Actor, ActorContext, DirectActor
 from actors.background import Background, ResultEnvelope
 from actors.clock import Clock
 from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
-from actors.errors import ActorCancelled, ActorError, ActorStopped, HandlerCancelled, HandlerFailed, MailboxFull
+from actors.errors import (
+    ActorCancelled,
+    ActorError,
+    ActorStopped,
+    HandlerCancelled,
+    HandlerFailed,
+    MailboxFull,
+    ScopeLeftOpen,
+)
 from actors.exits import as_exception, contained, forget_cancellations
 from actors.hooks import Hook, Receive, SlowHandler, around, overriding
 from actors.logs import get_logger
@@ -220,6 +228,8 @@ class ActorCell(Generic[M]):
                 cancelled = False
         except asyncio.CancelledError:
             pass  # the whole system is being cancelled, or just this task: it ends as if cut off
+        except RuntimeError as error:  # anyio's: a cancel scope of the actor's code is still open
+            cancelled, cause = False, self._left_open(error)
         finally:
             if cancelled:
                 cause = ActorCancelled(self.path)
@@ -233,6 +243,16 @@ class ActorCell(Generic[M]):
                 pass
             finally:
                 self.finish(cause)
+
+    def _left_open(self, error: RuntimeError) -> BaseException:
+        """Fail because of a cancel scope that was not left: in a generator that was not read to its end, say."""
+        if "cancel scope" not in str(error):
+            raise error
+        failure = ScopeLeftOpen(self.path)
+        failure.__cause__ = error
+        if not self._cut_off and not self.mailbox.closed:
+            self._failed(failure)
+        return failure
 
     async def _live(self) -> BaseException | None:
         while True:

@@ -80,6 +80,23 @@ class HandlerCancelled(ActorError):
         return f"actor {self.actor!r}: {self.what} awaited something that was cancelled from outside"
 
 
+class ScopeLeftOpen(ActorError):
+    """The actor's code entered a cancel scope or a task group of anyio and never left it; what anyio says is chained.
+
+    The usual reason is an async generator that yields inside of one, and is not read to its end.
+    """
+
+    def __init__(self, actor: str) -> None:
+        super().__init__(actor)
+        self.actor = actor
+
+    def __str__(self) -> str:
+        return (
+            f"actor {self.actor!r} entered a cancel scope or a task group and did not leave it: an async generator "
+            "must not yield inside of one, unless it is closed in the same handler (contextlib.aclosing)"
+        )
+
+
 class ExitRaised(HeadgateError, RuntimeError):
     """Code raised something that is not an ``Exception``, such as ``SystemExit``; that is the ``__cause__``.
 

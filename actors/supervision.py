@@ -32,13 +32,18 @@ class Directive(Enum):
     """End the actor, and fail its parent with the same cause."""
 
 
+_FROM_LENIENT_TO_STRICT = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Supervision:
     """The policy for one actor.
 
     Args:
         on_failure: What to do about an exception that no rule matches.
-        rules: Pairs of an exception type and a directive; the first whose type matches counts.
+        rules: Pairs of an exception type and a directive; the first whose type matches counts. Rules see into an
+            ``ExceptionGroup``: the strictest directive for any exception in it counts (in the order RESUME, RESTART,
+            STOP, ESCALATE), unless a rule names the group's own type.
         max_restarts: How many restarts are allowed within ``within_s``; None for any number.
         within_s: The length of that sliding window in seconds; None for the whole life of the actor.
         backoff_s: Seconds that the first restart in the window waits.
@@ -116,9 +121,13 @@ def decide(policy: Supervision, history: Sequence[float], failure: Failure, now:
 
 
 def _directive_for(policy: Supervision, cause: BaseException) -> Directive:
+    """The strictest directive for any exception in a group, unless a rule names groups themselves."""
     for exception_type, directive in policy.rules:
-        if isinstance(cause, exception_type):
+        names_groups = issubclass(exception_type, BaseExceptionGroup)
+        if isinstance(cause, exception_type) and names_groups == isinstance(cause, BaseExceptionGroup):
             return directive
+    if isinstance(cause, BaseExceptionGroup):
+        return max((_directive_for(policy, one) for one in cause.exceptions), key=_FROM_LENIENT_TO_STRICT.index)
     return policy.on_failure
 
 

@@ -738,9 +738,12 @@ class SidecarRuntime(PartFactories):
     def fenced(self) -> Exception | None:
         """The error if this application cannot continue, else None.
 
-        A later application has taken over the storage, or the Spark Connect server is lost.
+        A later application has taken over the storage, the Spark Connect server is lost, or the context has stopped.
         """
-        return self._operators.fenced or self.server_lost
+        over = self._running_jobs.application_ended and SidecarError(
+            "the SparkContext has stopped, so the action is not called again: make a new session and a new sidecar"
+        )
+        return self._operators.fenced or self.server_lost or over or None
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)

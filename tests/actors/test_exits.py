@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 
-from actors import Actor, ActorContext, DirectActor, Directive, ExitRaised, Supervision
+from actors import Actor, ActorContext, DirectActor, Directive, ExitRaised, Supervision, Terminated
+from actors.errors import ScopeLeftOpen
+from actors.signals import Signal
 from actors.testing import TestProbe
 from tests.actors.actors_under_test import running_system
 
@@ -113,3 +117,62 @@ async def test_unhandled_exit_leaves_the_system_as_an_ordinary_exception(error: 
 
     with pytest.raises(ExitRaised):
         await run()
+
+
+class Abandoning(Actor[str]):
+    """Reads the first item of an async generator that yields inside a cancel scope, and keeps the generator."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self.kept: list[AsyncGenerator[int, None]] = []
+
+    async def _numbers(self) -> AsyncGenerator[int, None]:
+        with anyio.move_on_after(self._deadline_s):
+            yield 1
+            yield 2
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        if message == "stop":
+            context.stop()
+            return
+        numbers = self._numbers()
+        self.kept.append(numbers)
+        assert await anext(numbers) == 1
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, 3600.0], ids=["cancelled by its deadline", "when it stops"])
+async def test_cancel_scope_that_is_never_left_fails_its_actor_and_no_other(deadline_s: float) -> None:
+    causes: list[BaseException | None] = []
+
+    class Watching(Actor[str]):
+        async def started(self, context: ActorContext[str]) -> None:
+            child = context.spawn(
+                lambda: Abandoning(deadline_s), name="careless", supervision=Supervision(Directive.STOP)
+            )
+            context.watch(child)
+            child.tell("go")
+            if deadline_s:
+                child.tell("stop")
+
+        async def signal(self, context: ActorContext[str], signal: Signal) -> None:
+            if isinstance(signal, Terminated):
+                causes.append(signal.cause)
+                over.set()
+
+        async def receive(self, context: ActorContext[str], message: str) -> None:
+            pass
+
+    over = asyncio.Event()
+    async with running_system() as system:
+        system.spawn(Watching, name="watching")
+        await over.wait()
+        assert system.actor_count == 1
+    assert isinstance(causes[0], ScopeLeftOpen)
+    assert "watching/careless" in str(causes[0])
+
+
+async def test_cancel_scope_that_is_never_left_ends_the_system_with_the_name_of_the_actor() -> None:
+    with pytest.raises(ScopeLeftOpen, match="'careless'"):  # noqa: PT012 - the exit of the `async with` raises
+        async with running_system() as system:
+            system.spawn(lambda: Abandoning(0.0), name="careless").tell("go")
+            await asyncio.Event().wait()

@@ -40,6 +40,11 @@ from tests.actors.actors_under_test import (
     running_system,
 )
 
+
+def group(*errors: Exception) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("several", errors)
+
+
 RESTART = Supervision(Directive.RESTART, max_restarts=2, within_s=10.0, backoff_s=1.0, backoff_max_s=3.0)
 UNLIMITED = Supervision(Directive.RESTART, max_restarts=None, backoff_s=1.0, backoff_max_s=3.0)
 RULES = Supervision(
@@ -53,6 +58,23 @@ RULES = Supervision(
         pytest.param(Supervision(), (), Failure(KeyError()), 0.0, Decision(Directive.ESCALATE), id="default"),
         pytest.param(RULES, (), Failure(OSError()), 0.0, Decision(Directive.STOP), id="no rule fits"),
         pytest.param(RULES, (), Failure(KeyError()), 0.0, Decision(Directive.RESUME), id="first rule"),
+        pytest.param(
+            RULES, (), Failure(group(KeyError(), group(KeyError()))), 0.0, Decision(Directive.RESUME), id="in a group"
+        ),
+        pytest.param(
+            RULES, (), Failure(group(KeyError(), IndexError())), 0.0, Decision(Directive.RESTART), id="the strictest"
+        ),
+        pytest.param(
+            RULES, (), Failure(group(KeyError(), OSError())), 0.0, Decision(Directive.STOP), id="one without a rule"
+        ),
+        pytest.param(
+            Supervision(rules=((Exception, Directive.STOP), (ExceptionGroup, Directive.RESUME))),
+            (),
+            Failure(group(KeyError())),
+            0.0,
+            Decision(Directive.RESUME),
+            id="a rule for groups",
+        ),
         pytest.param(RULES, (), Failure(IndexError()), 0.0, Decision(Directive.RESTART), id="subclass"),
         pytest.param(
             RULES, (), Failure(KeyError(), while_starting=True), 0.0, Decision(Directive.RESTART), id="no resume yet"

@@ -12,9 +12,38 @@ import functools
 import anyio
 import pytest
 
-from actors import ActorRef, SystemNotRunning
+from actors import Actor, ActorContext, ActorRef, SystemNotRunning
+from actors.errors import ExitRaised
 from actors.testing import settle
 from tests.actors.actors_under_test import Add, Counter, CounterMessage, Explode, GetTotal, Ignore, running_system
+
+
+@pytest.mark.parametrize("error", [LookupError("nothing here"), SystemExit(3), KeyboardInterrupt()])
+async def test_what_a_function_in_a_thread_raises_fails_the_actor_that_has_started_it(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    class Starting(Actor[str]):
+        async def receive(self, context: ActorContext[str], message: str) -> None:
+            if message == "told":
+                context.run_in_thread(fail, on_error=repr)
+            elif message == "not told":
+                context.run_in_thread(fail)
+            else:
+                told.append(message)
+                arrived.set()
+
+    told: list[str] = []
+    arrived = asyncio.Event()
+    with pytest.raises(Exception, match=r"nothing here|SystemExit|KeyboardInterrupt") as raised:
+        async with running_system() as system:
+            starting = system.spawn(Starting)
+            starting.tell("told")
+            await arrived.wait()
+            starting.tell("not told")
+            await asyncio.Event().wait()
+    assert type(error).__name__ in told[0]
+    assert raised.value is error or raised.value.__cause__ is error or isinstance(raised.value, ExitRaised)
 
 
 async def test_thread_can_ask() -> None:

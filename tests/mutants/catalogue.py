@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.actors import ACTORS
 from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.calls import CALLS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
@@ -27,5 +28,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *DRIVERS,
     *PARTS,
     *INPUTS,
+    *CALLS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

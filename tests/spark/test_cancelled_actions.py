@@ -26,7 +26,6 @@ from tests.spark.leftovers import nothing_left
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 300.0
-MANY = 200
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ class Busy:
     def __init__(self, sc: SparkContext, folder: Path) -> None:
         self._sc = sc
         self._folder = folder
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         folder = str(self._folder)
@@ -68,10 +67,13 @@ class Busy:
 
         self._sc.parallelize(range(2), 2).mapPartitions(hold).collect()
 
-    def __enter__(self) -> Busy:
+    def start(self) -> Busy:
         self._thread.start()
         while len(list(self._folder.glob("held *"))) < 2:
             self._thread.join(0.02)
+        return self
+
+    def __enter__(self) -> Busy:
         return self
 
     def release(self) -> None:
@@ -127,7 +129,7 @@ async def test_action_that_is_cancelled_while_its_job_is_queued_never_starts(
     loop = asyncio.get_running_loop()
     async with Sidecar(sc, config) as sidecar:
         job = await sidecar.coordinate("a", OperatorCoordinator, parallelism=2)
-        with await DRIVER.run(Busy(sc, tmp_path).__enter__):
+        with await DRIVER.run(Busy(sc, tmp_path).start):
 
             def action() -> list[int]:
                 return sc.parallelize(range(4), 2).mapPartitions(job.subtask(mark(tmp_path))).collect()
@@ -176,7 +178,7 @@ def test_leaving_ends_queued_jobs_and_the_thread_that_waits_learns_that_the_side
     sc: SparkContext, config: SidecarConfig, tmp_path: Path
 ) -> None:  # H160
     errors: list[BaseException] = []
-    with Busy(sc, tmp_path) as busy, Sidecar(sc, config) as sidecar:
+    with Busy(sc, tmp_path).start() as busy, Sidecar(sc, config) as sidecar:
         job = sidecar.coordinate("a", OperatorCoordinator, parallelism=2)
 
         def run() -> None:
@@ -203,7 +205,8 @@ class Reader(SplitReader):
         yield split
 
 
-async def test_two_hundred_concurrent_runs_whose_tasks_need_an_enumerator_finish(sc: SparkContext) -> None:  # H161
+@pytest.mark.parametrize("many", [48, pytest.param(200, marks=pytest.mark.long)])
+async def test_concurrent_runs_whose_tasks_need_an_enumerator_finish(sc: SparkContext, many: int) -> None:  # H161
     async with Sidecar(sc) as sidecar:
 
         async def one(runtime: SidecarRuntime, number: int) -> list[str]:
@@ -212,5 +215,5 @@ async def test_two_hundred_concurrent_runs_whose_tasks_need_an_enumerator_finish
             return await runtime.run(lambda: sc.parallelize([0], 1).mapPartitions(job.subtask(Reader)).collect())
 
         loop = asyncio.get_running_loop()
-        runs = [loop.create_task(one(sidecar, number)) for number in range(MANY)]
-        assert await asyncio.gather(*runs) == [["a", "b"]] * MANY
+        runs = [loop.create_task(one(sidecar, number)) for number in range(many)]
+        assert await asyncio.gather(*runs) == [["a", "b"]] * many

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from protocol.facts import EngineFact, StageLook, StatusReported, TaskPlace
+from protocol.facts import EngineFact, JobEnded, StageLook, StatusReported, TaskPlace
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost
 from spark_bridge.bridge.relay.interface import RelayStatistics
@@ -46,6 +46,7 @@ class SimulatedRelay:
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self.cancelled.append((job_id, reason))
+        self.hear(JobEnded(job_id, False, reason))
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return StatusReported()

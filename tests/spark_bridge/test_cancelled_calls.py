@@ -29,8 +29,10 @@ from actors.virtual_clock import VirtualClock
 from actors.virtual_loop import VirtualLoop, virtual_loop
 from headgate.testing import running_operator
 from protocol.errors import HeadgateError
+from protocol.facts import ApplicationEnded, JobStarted
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask import SplitReader
 from tests.spark_bridge.simulated_driver import SimulatedDriver
@@ -396,3 +398,69 @@ async def test_test_kit_can_be_cancelled_at_any_step(scoped: bool) -> None:  # H
         if over == [True]:
             return
     raise AssertionError("it does not end")
+
+
+# --- actions ------------------------------------------------------------------------------------------------------
+
+
+async def _begun(driver: SimulatedDriver) -> str:
+    """The id of the action that is being called."""
+    while not driver.marked_actions:  # noqa: ASYNC110 - a thread begins
+        await asyncio.sleep(0.001)
+    return driver.marked_actions[-1]
+
+
+async def test_jobs_of_a_cancelled_action_end_although_no_task_has_registered() -> None:  # H160
+    driver = SimulatedDriver()
+    go = threading.Event()
+    async with SidecarRuntime(driver, SidecarConfig()) as runtime:
+        await runtime.coordinate("a", Living, parallelism=1)
+        run = asyncio.get_running_loop().create_task(runtime.run(go.wait))
+        action_id = await _begun(driver)
+        driver.relay.hear(JobStarted(7, (1, 2), action_id))
+        driver.relay.hear(JobStarted(8, (3,), "another"))
+        run.cancel()
+        await asyncio.wait([run])
+        assert run.cancelled()
+        assert [job_id for job_id, _ in driver.relay.cancelled] == [7]
+        assert driver.forbidden == [action_id]
+        driver.relay.hear(JobStarted(9, (4,), action_id))  # of a thread that the action has started
+        await settle()
+        assert [job_id for job_id, _ in driver.relay.cancelled] == [7, 9]
+        go.set()
+        assert await runtime.run(lambda: "again") == "again"
+
+
+async def test_leaving_ends_queued_jobs_and_the_caller_learns_that_the_sidecar_is_closed() -> None:  # H160
+    driver = SimulatedDriver()
+    go = threading.Event()
+
+    def action() -> None:
+        go.wait()
+        raise LookupError("Spark has cancelled the job")
+
+    runtime = await SidecarRuntime(driver, SidecarConfig()).__aenter__()
+    run = asyncio.get_running_loop().create_task(runtime.run(action))
+    driver.relay.hear(JobStarted(7, (1,), await _begun(driver)))
+    await runtime.__aexit__(None, None, None)
+    assert [job_id for job_id, _ in driver.relay.cancelled] == [7]
+    go.set()
+    with pytest.raises(SidecarNotRunning):
+        await run
+
+
+async def test_action_is_not_called_again_after_the_context_has_stopped() -> None:
+    driver = SimulatedDriver()
+    calls: list[int] = []
+    async with SidecarRuntime(driver, SidecarConfig()) as runtime:
+
+        def fail() -> None:
+            calls.append(1)
+            raise LookupError("the context has stopped")
+
+        driver.relay.hear(ApplicationEnded())
+        await settle()
+        assert "SparkContext has stopped" in str(runtime.fenced)
+        with pytest.raises(LookupError):
+            await runtime.run(fail)
+    assert calls == [1]

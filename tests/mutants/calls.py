@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bugs in what surrounds the calls of a driver: their cancellation, their threads, and the tasks they are made in."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import catalogue
+
+CALLS = catalogue(r"""
+later-job-of-a-cancelled-action-runs [found; H160]
+  A job that a cancelled action submits afterwards is left alone.
+  @ spark_bridge.bridge.actor:BridgeActor._hear
+  - self._commands.ask(context, CancelJobs((job_id,), why))
+  + pass
+queued-job-of-a-cancelled-action-runs [found; H160]
+  Only the jobs whose tasks have registered end with their action.
+  @ spark_bridge.bridge.runs:RunningJobs.stop_actions
+  - return self.jobs_of(action_ids)
+  + return ()
+leaving-forgets-queued-jobs [found; H160]
+  Leaving the sidecar ends only the jobs whose tasks have registered.
+  @ spark_bridge.driver.runtime:SidecarRuntime._end_runs
+  - if running or self._running_jobs.action_ids or self._running_jobs.stopped_jobs:
+  + if running:
+call-is-left-halfway [found; H160]
+  A cancellation reaches the caller while its call still goes on.
+  @ spark_bridge.driver.calls:WholeCalls.run
+  - cancelled = error
+  + raise
+release-is-cut-short [found; H160]
+  A cancelled release frees the name and leaves the actors of the operator.
+  @ spark_bridge.driver.runtime:SidecarRuntime._release
+  - with anyio.CancelScope(shield=True):
+  + with anyio.CancelScope():
+skipped-checkpoints-of-a-start-that-failed [new; H160]
+  A start that is cancelled skips the stored checkpoints all the same.
+  @ spark_bridge.driver.operators:Operators._restored
+  - return None, partial(port.start_from, None)
+  + await port.start_from(None)
+  +                 return None, _nothing
+threads-of-those-who-wait [found; H161]
+  Users' blocking code has forty threads, whatever it waits for.
+  @ actors.threads:ThreadPool.run
+  - limiter = anyio.CapacityLimiter(self._threads_max)
+  + limiter = anyio.CapacityLimiter(min(self._threads_max, 40))
+body-outlives-what-it-has-entered [feared; H163]
+  If what was entered fails, the body of the block is not told.
+  @ actors.host:Host.cancel_body
+  - if body is None or body.done() or self._left.done():
+  + if True:
+cancelled-scope-stays-outside [feared; H163]
+  A cancelled scope around the caller does not reach the host.
+  @ actors.host:Host._forward_scope
+  - self._scope.cancel()
+  + pass
+""")
