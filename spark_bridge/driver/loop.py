@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +21,7 @@ from actors.exits import as_exception
 from actors.logs import get_logger
 from protocol.describing import describe
 from spark_bridge.driver.bounded_selector import BoundedSelector
+from spark_bridge.forks import let_go_in_forks
 
 __all__ = ["SidecarLoop", "start_sidecar_loop"]
 
@@ -36,6 +37,13 @@ class SidecarLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(BoundedSelector())
         self.set_task_factory(_make_task)
+        let_go_in_forks(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """See ``OwnsSockets``: the selector and what it watches, the loop's own sockets among them."""
+        selector: Any = self._selector  # type: ignore[attr-defined]  # that of asyncio, which was given here
+        watched = selector.get_map() or {}
+        return [selector.fileno(), *watched] if watched else []
 
     def run_forever(self) -> None:
         while True:
