@@ -151,7 +151,7 @@ class _Timer(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         self.scheduled.cancel()
-        super().cancel()
+        asyncio.Handle.cancel(self)  # a `TimerHandle` would tell its loop, which never had it, and uvloop's refuses
 
 
 class _Redirection:

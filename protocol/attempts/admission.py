@@ -85,6 +85,30 @@ def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
     )
 
 
+def why_divided(known: OperatorRecord, stage: StageRecord | None) -> str:
+    """Why this operator cannot have all of its subtasks: other tasks of the stage belong to another one (H58).
+
+    ``union`` does that. If several operators follow each other in a lineage, or are zipped, a task has all of them, and
+    the first of these tasks to register for a second one shows it. What only a registration claims proves nothing.
+    """
+    if known.allow_fewer or stage is None or stage.in_one_task:
+        return ""
+    name, mine, others = known.operator_id, False, set[str]()
+    for task in stage.tasks.values():
+        if task.confirmed and task.operators:
+            mine = mine or name in task.operators
+            others.update(task.operators)
+    others.discard(name)
+    if not (mine and others):
+        return ""
+    return (
+        f"stage {stage.stage_id} runs operator {name!r} in some of its tasks and {', '.join(map(repr, sorted(others)))}"
+        " in others, so none of them has all of its subtasks: union() has put two RDDs into one stage. Call "
+        f"repartition({known.parallelism}) on each of them after its subtasks and before the union(), or use one "
+        "operator, whose subtasks come after the union()"
+    )
+
+
 def decide(
     known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig, now: float
 ) -> Verdict:
@@ -100,6 +124,8 @@ def decide(
         return _give_up(known, held, engine, config)
     if too_few := why_too_few(known, stage):
         return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
+    if divided := why_divided(known, stage):
+        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, divided)
     run = known.run
     if run is None:
         return BeginRun()

@@ -219,7 +219,9 @@ class AttemptLedger:
                 f"subtask {message.subtask} of operator {message.operator_id!r}, which has "
                 f"parallelism={record.parallelism}: an RDD with {partitions} partitions "
                 f"needs parallelism={partitions}, or repartition({record.parallelism}) before its subtasks: "
-                "without an explicit number, adaptive execution chooses one, and may choose another next time",
+                "without an explicit number, adaptive execution chooses one, and may choose another next time. If it "
+                f"is one side of a union(), call repartition({record.parallelism}) after its subtasks and before the "
+                "union() instead: a stage numbers the partitions of both sides in one row",
             )
         if operator.has_registered(message.task_attempt_id):
             return (
@@ -255,6 +257,10 @@ class AttemptLedger:
             self._task_located(fact.task_attempt_id, TaskPlace(fact.stage_id, fact.partition))
         self._engine.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
+        stage = self._engine.stages.get(fact.stage_id)
+        for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
+            if divided := admission.why_divided(operator.record, stage):
+                operator.fail_globally(divided)
 
     def _task_ended(self, fact: TaskEnded) -> None:
         stage = self._engine.stages.get(fact.stage_id)

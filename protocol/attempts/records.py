@@ -59,6 +59,7 @@ class TaskRecord:
     speculative: bool = False
     executor_id: str = ""
     host: str = ""
+    operators: tuple[str, ...] = ()  # that it has registered for
     end: TaskOutcome | None = None
     end_reason: str = ""
     start_order: int | None = None  # positions of its start and end in the order of the bus, if they came that way
@@ -114,6 +115,7 @@ class StageRecord:
     completed_well: bool = False
     failed_attempt: int = -1  # the last attempt of the stage that is known to have failed
     hosts_operator: bool = False
+    in_one_task: bool = False  # one of its tasks has registered for several operators
     jobs: dict[int, bool] = field(default_factory=dict)  # job id -> it has ended
     failures: list[str] = field(default_factory=list)  # reasons of its failed jobs
     tasks: dict[int, TaskRecord] = field(default_factory=dict)
@@ -341,6 +343,10 @@ class EngineRecords:
         if message.task_attempt_id not in stage.tasks:
             record = TaskRecord(message.task_attempt_id, message.run_id, message.subtask, message.attempt_number)
             stage.tasks[message.task_attempt_id] = record
+        task = stage.tasks[message.task_attempt_id]
+        if message.operator_id not in task.operators:
+            task.operators += (message.operator_id,)
+            stage.in_one_task = stage.in_one_task or len(task.operators) > 1
         return None
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from protocol.describing import describe
 
@@ -38,7 +39,7 @@ _failures: dict[str, str] = {}
 class Registration:
     """A registered class: how its values are taken apart, and put together again."""
 
-    __slots__ = ("_fields", "_kind", "_values", "cls", "name", "qualified")
+    __slots__ = ("_again", "_fields", "_kind", "_values", "cls", "name", "qualified")
 
     def __init__(self, cls: type, name: str, qualified: str) -> None:
         self.cls = cls
@@ -68,8 +69,13 @@ class Registration:
         if self._kind == "keywords":
             count = sum(not keyword for _, keyword, _ in fields)
             named = zip((name for name, _, _ in fields[count:]), values[count:], strict=False)
-            return self.cls(*values[:count], **dict(named))
-        return self.cls(*values)
+            built = self.cls(*values[:count], **dict(named))
+        else:
+            built = self.cls(*values)
+        if self._again:
+            for (name, _, _), value in zip(fields, values, strict=False):
+                object.__setattr__(built, name, value)  # also that of a frozen class
+        return built
 
     def _member(self, values: list[Any]) -> Any:
         cls: Any = self.cls
@@ -92,7 +98,10 @@ class Registration:
             )
 
     def _resolve(self) -> None:
-        self._kind, self._fields, self._values = _shape_of(self.cls)
+        kind, self._fields, self._values = _shape_of(self.cls)
+        # `__post_init__` may change what it has changed before, and that is not what was sent.
+        self._again = hasattr(self.cls, "__post_init__") and not issubclass(self.cls, tuple)
+        self._kind = kind
 
     def __str__(self) -> str:
         return self.qualified if self.name == self.qualified else f"{self.qualified} ({self.name!r})"
@@ -118,8 +127,10 @@ def event(name: Any, /) -> Any:
             banned: frozenset[str]
 
     A value arrives as a value of the same class, built by calling the class with the fields, so ``__post_init__`` runs
-    again. A field with ``init=False`` is not sent. Fields can have every type that an event can have. Subclasses are
-    not registered with their base.
+    again, and its sent fields are those of the value that was sent. A field with ``init=False`` is not sent, because
+    ``__post_init__`` sets it again. A class is refused if its values might not arrive as they are: one that defines
+    ``__init__`` or ``__new__``, or whose metaclass defines ``__call__``. Fields can have every type that an event can
+    have. Subclasses are not registered with their base.
 
     The receiver must have registered the class too, which happens when its module is imported. A class that is defined
     in ``__main__`` or in a notebook travels with the operator (``OperatorHandle.subtask``), and replaces an earlier
@@ -130,7 +141,8 @@ def event(name: Any, /) -> Any:
             class. Give one if the class may move to another module while checkpoints refer to it.
 
     Raises:
-        TypeError: the class is not a dataclass, a named tuple or an enumeration, or cannot be built from its fields.
+        TypeError: the class is not a dataclass, a named tuple or an enumeration, or a value that is built from its
+            fields could differ from the one that was sent.
         ValueError: another class has this name, or the name is empty or too long.
     """
     if isinstance(name, str):
@@ -144,6 +156,7 @@ def _register(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
         raise TypeError(f"@event needs a class or a name, not {cls!r:.60}")
     _shape_of(cls)  # raises for a class that cannot be an event
+    _refuse_what_would_change(cls)
     qualified = f"{cls.__module__}.{cls.__qualname__}"
     registration = Registration(cls, name or qualified, qualified)
     _add(registration)
@@ -253,10 +266,11 @@ def _shape_of_dataclass(cls: Any) -> _Shape:
     if not cls.__dataclass_params__.init:
         raise TypeError(f"{where}: it is a dataclass with init=False, so it cannot be built from its fields")
     for name, field in cls.__dataclass_fields__.items():
-        if isinstance(field.type, dataclasses.InitVar) or str(field.type).startswith(
-            ("InitVar", "dataclasses.InitVar")
-        ):
-            raise TypeError(f"{where}: its {name} is an InitVar, which is not kept, so it could not be sent")
+        if field._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]  # the annotation may be a text
+            raise TypeError(
+                f"{where}: its {name} is an InitVar, which is not kept, so it could not be sent: make it a field, or "
+                "build the value in a class method"
+            )
     sent = sorted((field for field in dataclasses.fields(cls) if field.init), key=lambda field: bool(field.kw_only))
     missing = dataclasses.MISSING
     fields = tuple(
@@ -268,3 +282,44 @@ def _shape_of_dataclass(cls: Any) -> _Shape:
         return kind, fields, lambda instance: ()
     get: Callable[[Any], Any] = attrgetter(*(field.name for field in sent))
     return kind, fields, get if len(sent) > 1 else lambda instance: (get(instance),)
+
+
+def _refuse_what_would_change(cls: Any) -> None:
+    """Raise ``TypeError`` if a value that is built from the fields of another one may differ from it.
+
+    Not for a class that arrives by value: it was checked where it was defined.
+    """
+    if issubclass(cls, enum.Enum):
+        return  # found by its name
+    where = f"{cls.__module__}.{cls.__qualname__} cannot be an event"
+    if type(cls).__call__ is not type.__call__:
+        raise TypeError(
+            f"{where}: its metaclass {type(cls).__qualname__} defines __call__, so a call with the fields of a value "
+            "may give another one: send a dataclass without that metaclass"
+        )
+    for method in ("__new__", "__init__"):
+        owner = _owner_of(cls, method)
+        if owner is not None:
+            raise TypeError(
+                f"{where}: {owner.__qualname__} defines its own {method}, and a call with the fields of a value need "
+                f"not give the same value: remove it, and use __post_init__ or a class method that builds the value"
+            )
+    for field in () if issubclass(cls, tuple) else dataclasses.fields(cls):
+        if not field.init and field.compare and not hasattr(cls, "__post_init__"):
+            raise TypeError(
+                f"{where}: its {field.name} has init=False, so it is not sent, and no __post_init__ sets it again: let "
+                "it be sent, set it in __post_init__, or say compare=False if it does not belong to the value"
+            )
+
+
+def _owner_of(cls: Any, method: str) -> type | None:
+    """The class that defines the method by hand; None if it is generated, or Python's own."""
+    for owner in cls.__mro__:
+        found = owner.__dict__.get(method)
+        if owner in (object, tuple, Generic) or (owner.__module__ == "typing" and found is not None):
+            return None
+        if found is not None:
+            code = getattr(inspect.unwrap(getattr(found, "__func__", found)), "__code__", None)
+            generated = "_fields" in owner.__dict__ or code is None or code.co_qualname.startswith("__create_fn__")
+            return None if generated else owner
+    return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from protocol.describing import describe
 from spark_bridge.driver.bounded_selector import BoundedSelector
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.errors import SidecarNotRunning
+from spark_bridge.forks import let_go_in_forks
 
 __all__ = ["SidecarLoop", "call_on_loop", "start_sidecar_loop"]
 
@@ -44,6 +45,13 @@ class SidecarLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(BoundedSelector())
         self.set_task_factory(_make_task)
+        let_go_in_forks(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """See ``OwnsSockets``: the selector and what it watches, the loop's own sockets among them."""
+        selector: Any = self._selector  # type: ignore[attr-defined]  # that of asyncio, which was given here
+        watched = selector.get_map() or {}
+        return [selector.fileno(), *watched] if watched else []
 
     def run_forever(self) -> None:
         while True:

@@ -9,6 +9,7 @@ runs it on the caller's loop. Both return a handle for each operator. Its ``subt
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -100,11 +101,13 @@ class Sidecar(PartFactories):
         self._runtime: SidecarRuntime | None = None
         self._portal: BlockingPortal | None = None
         self._stack: ExitStack | None = None
+        self._process_id = 0
 
     # --- with: own thread and loop --------------------------------------------------------------------------------
 
     def __enter__(self) -> Sidecar:
         self._require_idle()
+        self._process_id = os.getpid()
         driver = driver_of(self._spark)
         with ExitStack() as stack:
             with interrupts_held_back():  # otherwise the new thread might never be told to end
@@ -122,7 +125,7 @@ class Sidecar(PartFactories):
         traceback: TracebackType | None,
     ) -> bool | None:
         runtime = self._runtime
-        if self._stack is None or runtime is None:
+        if self._stack is None or runtime is None or self._is_in_fork:
             return None
 
         def close() -> bool | None:
@@ -151,7 +154,14 @@ class Sidecar(PartFactories):
     @property
     def is_running(self) -> bool:
         """Whether it was entered or started, and has not been left or stopped."""
+        if self._is_in_fork:
+            return False
         return self._runtime is not None and (self._stack is not None or self._portal is None)
+
+    @property
+    def _is_in_fork(self) -> bool:
+        """Whether this is a copy in a forked process, which has none of the sidecar's threads."""
+        return self._portal is not None and self._process_id != os.getpid()
 
     def _hurry(self) -> None:
         """Cancel the waits of its end, which may not have begun. Any thread."""
@@ -490,6 +500,11 @@ class Sidecar(PartFactories):
         return portal, runtime
 
     def _running(self) -> tuple[BlockingPortal, SidecarRuntime]:
+        if self._is_in_fork:
+            raise SidecarError(
+                f"the sidecar runs in process {self._process_id}, from which this one was forked, and only that one can"
+                " use it: call it there, and pass the result on, for example through a multiprocessing.Queue"
+            )
         if self._portal is None or self._runtime is None:
             if self._runtime is not None:
                 raise SidecarNotRunning(

@@ -21,7 +21,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from html import escape
@@ -35,6 +35,7 @@ from actors import ActorError
 from actors.logs import get_logger
 from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarNotRunning
+from spark_bridge.forks import let_go_in_forks
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.server.server import ServerStartError
 
@@ -232,6 +233,14 @@ class StatusServer:
         self._listener: socket.socket | None = None
         self._waker, self._wakes = socket.socketpair()
         self._accepting: threading.Thread | None = None
+        self._selector = selectors.DefaultSelector()
+        let_go_in_forks(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """See ``OwnsSockets``."""
+        sockets = (self._waker, self._wakes, self._listener, *self._connections)
+        selector = () if self._selector.get_map() is None else (self._selector.fileno(),)
+        return [*selector, *(one.fileno() for one in sockets if one is not None)]
 
     def start(self) -> None:
         """See the class."""
@@ -262,6 +271,7 @@ class StatusServer:
         self._waker.close()
         if self._accepting is not None:
             self._accepting.join()
+        self._selector.close()
         self._wakes.close()
         if self._listener is not None:
             self._listener.close()
@@ -276,7 +286,7 @@ class StatusServer:
     def _accept(self) -> None:
         listener = self._listener
         assert listener is not None
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(self._wakes, selectors.EVENT_READ)
             while all(key.fileobj is listener for key, _ in selector.select()):

@@ -246,6 +246,13 @@ class Connection(asyncio.Protocol):
         waiting = 0 if self._outbox is None else self._outbox.waiting_bytes
         return sum(map(len, self._outgoing)) + waiting + self._transport.get_write_buffer_size()
 
+    @property
+    def descriptor(self) -> int:
+        """The number of its socket; negative if it has none."""
+        transport: asyncio.Transport | None = getattr(self, "_transport", None)
+        one = None if transport is None else transport.get_extra_info("socket")
+        return -1 if one is None else int(one.fileno())
+
     def identified(self) -> None:
         """The handler knows what the peer is for: no deadline any more. Idempotent; no effect after close."""
         if self.state is ConnectionState.UNIDENTIFIED:

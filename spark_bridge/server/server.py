@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -22,6 +23,7 @@ from actors.repeated_lines import LimitedLog
 from protocol.wire.handshake import FindKey
 from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarError
+from spark_bridge.forks import let_go_in_forks
 from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
 from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import Turns
@@ -134,6 +136,7 @@ class AuthenticatedServer:
             raise RuntimeError("the server has already been started")
         self._config = config = _within_descriptors(self._configured)
         listener = await _listen(config)
+        let_go_in_forks(self)
         bound_host, bound_port = listener.getsockname()[:2]
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
         self._peer_log = LimitedLog(log, LoopClock(), config.log_lines_max)
@@ -178,6 +181,11 @@ class AuthenticatedServer:
             await self._server.wait_closed()
             self._incomplete.close()
             self._peer_log.close()
+
+    def descriptors(self) -> Iterable[int]:
+        """See ``OwnsSockets``: a connection from which nothing is read at the moment is not watched by the loop."""
+        listening = () if self._server is None else self._server.sockets
+        return [*(one.fileno() for one in listening), *(connection.descriptor for connection in self._open())]
 
     def _open(self) -> list[Connection]:
         return [connection for group in self._by_state.values() for connection in group.values()]

@@ -24,6 +24,11 @@ class Attachable(Protocol):
     def key(self) -> tuple[int, str]: ...
 
     @property
+    def sidecar(self) -> tuple[str, int]:
+        """The address of its sidecar: two of them may have operators of one name."""
+        ...
+
+    @property
     def owner_thread(self) -> int: ...
 
     def close(self) -> None: ...
@@ -31,12 +36,15 @@ class Attachable(Protocol):
     def forget_after_fork(self) -> None: ...
 
 
+_Whose = tuple[tuple[int, str], tuple[str, int]]
+
+
 class _Process:
     """The state of one process. It is a class so that a forked child can start with a fresh instance."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.attached: dict[tuple[int, str], Attachable] = {}
+        self.attached: dict[_Whose, Attachable] = {}
         self.usual_interval_s: float | None = None
         self.our_interval_s = 0.0
 
@@ -60,12 +68,15 @@ def attach(attempt: Attachable, switch_interval_s: float) -> None:
         ]
     for other in left_behind:
         other.close()  # which detaches it
+    whose = attempt.key, attempt.sidecar
     with _process.lock:
-        if attempt.key in _process.attached:
+        if whose in _process.attached:
             raise RuntimeError(
-                f"task {attempt.key[0]} already runs a subtask of {attempt.key[1]!r}: use one subtask function per task"
+                f"task {attempt.key[0]} already runs a subtask of operator {attempt.key[1]!r}, and an operator has one "
+                "in each task: coordinate() another operator for the second function, or put both functions into one "
+                "operator with headgate.chain()"
             )
-        _process.attached[attempt.key] = attempt
+        _process.attached[whose] = attempt
         if switch_interval_s > 0 and _process.usual_interval_s is None:
             usual = sys.getswitchinterval()
             if switch_interval_s < usual:
@@ -74,11 +85,12 @@ def attach(attempt: Attachable, switch_interval_s: float) -> None:
                 _process.our_interval_s = sys.getswitchinterval()
 
 
-def detach(key: tuple[int, str], attempt: object) -> None:
+def detach(attempt: Attachable) -> None:
     """Remove ``attempt`` from the list. The last one restores the switch interval, unless it was changed meanwhile."""
     with _process.lock:
-        if _process.attached.get(key) is attempt:
-            del _process.attached[key]
+        whose = attempt.key, attempt.sidecar
+        if _process.attached.get(whose) is attempt:
+            del _process.attached[whose]
         if not _process.attached and _process.usual_interval_s is not None:
             if sys.getswitchinterval() == _process.our_interval_s:
                 sys.setswitchinterval(_process.usual_interval_s)
@@ -88,7 +100,7 @@ def detach(key: tuple[int, str], attempt: object) -> None:
 def attached_keys() -> list[tuple[int, str]]:
     """The ``(task_attempt_id, operator_id)`` of each attempt that is attached in this process, sorted."""
     with _process.lock:
-        return sorted(_process.attached)
+        return sorted(key for key, _ in _process.attached)
 
 
 def _in_the_child() -> None:

@@ -109,6 +109,7 @@ class SubtaskChannel:
 
     def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
         self.key = (identity.task_attempt_id, endpoint.operator_id)
+        self.sidecar = (endpoint.host, endpoint.port)
         self.owner_thread = threading.get_ident()
         self.over: str | None = None
         self.mailbox = OperatorMailbox(endpoint.mailbox_events_max, endpoint.mailbox_bytes_max)
@@ -773,4 +774,4 @@ class SubtaskChannel:
     def _release(self) -> None:
         self.waker.close()
         self._own_reads.close()
-        detach(self.key, self)
+        detach(self)

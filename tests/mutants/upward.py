@@ -101,6 +101,26 @@ does-not-compare [feared; H32]
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if snapshot is None or
   + if True or
+union-runs-with-half-of-the-subtasks [found; H58]
+  Two operators share out the tasks of a stage, and each runs with some of its subtasks.
+  @ protocol.attempts.admission:why_divided
+  - if not (mine and others):
+  + if True:
+union-is-proven-by-claims [feared; H58 H75]
+  What tasks claim that Spark has not confirmed shows that a stage is divided.
+  @ protocol.attempts.admission:why_divided
+  - if task.confirmed and task.operators:
+  + if task.operators:
+event-class-with-its-own-init [found; H97]
+  A dataclass with its own __init__ is registered, and its values arrive changed.
+  @ protocol.wire.event_classes:_owner_of
+  - return None if generated else owner
+  + return None
+event-is-changed-by-its-post-init [found; H97]
+  What __post_init__ makes of the fields that were sent is not taken back.
+  @ protocol.wire.event_classes:Registration.build
+  - if self._again:
+  + if False:
 close-fails-a-success [found; H178]
   What an operator raises in close fails a task whose outputs are complete.
   @ spark_bridge.subtask.closing:close_quietly

@@ -839,6 +839,59 @@ def test_fewer_partitions_are_accepted_if_allowed() -> None:  # H58
     assert book.feed(stage(tasks=2, partitions=2)) == []
 
 
+def a_union(*, fewer: bool = False) -> Playbook:
+    """Two operators with four subtasks each, and a stage of four tasks, two for each of them."""
+    book = Playbook(operators=())
+    book.feed(OperatorAdded("left", 4, allow_fewer=fewer), OperatorAdded("right", 4, allow_fewer=fewer))
+    book.feed(job(), stage(tasks=4, partitions=4))
+    return book
+
+
+def test_two_operators_that_share_out_the_tasks_of_a_stage_are_refused_with_a_way_out() -> None:  # H58
+    book = a_union()
+    book.feed(start(10, 0), start(12, 2))
+    assert book.feed(reg(10, 0, operator="left")) == ["start run 1", "accept 0#0 task 10"]
+    assert book.feed(reg(12, 2, operator="right")) == ["refuse task 12 TOO_FEW_PARTITIONS"]
+    assert "'right' in some of its tasks and 'left' in others" in book.refusal
+    assert "Call repartition(4) on each of them after its subtasks and before the union()" in book.refusal
+
+
+def test_registrations_of_a_union_that_overtake_the_facts_have_their_runs_failed() -> None:  # H58, H19
+    book = a_union()
+    book.feed(reg(10, 0, operator="left"), reg(12, 2, operator="right"))
+    assert book.feed(start(10, 0)) == []  # what only a registration claims proves nothing (H75)
+    told = book.feed(start(12, 2))
+    assert told.count("failed 0#0 GLOBAL_FAILURE") == 1
+    assert told.count("failed 2#0 GLOBAL_FAILURE") == 1
+
+
+@pytest.mark.parametrize("order", [("left", "right"), ("right", "left")])
+def test_operators_that_follow_each_other_in_each_task_are_accepted(order: tuple[str, str]) -> None:  # H58
+    """A chain of mapPartitions, and zip: the tasks register for one operator after the other."""
+    book = a_union()
+    book.feed(*(start(10 + n, n) for n in range(4)))
+    told = book.feed(reg(10, 0, operator=order[0]), reg(11, 1, operator=order[0]), reg(10, 0, operator=order[1]))
+    told += book.feed(
+        *(reg(10 + n, n, operator=name) for n in (1, 2, 3) for name in order if (n, name) != (1, order[0]))
+    )
+    assert sum(line.startswith("accept") for line in told) == 8
+    assert not any(line.startswith(("refuse", "failed")) for line in told)
+
+
+def test_a_union_is_accepted_if_subtasks_may_be_missing() -> None:  # H58
+    book = a_union(fewer=True)
+    book.feed(start(10, 0), start(12, 2))
+    told = book.feed(reg(10, 0, operator="left"), reg(12, 2, operator="right"))
+    assert sum(line.startswith("accept") for line in told) == 2
+
+
+def test_a_subtask_beyond_the_parallelism_is_refused_with_the_way_out_of_a_union() -> None:  # H58
+    book = Playbook(parallelism=2)
+    book.feed(job(), stage(tasks=4, partitions=4))
+    assert book.feed(reg(12, 2)) == ["refuse task 12 SUBTASK_OUT_OF_RANGE"]
+    assert "call repartition(2) after its subtasks and before the union() instead" in book.refusal
+
+
 def test_a_stage_that_runs_some_of_enough_partitions_is_accepted() -> None:  # H58
     book = Playbook(parallelism=4)
     book.feed(job(), stage(tasks=1, partitions=4))  # take(1), or an output of which Spark has kept the rest

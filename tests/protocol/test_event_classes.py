@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
+import functools
 import gc
 import pickle
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import types
 from collections import namedtuple
 from dataclasses import InitVar, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgpack
 import pytest
@@ -26,6 +28,8 @@ from protocol.wire.event_classes import event, registered, registration_of
 from protocol.wire.extension_types import ExtensionType, PartEvent
 from tests.protocol.test_codec import either_msgpack
 from tests.protocol.test_event_values import alike, nested
+
+T = TypeVar("T")
 
 __all__ = ["either_msgpack"]  # a fixture, for the tests that name it
 
@@ -325,6 +329,192 @@ def _init_var() -> type:
 def test_what_cannot_be_an_event_is_refused_with_the_reason(cls: Any, text: str) -> None:  # H97
     with pytest.raises(TypeError, match=text):
         event(cls)
+
+
+# --- what arrives is what was sent ----------------------------------------------------------------------------------
+
+
+class Counting(type):
+    def __call__(cls, *args: Any) -> Any:
+        return super().__call__(*args)
+
+
+class Base(NamedTuple):
+    x: int
+    y: int = 5
+
+
+def _shapes() -> dict[str, tuple[Any, tuple[Any, ...] | None]]:
+    """Every way to make a class: the class, and the arguments of a value; None if it has to be refused."""
+
+    @dataclass
+    class OwnInit:
+        x: int
+
+        def __init__(self, text: str) -> None:
+            self.x = int(text) * 10
+
+    @dataclass
+    class OwnNew:
+        x: int
+
+        def __new__(cls, x: int) -> Self:
+            return super().__new__(cls)
+
+    @dataclass
+    class Inherited(OwnInit):
+        y: int = 1
+
+    @dataclass
+    class InheritedNew(OwnNew):
+        y: int = 1
+
+    @dataclass
+    class Doubles:
+        x: int
+
+        def __post_init__(self) -> None:
+            self.x *= 10
+
+    @dataclass(frozen=True, slots=True)
+    class DoublesFrozen:
+        x: int
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "x", self.x + 1)
+
+    @dataclass
+    class TextInitVar:
+        x: int
+        y: InitVar[int]
+
+    @dataclass
+    class AliasedInitVar:
+        x: int
+        y: dataclasses.InitVar[int] = 3
+
+    class InitVarious:
+        """Its name begins like that of the type."""
+
+    @dataclass
+    class LooksLikeInitVar:
+        x: InitVarious | int
+
+    @dataclass
+    class ClassVariable:
+        x: int
+        kind: ClassVar[str] = "k"
+
+    @dataclass
+    class LostField:
+        x: int
+        z: int = field(init=False, default=7)
+
+    @dataclass
+    class Cached:
+        x: int
+        cache: dict[str, int] = field(init=False, compare=False, default_factory=dict)
+
+    @dataclass
+    class Derived:
+        x: int
+        twice: int = field(init=False)
+
+        def __post_init__(self) -> None:
+            self.twice = 2 * self.x
+
+    @dataclass(order=True, slots=True, kw_only=True, frozen=True)
+    class Keywords:
+        b: int = 2
+        a: int
+
+    @dataclass
+    class Factory:
+        x: list[int] = field(default_factory=list)
+
+    @dataclass
+    class Abstract(abc.ABC):
+        x: int
+
+    @dataclass
+    class Generically(Generic[T]):
+        x: T
+
+    @dataclass
+    class WithMeta(metaclass=Counting):
+        x: int
+
+    class OwnTuple(Base):
+        def __new__(cls, x: int) -> Self:
+            return super().__new__(cls, x, 2 * x)
+
+    class PlainTuple(Base):
+        __slots__ = ()
+
+        def total(self) -> int:
+            return self.x + self.y
+
+    class Colour(enum.Enum):
+        RED = (1, 2)
+        GREEN = (1, 3)
+
+        def __init__(self, low: int, high: int) -> None:
+            self.low = low
+
+    class Rights(enum.IntFlag):
+        READ = 1
+        WRITE = 2
+
+    @dataclass
+    class Wrapped:
+        x: int
+
+    plain = Wrapped.__init__
+
+    @functools.wraps(plain)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+
+    Wrapped.__init__ = checked  # type: ignore[method-assign]
+    return {
+        "own init": (OwnInit, None),
+        "own new": (OwnNew, None),
+        "inherited init, generated here": (Inherited, (1,)),
+        "inherited new": (InheritedNew, None),
+        "post_init doubles": (Doubles, (1,)),
+        "post_init doubles, frozen": (DoublesFrozen, (1,)),
+        "InitVar as a text": (TextInitVar, None),
+        "dataclasses.InitVar as a text": (AliasedInitVar, None),
+        "a type named like InitVar": (LooksLikeInitVar, (1,)),
+        "class variable": (ClassVariable, (1,)),
+        "init=False without __post_init__": (LostField, None),
+        "init=False that does not compare": (Cached, (1,)),
+        "init=False that is derived": (Derived, (4,)),
+        "keywords": (lambda: Keywords(a=1), ()),
+        "factory": (Factory, ([1],)),
+        "abstract": (Abstract, (1,)),
+        "generic": (Generically, (1,)),
+        "metaclass": (WithMeta, None),
+        "tuple with its own new": (OwnTuple, None),
+        "tuple": (PlainTuple, (1, 2)),
+        "enumeration": (lambda: Colour.GREEN, ()),
+        "flag": (lambda: Rights.READ | Rights.WRITE, ()),
+        "wrapped init": (Wrapped, (1,)),
+    }
+
+
+@pytest.mark.parametrize("shape", _shapes())
+def test_a_value_arrives_as_it_was_or_its_class_is_refused(shape: str) -> None:  # H97
+    make, args = _shapes()[shape]
+    if args is None:
+        with pytest.raises(TypeError, match=r"cannot be an event: .*(: | or |, and use )"):
+            event(make)
+        return
+    value = make(*args)
+    event(f"{shape} of the table")(type(value))
+    arrived = decode_event(encode_event(value))
+    assert type(arrived) is type(value)
+    assert arrived == value
 
 
 # --- a class of a main program ------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from protocol.wire.messages import (
     SubtaskState,
     UrgentEventMessage,
 )
-from spark_bridge.subtask import AttemptOver, SubtaskContext, SubtaskOperator
+from spark_bridge.subtask import AttemptOver, SubtaskContext, SubtaskOperator, TaskIdentity, run_subtask
 from spark_bridge.subtask.chain import COUNTERS, OperatorChain
 from spark_bridge.subtask.hybrid import HybridReader
 from spark_bridge.subtask.source import SplitReader
@@ -350,3 +350,39 @@ def test_all_readers_of_a_hybrid_source_are_closed() -> None:
 
     HybridReader([lambda: Reader(1), lambda: Reader(2)]).close()
     assert closed == [1, 2]
+
+
+# --- several subtasks in one task -----------------------------------------------------------------------------------
+
+
+def test_operators_of_one_name_of_two_sidecars_run_in_one_task(peer: Peer) -> None:  # H58
+    """``zip`` or two ``mapPartitions`` put them there; each sidecar knows only its own."""
+    with Peer() as other:
+        identity = TaskIdentity(task_attempt_id=TASK_ID, subtask=2, run_id=5, attempt_number=1)
+
+        def body() -> Iterator[Any]:
+            inner = run_subtask(lambda: Hooked("", lambda: None), peer.endpoint(), identity, ["record"])
+            yield from run_subtask(lambda: Hooked("", lambda: None), other.endpoint(), identity, inner)
+
+        task = RunningTask(lambda: Hooked("", lambda: None), peer.endpoint(), body=body)
+        outer = other.take_task()
+        inner = peer.take_task()
+        inner.finish()
+        outer.finish()
+        assert task.outputs() == ["record"]
+
+
+def test_a_second_subtask_of_one_operator_in_a_task_is_refused_with_what_to_do(peer: Peer) -> None:
+    identity = TaskIdentity(task_attempt_id=TASK_ID, subtask=2, run_id=5, attempt_number=1)
+
+    def body() -> Iterator[Any]:
+        inner = run_subtask(lambda: Hooked("", lambda: None), peer.endpoint(), identity, ["record"])
+        yield from run_subtask(lambda: Hooked("", lambda: None), peer.endpoint(), identity, inner)
+
+    task = RunningTask(lambda: Hooked("", lambda: None), peer.endpoint(), body=body)
+    connection = peer.take_task()
+    connection.finish()
+    with pytest.raises(
+        RuntimeError, match=r"coordinate\(\) another operator .* or put both functions into one operator"
+    ):
+        task.outputs()
