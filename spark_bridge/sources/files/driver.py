@@ -43,7 +43,7 @@ class FileSource(Source):
         schema: the columns that are read, as a ``pyarrow.Schema``. By default that of the first file, for JSON and CSV
             that of its first block, which is then read on the driver.
         discover_every_s: look for new files so often, in seconds. Then the source never ends. By default it reads the
-            files that exist when the run begins.
+            files that exist when the run begins and, in streaming mode, in later runs those that have come since.
         split_bytes: the size of a split. A CSV file, and one that is compressed as a whole, is never divided.
         batch_rows: how many rows a batch of a Parquet file has at most.
         block_bytes: how much of a file of lines becomes one batch, about.
