@@ -90,17 +90,18 @@ class CheckpointLabels:
         return same, ""
 
     def _input_of(self, action: str) -> Input:
-        if not action:
-            self._action = ""
-            return UnnamedInput(finished_before=self._finished)
         self._runs_of_action = self._runs_of_action + 1 if action == self._action else 0
         self._action = action
         its = ActionId.read(action)
+        if not its.call:
+            return UnnamedInput(finished_before=self._finished)
         if its.input_id is not None:
             return NamedInput(its.input_id, self._runs_of_action)
-        while len(self._finished_before) >= CALLS_KEPT:
-            del self._finished_before[next(iter(self._finished_before))]
-        return UnnamedInput(its.call, self._runs_of_action, self._finished_before.setdefault(its.call, self._finished))
+        if its.call not in self._finished_before:
+            while len(self._finished_before) >= CALLS_KEPT:
+                del self._finished_before[next(iter(self._finished_before))]
+            self._finished_before[its.call] = self._finished
+        return UnnamedInput(its.call, self._runs_of_action, self._finished_before[its.call])
 
     def _has_no_state(self) -> bool:
         """Whether an earlier release wrote the restored checkpoint, and it holds nothing that could be mistaken."""

@@ -133,18 +133,19 @@ class ActionId:
 
     @classmethod
     def read(cls, text: str) -> ActionId:
-        """Parse an id. What is not one is that of a call without restarts."""
+        """Parse an id, which a task claims. What is not one is that of no call."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            return cls(text)
+            return cls("")
         try:
             input_id = None if match[3] is None else bytes.fromhex(match[3]).decode()
+            check_input_id(input_id)
         except ValueError:
-            return cls(text)
-        return cls(match[1], int(match[2]), input_id)
+            return cls("")
+        return cls(match[1], int(match[2] or 0), input_id)
 
 
-_ACTION = re.compile(r"([0-9a-f]{16})\.(\d{1,9})(?:\.([0-9a-f]*))?")
+_ACTION = re.compile(r"([0-9a-f]{16})(?:\.(\d{1,9})(?:\.([0-9a-f]*))?)?")
 _LABEL = re.compile(
     r"(?:(?P<none>no input)|batch (?P<batch>0|[1-9]\d{0,18}) of (?P<query>\S+)"
     r"|run (?P<run>[1-9]\d{0,9}) of (?:input (?P<input>\"[^\n]*\")|call (?P<call>\S{1,64}) after (?P<after>\d{1,18})))"

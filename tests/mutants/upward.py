@@ -87,13 +87,13 @@ late-confirmation-never-leaves [feared; H30]
 events-sent-not-restored [feared; H32]
   After a restore, positions are counted from nothing again.
   @ protocol.barrier_tracker.tracker:BarrierTracker._accepted
-  - snapshot.states, snapshot.held, snapshot.events_sent)
-  + snapshot.states, snapshot.held, 0)
+  - snapshot.states, snapshot.held, snapshot.events_sent, begins_again)
+  + snapshot.states, snapshot.held, 0, begins_again)
 rescale-loses-held-events [feared; H52]
   With another parallelism, where the parts of two subtasks meet, the held events of one are lost.
   @ protocol.barrier_tracker.rescale:rescaled
-  - SubtaskSnapshot(states, (*mine.held, *part.held))
-  + SubtaskSnapshot(states, part.held)
+  - SubtaskSnapshot(states, (*mine.held, *part.held), earlier_input=earlier)
+  + SubtaskSnapshot(states, part.held, earlier_input=earlier)
 does-not-compare [feared; H32]
   The tracker does not compare the two halves of a checkpoint.
   Argued: a second line of defence: nothing but another bug makes the two halves differ (upward-not-held and

@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 
 from actors.coordination import ResetNotSupported
+from actors.coordination.inputs import ActionId
 from protocol.attempts import RunEnded, RunStarted
 from spark_bridge.bridge.runs import ACTIONS_KEPT, RunningJobs
-from spark_bridge.driver.actions import names_of
+from spark_bridge.driver.actions import ActionIds, names_of
 
 
 class Story(RunningJobs):
@@ -141,3 +142,37 @@ def test_one_operator_is_not_a_list_of_them() -> None:
         names_of("words")
     assert names_of(None) is None
     assert names_of([]) == frozenset()
+
+
+def test_a_run_belongs_to_the_action_that_its_tasks_name_or_to_the_only_one_that_may_have_it() -> None:  # H65, H174
+    story = Story()
+    story.begin_action("a", None)
+    story.start("words", 1, "a")
+    story.start("lines", 2)
+    assert (story.action_of("words"), story.action_of("lines")) == ("a", "a")
+    story.begin_action("b", None)
+    story.start("lines", 3)
+    assert story.action_of("lines") == "", "either of them may have it"
+    story.begin_action("c", frozenset({"letters"}))
+    story.start("letters", 4)
+    story.end_action("a")
+    story.end_action("b")
+    assert story.action_of("letters") == "c"
+    story.end_action("c")
+    story.start("letters", 5)
+    assert story.action_of("letters") == "", "a plain action"
+
+
+def test_the_ids_of_one_call_of_run_share_its_call_and_input_and_no_two_calls_share_theirs() -> None:  # H174
+    first, second = ActionIds("day 1"), ActionIds("day 1")
+    ids = [ActionId.read(text) for text in (first.next(), first.next(), second.next())]
+    assert [one.input_id for one in ids] == ["day 1"] * 3
+    assert (ids[0].call, ids[0].number, ids[1].number) == (ids[1].call, 0, 1)
+    assert ids[2].call != ids[0].call
+    assert ActionId.read(ActionIds(None).next()).input_id is None
+
+
+@pytest.mark.parametrize("wrong", ["", 5, "x" * 201, "two\nlines"])
+def test_an_input_id_is_checked_when_run_is_called(wrong: object) -> None:  # H165
+    with pytest.raises((TypeError, ValueError), match="input_id must"):
+        ActionIds(wrong)  # type: ignore[arg-type]

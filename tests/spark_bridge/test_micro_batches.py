@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,7 +16,7 @@ from protocol.attempts import RunStarted
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
+from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operators
 from spark_bridge.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
 from spark_bridge.storage import MemoryStorage
@@ -151,3 +153,38 @@ async def test_a_coordinator_that_fails_after_a_batch_fails_the_query() -> None:
         with pytest.raises(BatchFailed, match=r"is committed, but then the operator failed.*could not publish"):
             await world.run(0)
         assert not await world.run(0), "it is skipped, and the next run resets the coordinator (H55)"
+
+
+async def test_an_adopted_batch_is_announced_as_such_until_it_is_committed() -> None:  # H174
+    """So a batch that fails can be adopted again, and its number says nothing about that of another query."""
+    told: list[tuple[int, bool]] = []
+
+    class Batches:
+        """Fails the first time that a batch is to be committed."""
+
+        async def begin(self, batch: MicroBatch, adopt: bool) -> object:
+            told.append((batch.batch_id, adopt))
+            return self
+
+        async def finish(self, operator: object, batch: MicroBatch) -> None:
+            if len(told) == 1:
+                raise BatchFailed("by the test")
+
+        async def abandon(self, operator: object) -> None:
+            raise AssertionError("the function did not raise")
+
+    def call(method: Any) -> Any:
+        coroutine = method(Batches())
+        try:
+            coroutine.send(None)
+        except StopIteration as returned:
+            return returned.value
+
+    frame = MagicMock()
+    frame.sparkSession.sparkContext.getLocalProperty.return_value = QUERY
+    function = ForEachBatch("words", lambda frame, batch_id: None, True, call)
+    with pytest.raises(BatchFailed):
+        function(frame, 7)
+    function(frame, 7)
+    function(frame, 8)
+    assert told == [(7, True), (7, True), (8, False)]

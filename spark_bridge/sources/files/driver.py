@@ -46,7 +46,7 @@ class FileSource(Source):
         schema: the columns that are read, as a ``pyarrow.Schema``. By default that of the first file, for JSON and CSV
             that of its first block, which is then read on the driver.
         discover_every_s: look for new files so often, in seconds. Then the source never ends. By default it reads the
-            files that exist when the run begins.
+            files that exist when the run begins and, in streaming mode, in later runs those that have come since.
         forget_after_s: with ``discover_every_s``, the source remembers what it has found with 15 bytes for each split.
             It forgets a file that was in no listing for so many seconds while the job ran, at most twice as many, so
             that its memory is bounded by what exists. A file that returns later is read again. None: never forget.

@@ -49,7 +49,8 @@ class KafkaSource(Source):
             after the run has begun; a ``datetime`` with a time zone, for the first record of each partition at that
             time or later; or the offset of each partition, ``{("orders", 0): 1200, ...}``. A partition that is found
             later is read from its beginning.
-        bounded: end where each partition ended when the run began. Otherwise the source never ends.
+        bounded: end where each partition ended when the run began. In streaming mode, the run after that reads what has
+            come since, unless ``start`` is given as offsets or a time. Otherwise the source never ends.
         stop: where a bounded read ends instead, as a ``datetime`` or as offsets, which are not read themselves.
         discover_every_s: look for new partitions and topics so often, in seconds; None for never. Not if it is bounded.
         isolation_level: ``"read_committed"`` leaves out the records of transactions that are open or were aborted;

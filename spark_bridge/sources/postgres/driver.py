@@ -73,7 +73,8 @@ class PostgresSource(Source):
         columns: the columns to read; by default all.
         changes: the name of the replication slot for changes, unique in the server; letters, digits and underscores.
             None reads the table only, and ends.
-        bounded: end when everything has been read that was committed when the task began to read changes.
+        bounded: end when everything has been read that was committed when the task began to read changes. In streaming
+            mode, the run after that reads the changes since then; without ``changes``, the whole table.
         op_column: gets what a row is: r (read from the table), i, u or d (inserted, updated, deleted), or t (the table
             was emptied with TRUNCATE; all columns are NULL). A deleted row has its key only, unless the table has
             REPLICA IDENTITY FULL. None for no such column.

@@ -38,7 +38,8 @@ class RedisStreamsSource(Source):
         schema: the columns, as a ``pyarrow.Schema``: each is the field of that name, converted from its text, and NULL
             if an entry does not have it.
         id_column: the column of the schema that gets the entry's id, if any.
-        bounded: read what the streams have when the run begins, and end. Otherwise the source never ends.
+        bounded: read what the streams have when the run begins, and end. In streaming mode, the run after that reads
+            what has come since. Otherwise the source never ends.
         start: from which entry on: ``"first"``, or ``"new"`` for those that are added after the run has begun.
         discover_every_s: look for new streams of a pattern so often, in seconds. Not if it is bounded.
         batch_rows: how many entries a batch has at most.

@@ -134,8 +134,15 @@ def test_every_label_and_action_of_a_random_name_is_read_as_it_was_written() -> 
 def test_an_action_of_an_earlier_release_is_a_call_without_restarts() -> None:
     assert ActionId.read("0123456789abcdef") == ActionId("0123456789abcdef")
     assert ActionId.read("0123456789abcdef.2") == ActionId("0123456789abcdef", 2)
-    assert ActionId.read("0123456789abcdef.2.zz") == ActionId("0123456789abcdef.2.zz")
-    assert ActionId.read("0123456789abcdef.2.ff") == ActionId("0123456789abcdef.2.ff")
+    for claimed in (
+        "",
+        "a\nlabel: done",
+        "0123456789abcdef.2.zz",
+        "0123456789abcdef.2.ff",
+        "0123456789abcdef.2.",
+        "a" * 9999,
+    ):
+        assert ActionId.read(claimed) == ActionId(""), "a plain action"
 
 
 @pytest.mark.parametrize("wrong", [5, b"x", ["x"], True])
