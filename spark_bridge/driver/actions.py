@@ -19,6 +19,7 @@ from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors.logs import get_logger
+from protocol.arguments import Rule, checked
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.task_entry import ACTION_PROPERTY
 
@@ -51,6 +52,7 @@ def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
             context.setLocalProperty(ACTION_PROPERTY, before)  # type: ignore[arg-type]  # None removes it
 
 
+@checked(operators=Rule("a list of handles or names", lambda operators: True))
 def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[str] | None:
     """The names of operators that are given as handles or names, or None."""
     if operators is None:
