@@ -23,6 +23,7 @@ from pyspark import SparkContext
 
 from actors.coordination.inputs import ActionId, check_input_id
 from actors.logs import get_logger
+from protocol.arguments import Rule, checked
 from protocol.describing import describe
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
@@ -93,6 +94,7 @@ class ActionMarks:
                 self._forbidden[action_id] = before
 
 
+@checked(operators=Rule("a list of handles or names", lambda operators: True))
 def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[str] | None:
     """The names of operators that are given as handles or names, or None."""
     if operators is None:

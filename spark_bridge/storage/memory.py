@@ -160,9 +160,7 @@ class MemoryStorage:
         with self._lock:
             kept = self._stored.get(operator_id, {}).get(checkpoint_id)
         if kept is None:
-            raise StorageError(
-                f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory: list() has those that are"
-            )
+            raise StorageError(f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory")
         return kept.stored().checkpoint
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
@@ -195,7 +193,7 @@ class MemoryStorage:
 
     @staticmethod
     def _file(operator_id: str, checkpoint_id: int) -> str:
-        return f"checkpoint {checkpoint_id} of {operator_id!r} in memory: list() has those that are"
+        return f"checkpoint {checkpoint_id} of {operator_id!r} in memory"
 
 
 def _size(checkpoint: CompletedCheckpoint) -> int:

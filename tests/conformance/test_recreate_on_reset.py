@@ -399,7 +399,7 @@ async def test_starting_twice_is_an_error() -> None:  # R105
     async with bench() as under_test:
         await under_test.call("start", under_test.context)
         ((method, error),) = under_test.errors
-        assert (method, str(error)) == ("start", "under test was started before")
+        assert (method, str(error)) == ("start", "under test was started before: make a new one for each operator")
 
 
 async def test_a_call_before_the_start_or_after_the_end_is_an_error() -> None:  # R105, H6

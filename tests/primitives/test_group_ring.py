@@ -309,7 +309,7 @@ def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H
                     pass
 
         future = pool.submit(answer)
-        with pytest.raises(ConnectionError, match="address is not that member"):
+        with pytest.raises(ConnectionError, match="is not rank 1 of the group"):
             ring.connect(own, [own.getsockname(), strange.getsockname()])
         ring.close()
         future.result(60.0)

@@ -197,4 +197,4 @@ async def test_the_factory_gives_the_name_where_the_user_does_not(  # R101
         under_test.wrapper = RecreateOnReset(factory)
         await under_test.start()
         await under_test.call("start", under_test.context)
-        assert str(under_test.errors[-1][1]) == f"{name} was started before"
+        assert str(under_test.errors[-1][1]) == f"{name} was started before: make a new one for each operator"
