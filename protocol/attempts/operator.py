@@ -229,7 +229,9 @@ class OperatorLedger:
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
-        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason))
+        stage = self.engine.stages[run.run_id]
+        computed = stage.task_count if succeeded and stage.task_count < stage.partitions else 0
+        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed))
         record.run = None
         remember(record.ended_runs, run.run_id)
         if record.reset_due is None:

@@ -241,12 +241,16 @@ class OperatorReset:
 
 @value
 class RunEnded:
-    """The run is over: its remaining gateways, finished ones too, end silently (H57)."""
+    """The run is over: its remaining gateways, finished ones too, end silently (H57).
+
+    ``computed``: how many partitions a successful job computed, if it left some out, as ``take`` does; otherwise 0.
+    """
 
     operator_id: str
     run_id: int
     succeeded: bool
     reason: str = ""
+    computed: int = 0
 
 
 Decision = (

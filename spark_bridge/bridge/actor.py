@@ -81,6 +81,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
         self._running = running or RunningJobs()
         self._awaiting_end: list[AwaitRunsOver] = []
+        self._left_out: dict[str, int] = {}  # how many partitions the last run computed; 0 if all
+        self._warned_of_several: set[str] = set()
         self._deadline = DeadlineTimer()
         self._inherited = InheritedRuns()
 
@@ -263,7 +265,11 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
                 case SubtaskReset() | OperatorReset() | RunStarted() | RunEnded():
                     self._running.note(effect)
-                    action = self._running.action_of(effect.operator_id) if type(effect) is RunStarted else ""
+                    action = ""
+                    if isinstance(effect, RunStarted):
+                        action = self._running.action_of(effect.operator_id)
+                    elif isinstance(effect, RunEnded):
+                        self._see_several_jobs(context, effect)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us, action=action))
                 case RefuseRegistration():
                     self._refuse(context, effect)
@@ -275,6 +281,22 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     self._commands.ask(context, effect)
                 case _:
                     raise TypeError(f"unknown effect of the ledger: {effect!r}")
+
+    def _see_several_jobs(self, context: ActorContext[BridgeMessage], ended: RunEnded) -> None:
+        """Warn once if an action runs job after job, each over more partitions, as ``take`` does (H55)."""
+        operator_id = ended.operator_id
+        before, count = self._left_out.get(operator_id, 0), ended.computed
+        self._left_out[operator_id] = count
+        if not (before and count) or before == count or operator_id in self._warned_of_several:
+            return
+        self._warned_of_several.add(operator_id)
+        context.log.warning(
+            "action ran several jobs over operator",
+            operator_id=operator_id,
+            hint="take(), first(), show(), isEmpty() and limit() run job after job, each over some of the partitions. "
+            "Each job is a run: a coordinator that is built for each run has seen only the last one. Use an action "
+            "over all partitions, such as collect(), or cache() the output and count() it first",
+        )
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
         self._peer_log.warning(

@@ -839,6 +839,15 @@ def test_fewer_partitions_are_accepted_if_allowed() -> None:  # H58
     assert book.feed(stage(tasks=2, partitions=2)) == []
 
 
+def test_the_end_of_a_run_says_that_its_job_left_partitions_out() -> None:  # H58, H55
+    book = Playbook(parallelism=4)
+    book.feed(job(), stage(tasks=1, partitions=4), reg(10, 0), start(10, 0), opened(10))
+    book.feed(goodbye(10), end(10, 0, OK))
+    book.feed(job_end())
+    assert isinstance(book.last, RunEnded)
+    assert book.last.computed == 1
+
+
 def a_union(*, fewer: bool = False) -> Playbook:
     """Two operators with four subtasks each, and a stage of four tasks, two for each of them."""
     book = Playbook(operators=())

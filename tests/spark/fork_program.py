@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +32,7 @@ class Answering(OperatorCoordinator):
 
 def ask_in_the_child(sidecar: Sidecar, done: int) -> None:
     """Use the copy in every way, and tell the parent, whose end of the pipe keeps this process alive."""
-    attempts = {
+    attempts: dict[str, Callable[[], Any]] = {
         "request": lambda: sidecar.request("q", 1, timeout_s=2.0),
         "status": sidecar.status,
         "coordinate": lambda: sidecar.coordinate("other", Answering, parallelism=1),
