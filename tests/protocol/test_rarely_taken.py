@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from protocol import barrier_tracker as t
+from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
@@ -30,8 +31,9 @@ from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
+from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
-from tests.protocol.barrier_tracker_kit import A, B, Dialogue
+from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
 from tests.protocol.test_gateway import a_gateway, hear
 
 # --- attempts -----------------------------------------------------------------------------------------------------
@@ -79,6 +81,16 @@ def test_a_view_of_a_checkpoint_in_progress_has_the_step_of_each_subtask() -> No
     (view,) = dialogue.tracker.view()
     assert (view.checkpoint_id, view.savepoint, view.deadline) == (3, False, 10.0)
     assert view.steps[A.subtask] is not view.steps[B.subtask]
+
+
+@pytest.mark.parametrize("first_is_ready", [True, False])
+def test_of_two_attempts_the_one_that_has_ended_well_speaks_for_the_subtask(first_is_ready: bool) -> None:  # H47
+    dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A2)
+    dialogue.tell(accepted(A, RestoreMode.BATCH), *([SubtaskReady(A)] if first_is_ready else []))
+    dialogue.tell(t.SubtaskFinalState(A2, b"final"), SubtaskFinished(A2))
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
+    checkpoint = stored(dialogue.tell(t.CoordinatorSnapshotTaken(1, b"coordinator")))
+    assert [state.state for state in checkpoint.subtask_states[0].states] == [b"final"]
 
 
 def test_an_operator_without_subtasks_has_no_checkpoints() -> None:
