@@ -85,8 +85,9 @@ def test_a_view_of_a_checkpoint_in_progress_has_the_step_of_each_subtask() -> No
 
 @pytest.mark.parametrize("first_is_ready", [True, False])
 def test_of_two_attempts_the_one_that_has_ended_well_speaks_for_the_subtask(first_is_ready: bool) -> None:  # H47
-    dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A2)
+    dialogue = Dialogue(1, mode=RestoreMode.BATCH)
     dialogue.tell(accepted(A, RestoreMode.BATCH), *([SubtaskReady(A)] if first_is_ready else []))
+    dialogue.run(A2)
     dialogue.tell(t.SubtaskFinalState(A2, b"final"), SubtaskFinished(A2))
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
     checkpoint = stored(dialogue.tell(t.CoordinatorSnapshotTaken(1, b"coordinator")))
