@@ -227,8 +227,15 @@ def test_a_message_with_a_field_of_another_type_has_no_short_form() -> None:
     assert encode_word(m.Confirm(7, 1)) == b""  # it has no fixed length
 
 
-def test_a_handshake_that_is_not_done_has_no_identity() -> None:
-    assert ServerHandshake(lambda identity: None, b"n" * 32).identity == b""
+def test_the_server_of_a_handshake_waits_for_its_client_and_knows_no_identity_before() -> None:
+    server = ServerHandshake(lambda identity: None, b"n" * 32)
+    assert (server.initial_bytes(), server.identity) == (b"", b"")
+
+
+def test_a_small_event_with_extensions_comes_out_of_its_steps_as_it_went_in() -> None:
+    sent = [Decimal("1.5"), (1, 2), {"a set": {1, 2}}]
+    assert run_steps(decode_event_in_steps(encode_event(sent[:1]))) == sent[:1]
+    assert run_steps(decode_event_in_steps(encode_event(sent))) == sent
 
 
 def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:
