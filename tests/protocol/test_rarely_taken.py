@@ -180,7 +180,7 @@ def test_large_arrays_that_are_too_large_together_are_refused_by_their_sender() 
         encode_event([array] * 5, limits)
 
 
-def test_a_large_value_that_is_no_array_of_numbers_is_refused_by_its_sender() -> None:
+def test_a_large_array_of_objects_is_refused_by_its_sender() -> None:
     with pytest.raises(EventEncodeError, match="values of dtype object cannot be sent"):
         encode_event(numpy.full(LEAF_BYTES, None))
 
