@@ -30,6 +30,7 @@ from protocol.wire.events import decode_event, decode_event_in_steps, encode_eve
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
+from protocol.wire.keys import KeyRing
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
 from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
@@ -157,6 +158,17 @@ def test_the_newest_splits_are_taken_back_until_none_is_left() -> None:
 def test_a_size_of_events_outside_of_its_range_is_refused_with_the_range(size: Any) -> None:
     with pytest.raises(ValueError, match=r"an int from 1048576 \(1 MiB\) to 1073741824 \(1 GiB\), not "):
         WireLimits.for_events(size)
+
+
+def test_a_message_has_space_for_an_event_of_any_size_and_64_mebibytes_beside_it() -> None:
+    for size in (2**20, 2**30):
+        assert WireLimits.for_events(size).message_bytes_max == size + 64 * 2**20
+
+
+def test_a_secret_has_at_least_16_bytes() -> None:
+    assert KeyRing(b"s" * 16).task_key("op") != KeyRing(b"t" * 16).task_key("op")
+    with pytest.raises(ValueError, match="at least 16 bytes, has 15"):
+        KeyRing(b"s" * 15)
 
 
 def test_fragments_that_have_no_space_for_a_text_are_refused() -> None:
