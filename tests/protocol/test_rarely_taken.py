@@ -36,6 +36,8 @@ from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
 from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
 from tests.protocol.test_gateway import a_gateway, hear
+from tests.protocol.test_subtask import hear as hear_subtask
+from tests.protocol.test_subtask_checkpoints import a_closed_subtask, send
 
 # --- attempts -----------------------------------------------------------------------------------------------------
 
@@ -119,6 +121,16 @@ def test_a_gateway_tells_since_when_an_event_is_unconfirmed_and_when_its_peer_wa
     since.append(gateway.unconfirmed_since)
     assert since == [None, 1.0, 3.0, 4.0]
     assert gateway.heard_at == 6.0
+
+
+def test_a_subtask_tells_how_much_it_holds_and_how_much_is_unconfirmed() -> None:  # H87
+    subtask = a_closed_subtask()
+    send(subtask, b"out", b"too")
+    hear_subtask(subtask, m.CloseForCheckpoint(7, 1, 5))
+    send(subtask, b"held", b"as well", b"and so")
+    figures = subtask.statistics()
+    assert (figures.held_events, figures.held_bytes, figures.closed_for) == (3, 17, (5,))
+    assert (figures.unconfirmed_events, figures.unconfirmed_bytes) == (2, 6)
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
