@@ -355,11 +355,6 @@ class GatewayInbound:
         """Whether nothing waits for readiness, for an answer, or for a snapshot."""
         return not (self._kept or self._unanswered or self._aside)
 
-    @property
-    def events_aside(self) -> int:
-        """How many events and requests were put aside (H79)."""
-        return len(self._aside)
-
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)

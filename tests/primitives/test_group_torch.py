@@ -17,7 +17,6 @@ from tests.primitives.group_processes import Members, said
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(sys.platform != "linux", reason="it looks at processes through /proc"),
-    pytest.mark.timeout(180),
 ]
 
 

@@ -20,7 +20,6 @@ from tests.primitives.group_processes import Members, said
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="it looks at processes through /proc"),
-    pytest.mark.timeout(120),
 ]
 
 

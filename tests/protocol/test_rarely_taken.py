@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from protocol import barrier_tracker as t
+from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
@@ -29,10 +30,14 @@ from protocol.wire.events import decode_event, decode_event_in_steps, encode_eve
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
+from protocol.wire.keys import KeyRing
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
+from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
-from tests.protocol.barrier_tracker_kit import A, B, Dialogue
+from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
 from tests.protocol.test_gateway import a_gateway, hear
+from tests.protocol.test_subtask import hear as hear_subtask
+from tests.protocol.test_subtask_checkpoints import a_closed_subtask, send
 
 # --- attempts -----------------------------------------------------------------------------------------------------
 
@@ -81,6 +86,17 @@ def test_a_view_of_a_checkpoint_in_progress_has_the_step_of_each_subtask() -> No
     assert view.steps[A.subtask] is not view.steps[B.subtask]
 
 
+@pytest.mark.parametrize("first_is_ready", [True, False])
+def test_of_two_attempts_the_one_that_has_ended_well_speaks_for_the_subtask(first_is_ready: bool) -> None:  # H47
+    dialogue = Dialogue(1, mode=RestoreMode.BATCH)
+    dialogue.tell(accepted(A, RestoreMode.BATCH), *([SubtaskReady(A)] if first_is_ready else []))
+    dialogue.run(A2)
+    dialogue.tell(t.SubtaskFinalState(A2, b"final"), SubtaskFinished(A2))
+    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
+    checkpoint = stored(dialogue.tell(t.CoordinatorSnapshotTaken(1, b"coordinator")))
+    assert [state.state for state in checkpoint.subtask_states[0].states] == [b"final"]
+
+
 def test_an_operator_without_subtasks_has_no_checkpoints() -> None:
     with pytest.raises(LocalProtocolError, match="'words': parallelism 0 must be 1 or more"):
         t.BarrierTracker("words", 0, t.CheckpointConfig(10.0))
@@ -105,6 +121,16 @@ def test_a_gateway_tells_since_when_an_event_is_unconfirmed_and_when_its_peer_wa
     since.append(gateway.unconfirmed_since)
     assert since == [None, 1.0, 3.0, 4.0]
     assert gateway.heard_at == 6.0
+
+
+def test_a_subtask_tells_how_much_it_holds_and_how_much_is_unconfirmed() -> None:  # H87
+    subtask = a_closed_subtask()
+    send(subtask, b"out", b"too")
+    hear_subtask(subtask, m.CloseForCheckpoint(7, 1, 5))
+    send(subtask, b"held", b"as well", b"and so")
+    figures = subtask.statistics()
+    assert (figures.held_events, figures.held_bytes, figures.closed_for) == (3, 17, (5,))
+    assert (figures.unconfirmed_events, figures.unconfirmed_bytes) == (2, 6)
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
@@ -146,6 +172,17 @@ def test_a_size_of_events_outside_of_its_range_is_refused_with_the_range(size: A
         WireLimits.for_events(size)
 
 
+def test_a_message_has_space_for_an_event_of_any_size_and_64_mebibytes_beside_it() -> None:
+    for size in (2**20, 2**30):
+        assert WireLimits.for_events(size).message_bytes_max == size + 64 * 2**20
+
+
+def test_a_secret_has_at_least_16_bytes() -> None:
+    assert KeyRing(b"s" * 16).task_key("op") != KeyRing(b"t" * 16).task_key("op")
+    with pytest.raises(ValueError, match="at least 16 bytes, has 15"):
+        KeyRing(b"s" * 15)
+
+
 def test_fragments_that_have_no_space_for_a_text_are_refused() -> None:
     with pytest.raises(ValueError, match="fragment_bytes leaves no space for a text"):
         WireLimits(fragment_bytes=100)
@@ -167,7 +204,7 @@ def test_large_arrays_that_are_too_large_together_are_refused_by_their_sender() 
         encode_event([array] * 5, limits)
 
 
-def test_a_large_value_that_is_no_array_of_numbers_is_refused_by_its_sender() -> None:
+def test_a_large_array_of_objects_is_refused_by_its_sender() -> None:
     with pytest.raises(EventEncodeError, match="values of dtype object cannot be sent"):
         encode_event(numpy.full(LEAF_BYTES, None))
 
@@ -214,8 +251,15 @@ def test_a_message_with_a_field_of_another_type_has_no_short_form() -> None:
     assert encode_word(m.Confirm(7, 1)) == b""  # it has no fixed length
 
 
-def test_a_handshake_that_is_not_done_has_no_identity() -> None:
-    assert ServerHandshake(lambda identity: None, b"n" * 32).identity == b""
+def test_the_server_of_a_handshake_waits_for_its_client_and_knows_no_identity_before() -> None:
+    server = ServerHandshake(lambda identity: None, b"n" * 32)
+    assert (server.initial_bytes(), server.identity) == (b"", b"")
+
+
+def test_a_small_event_with_extensions_comes_out_of_its_steps_as_it_went_in() -> None:
+    sent = [Decimal("1.5"), (1, 2), {"a set": {1, 2}}]
+    assert run_steps(decode_event_in_steps(encode_event(sent[:1]))) == sent[:1]
+    assert run_steps(decode_event_in_steps(encode_event(sent))) == sent
 
 
 def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:

@@ -32,7 +32,7 @@ from tests.spark.actions import one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 QUICK = LedgerConfig(heal_after_s=0.5, query_every_s=0.5, give_up_after_s=4.0)
 FORGED, ITSELF = 10**12, -1

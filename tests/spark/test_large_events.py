@@ -20,7 +20,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import coordinated
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 LARGE = 64 * 2**20 - 64
 FRAGMENT = 256 * 1024

@@ -21,7 +21,6 @@ from tests.spark.script import Script
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.long,
-    pytest.mark.timeout(300),
 ]  # up to six attempts, each of which Spark has to kill
 
 FAILURES_MAX = 3  # set by the master of the fixture

@@ -14,7 +14,7 @@ from headgate import Sidecar, SidecarConfig
 from tests.spark.browser.perfetto import perfetto
 from tests.spark.observability.test_trace import Answering, DiesOnce
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 PHASES = {"closing", "snapshotting", "acknowledging", "storing"}
 

@@ -16,7 +16,7 @@ from tests.spark.cluster import ROOT
 from tests.spark.faults.own_process import OPERATOR, SidecarProgram, attach
 from tests.spark.faults.test_own_process import RESTART, tasks, wait_until_ready
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_the_driver_and_an_onlooker_see_the_running_job(spark: SparkSession, tmp_path: Path) -> None:

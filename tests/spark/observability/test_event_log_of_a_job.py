@@ -16,7 +16,7 @@ from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_failures_resets_and_checkpoints_are_read_from_the_event_log_alone(

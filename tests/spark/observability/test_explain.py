@@ -39,12 +39,12 @@ from tests.spark.operators import Listening
 from tests.spark.script import Script
 from tests.spark_bridge.storage.checkpoints import HookedFileSystem, hooked
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.spark
 
 HELD = CheckpointConfig(hold_events=True)
 WAITING_S = 0.3
-LIMIT_S = 60.0
-PATIENT = SidecarConfig(gateway=GatewayLimits(confirm_timeout_s=60.0))
+LIMIT_S = 180.0
+PATIENT = SidecarConfig(gateway=GatewayLimits(confirm_timeout_s=600.0))
 """A process that is stopped for a while has not failed."""
 
 
@@ -385,7 +385,7 @@ def test_a_task_waits_for_the_end_of_another_run_of_its_operator(spark: SparkSes
 def test_a_task_that_cannot_reach_the_sidecar_has_not_registered(spark: SparkSession, tmp_path: Path) -> None:
     file = str(tmp_path / "go on")
     script = Script({}, [])
-    with Line() as line, Sidecar(spark, line.config(connect_timeout_s=60.0)) as sidecar:
+    with Line() as line, Sidecar(spark, line.config(connect_timeout_s=600.0)) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
         with occupied_core(spark, file):
             action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)

@@ -21,7 +21,7 @@ from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def in_spark(spark: SparkSession) -> dict[str, float]:

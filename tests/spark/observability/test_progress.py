@@ -17,7 +17,7 @@ import pytest
 from tests.spark.cluster import ROOT
 from tests.spark_bridge.observability.screen import screen_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 PROGRAM = """
 import logging, time

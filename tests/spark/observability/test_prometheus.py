@@ -24,7 +24,7 @@ from tests.spark.operators import Listening
 from tests.spark.script import Script
 from tests.spark_bridge.observability.dashboard import alerts, queries
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 FIND_PROMETHEUS = Path(__file__).resolve().parents[3] / ".ci" / "find-prometheus"
 TOKEN = "a-token-for-prometheus"

@@ -18,7 +18,7 @@ from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 _EXPORTER = InMemorySpanExporter()
 

@@ -15,7 +15,7 @@ from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.spark
 
 
 def test_a_run_with_a_killed_task_is_shown_from_beginning_to_end(spark: SparkSession) -> None:

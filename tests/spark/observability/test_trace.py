@@ -17,7 +17,7 @@ from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext
 from headgate.errors import SidecarError
 from tests.spark_bridge.observability.trace_reader import events_of, query
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 class Answering(OperatorCoordinator):
