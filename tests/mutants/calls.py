@@ -36,8 +36,7 @@ skipped-checkpoints-of-a-start-that-failed [new; H160]
   A start that is cancelled skips the stored checkpoints all the same.
   @ spark_bridge.driver.operators:Operators._restored
   - return None, partial(port.start_from, None)
-  + await port.start_from(None)
-  +                 return None, _nothing
+  + return await port.start_from(None), _nothing
 threads-of-those-who-wait [found; H161]
   Users' blocking code has forty threads, whatever it waits for.
   @ actors.threads:ThreadPool.run

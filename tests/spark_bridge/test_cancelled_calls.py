@@ -54,7 +54,7 @@ class Living(OperatorCoordinator):
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        for _ in range(3):
+        for _ in range(12):
             await asyncio.sleep(0)
         self.living.discard(self)
 
