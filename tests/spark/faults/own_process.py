@@ -119,12 +119,13 @@ class SidecarProgram:
 
     def __init__(self, folder: Path, factory: str = "streaming", *more: str) -> None:
         self.secret_file = folder / "secret"
+        self.storage = str(folder / "checkpoints")
         control, relay, tasks = free_ports(3)
         self.address = f"127.0.0.1:{control}"
         self.ports = {"control": control, "relay": relay, "tasks": tasks}
         self._command = [
             *(sys.executable, "-m", "headgate", "sidecar", f"tests.spark.faults.own_process:{factory}"),
-            *("--secret-file", str(self.secret_file), "--storage", str(folder / "checkpoints")),
+            *("--secret-file", str(self.secret_file), "--storage", self.storage),
             *("--port", str(control), "--relay-port", str(relay), "--task-port", str(tasks), *more),
         ]
         self._log = folder / "sidecar.log"

@@ -27,6 +27,7 @@ from spark_bridge.primitives.chain import chain
 from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.storage import CheckpointStorage
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -81,7 +82,7 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(spark: SparkSession,
         rdd = tasks(spark, sidecar)
 
         async def as_in_a_notebook() -> Any:  # a loop runs in the calling thread
-            return sidecar.run(rdd.collect, restart=RESTART)
+            return sidecar.run(rdd.collect, restart=RESTART, input_id="numbers")
 
         action = Action(lambda: asyncio.run(as_in_a_notebook()))
         wait_until_ready(sidecar)
@@ -92,6 +93,8 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(spark: SparkSession,
         assert sorted(action.result()) == [(0, 5), (1, 5)]
         assert sidecar.request(OPERATOR, "wrong") == []
     assert here.terminate() == 0
+    labels = [info.label for info in CheckpointStorage(here.storage).list(OPERATOR)]
+    assert labels == [f'run 1 of input "numbers": {how}' for how in ("begun", "done")]  # H174
 
 
 def test_a_restarted_sidecar_takes_over_its_running_job(spark: SparkSession, program: NewProgram) -> None:
