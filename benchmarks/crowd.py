@@ -106,6 +106,9 @@ class PretendedSpark:
         self._on_fact = on_fact
         return self
 
+    async def forbid(self, action_id: str, reason: str) -> None:
+        """Nothing to do: there is no thread of an action."""
+
     async def equip(self) -> None:
         """Nothing to do: there is no executor."""
 

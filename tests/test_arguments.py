@@ -109,7 +109,7 @@ _PASSED_ON = "takes what Headgate has just given to the coordinator that calls i
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
-            *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle")),
+            *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle", "stop")),
             *(
                 "SidecarRuntime.action_failures",
                 "SidecarRuntime.action_ran",

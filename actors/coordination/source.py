@@ -223,7 +223,7 @@ class StaticSplitEnumerator(SplitEnumerator):
         self._context: SplitEnumeratorContext
 
     @classmethod
-    def of_encoded(cls, splits: list[bytes]) -> Self:
+    def _of_encoded(cls, splits: list[bytes]) -> Self:
         """Return an enumerator of splits that ``encode_split`` returned, which are known to differ."""
         enumerator = cls(())
         enumerator._begun = Begun(enumerator._pending.restore_in_steps(splits))

@@ -420,7 +420,7 @@ class FormatEnumerator(SplitEnumerator):
             if batch is None:
                 self._inner = self.source.enumerator(None)
             else:
-                self._inner = StaticSplitEnumerator.of_encoded(self.planner.splits(batch))
+                self._inner = StaticSplitEnumerator._of_encoded(self.planner.splits(batch))
             await self._inner.start(self._context)
             for subtask in self._readers:
                 await self._inner.add_reader(subtask)

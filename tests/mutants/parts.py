@@ -365,7 +365,7 @@ known-split-is-forgotten-while-it-exists [new; H164, H131]
   + if False:
 known-splits-are-lost-in-a-restore [new; H164, H131]
   A restored source finds again what was read.
-  @ actors.coordination.enumerators:DiscoveringSplitEnumerator._restore
+  @ actors.coordination.enumerators:DiscoveringSplitEnumerator._restore_known
   - self._known.restore_in_steps(fields["known"], fields["period"])
   + self._known.restore_in_steps([], fields["period"])
 users-value-is-compared [new; H164]

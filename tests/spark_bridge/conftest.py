@@ -22,7 +22,8 @@ fsspec.register_implementation("azure", HookedAzure, clobber=True)
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a committer's file operations in the event loop: threads take ten times as long for thousands of them."""
 
-    async def run_here(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+    class Here:
+        async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+            return function(*args)
 
-    monkeypatch.setattr("spark_bridge.sinks.two_phase.driver.run_sync", run_here)
+    monkeypatch.setattr("spark_bridge.sinks.two_phase.driver.USER", Here())

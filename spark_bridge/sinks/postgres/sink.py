@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import ANY, checked
+from protocol.arguments import ANY, SHOWN_CHARS_MAX, checked
 from protocol.describing import show
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
@@ -60,7 +60,7 @@ class PostgresSink(TwoPhaseSink[Any]):
         if not columns:
             raise SinkMisused("columns must be a list of names, not an empty one")
         if mode not in ("staged", "prepared"):
-            raise SinkMisused(f'mode must be "staged" or "prepared", not {show(mode)}')
+            raise SinkMisused(f'mode must be "staged" or "prepared", not {show(mode, SHOWN_CHARS_MAX)}')
         if key and mode == "prepared":
             raise SinkMisused(
                 "a prepared transaction keeps its locks until it is committed, so an update of the same key by the "
