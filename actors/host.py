@@ -4,7 +4,7 @@
 
 A task group belongs to the task that has entered it: anyio refuses to leave it in any other. But the two halves of an
 asynchronous fixture, and two cells of a notebook, often run in different tasks (H163). So what owns a task group lives
-in a task of its own, its host, and those who enter and leave only tell the host so.
+in a separate task, its host, and those who enter and leave only tell the host so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ExitArguments = tuple[type[BaseException] | None, BaseException | None, Tracebac
 class Host(Generic[T]):
     """Calls ``entering`` and, later, ``leaving`` in one task, for those who ``enter`` and ``leave``. Loop only.
 
-    Both are what ``__aenter__`` and ``__aexit__`` of an asynchronous context manager are. Whoever enters or leaves
+    Both are what ``__aenter__`` and ``__aexit__`` of an asynchronous context manager are. A task that enters or leaves
     waits for the host, however often it is cancelled. The host is cancelled in the same way: by a cancellation of the
-    task, or by a cancelled scope around it, which shielded code does not notice. Errors are raised to whoever waits.
+    task, or by a cancelled scope around it, which shielded code does not notice. Errors are raised where a task waits.
 
     If the host fails in between, or calls ``cancel_body``, the task that has entered is cancelled, if it still runs,
     and ``leave`` raises the error of the host.

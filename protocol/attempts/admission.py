@@ -85,13 +85,14 @@ def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
     )
 
 
-def why_divided(known: OperatorRecord, stage: StageRecord | None) -> str:
+def why_divided(known: OperatorRecord, stage: StageRecord) -> str:
     """Why this operator cannot have all of its subtasks: other tasks of the stage belong to another one (H58).
 
     ``union`` does that. If several operators follow each other in a lineage, or are zipped, a task has all of them, and
     the first of these tasks to register for a second one shows it. What only a registration claims proves nothing.
+    Goes through all tasks of the stage, so ask only if it ``may_be_divided``.
     """
-    if known.allow_fewer or stage is None or stage.in_one_task:
+    if known.allow_fewer:
         return ""
     name, mine, others = known.operator_id, False, set[str]()
     for task in stage.tasks.values():
@@ -124,7 +125,7 @@ def decide(
         return _give_up(known, held, engine, config)
     if too_few := why_too_few(known, stage):
         return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
-    if divided := why_divided(known, stage):
+    if stage is not None and stage.may_be_divided and (divided := why_divided(known, stage)):
         return Refusal(RefusalCode.TOO_FEW_PARTITIONS, divided)
     run = known.run
     if run is None:

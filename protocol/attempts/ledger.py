@@ -258,6 +258,8 @@ class AttemptLedger:
         self._engine.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
         stage = self._engine.stages.get(fact.stage_id)
+        if stage is None or not stage.may_be_divided:
+            return
         for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
             if divided := admission.why_divided(operator.record, stage):
                 operator.fail_globally(divided)

@@ -115,7 +115,9 @@ class StageRecord:
     completed_well: bool = False
     failed_attempt: int = -1  # the last attempt of the stage that is known to have failed
     hosts_operator: bool = False
+    operators: set[str] = field(default_factory=set)  # that its tasks have registered for
     in_one_task: bool = False  # one of its tasks has registered for several operators
+    may_be_divided: bool = False  # it has several, each in some of its tasks, as far as is known
     jobs: dict[int, bool] = field(default_factory=dict)  # job id -> it has ended
     failures: list[str] = field(default_factory=list)  # reasons of its failed jobs
     tasks: dict[int, TaskRecord] = field(default_factory=dict)
@@ -346,7 +348,9 @@ class EngineRecords:
         task = stage.tasks[message.task_attempt_id]
         if message.operator_id not in task.operators:
             task.operators += (message.operator_id,)
+            stage.operators.add(message.operator_id)
             stage.in_one_task = stage.in_one_task or len(task.operators) > 1
+            stage.may_be_divided = len(stage.operators) > 1 and not stage.in_one_task
         return None
 
 

@@ -2,7 +2,7 @@
 
 """Calls that take several steps, and that a cancellation cannot leave halfway (H160).
 
-Each runs in a task of its own, so that a cancellation of the caller, even by ``asyncio``, reaches it only as a request:
+Each runs in a separate task, so that a cancellation of the caller, even by ``asyncio``, reaches it only as a request:
 it undoes what it has done, or goes on to its end. The caller waits for that, and then raises the cancellation. Calls
 for one name follow each other.
 """

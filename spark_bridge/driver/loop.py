@@ -98,8 +98,8 @@ def start_sidecar_loop() -> AbstractContextManager[BlockingPortal]:
 def call_on_loop(portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> T:
     """Call ``function`` on the loop of ``portal``, from another thread, and return its result.
 
-    A ``KeyboardInterrupt`` meanwhile cancels the call, and is raised when that has ended; a second one is raised at
-    once. Raises ``SidecarNotRunning`` if the loop has ended, or ends before the call.
+    A ``KeyboardInterrupt`` meanwhile cancels the call, and is raised when that has ended; a second one is raised
+    immediately, and the call ends later. Raises ``SidecarNotRunning`` if the loop has ended, or ends before the call.
     """
     cancelled = threading.Event()
     scopes: list[anyio.CancelScope] = []

@@ -14,7 +14,7 @@ import anyio
 from actors import ActorError
 from actors.logs import get_logger
 from actors.threads import DRIVER
-from protocol.describing import describe
+from protocol.describing import describe, text_of
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -135,7 +135,7 @@ class SidecarProcess:
                     raise  # the next driver would not fare better
                 served = self._runtime is not None
                 unexpected = None if isinstance(error, RelayError) else error
-                log.warning("driver lost, application ended", started=served, error=str(error), exc_info=unexpected)
+                log.warning("driver lost, application ended", started=served, error=text_of(error), exc_info=unexpected)
         finally:
             leased, self._lease_s = self._lease_s is not None, None
             self._relay = self._runtime = None

@@ -149,7 +149,7 @@ async def test_failure_between_entering_and_leaving_cancels_the_body_and_is_rais
     assert not others()
 
 
-async def test_failure_is_raised_to_whoever_leaves_in_another_task() -> None:  # H163
+async def test_failure_is_raised_where_another_task_leaves() -> None:  # H163
     system = ActorSystem()
     await in_a_task(system, leave=False)
     system.spawn(Counter).tell(Explode(KeyError("boom")))

@@ -34,4 +34,4 @@ async def test_ten_thousand_actors_pass_a_message_on_with_one_task_each() -> Non
         ref.tell(1)
         assert await done == 10_000
         assert system.actor_count == 10_000
-        assert len(asyncio.all_tasks()) == tasks_before + 1 + 10_000  # the system has one of its own
+        assert len(asyncio.all_tasks()) == tasks_before + 1 + 10_000  # the system has one, too

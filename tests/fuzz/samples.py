@@ -229,7 +229,7 @@ def relay_record(random: Random) -> bytes:
         )
 
     bodies: dict[int, Callable[[], bytes]] = {
-        1: lambda: small("i") + listed("i"),
+        1: lambda: small("i") + listed("i") + prose(),
         2: lambda: small("i") + flag() + prose(),
         3: lambda: small("iii") + flag() + small("i"),
         4: lambda: small("ii") + flag() + prose(),

@@ -162,7 +162,7 @@ def test_fixtures_of_anyios_own_plugin(tmp_path: Path) -> None:
 
 
 async def run_cell(text: str, names: dict[str, Any]) -> None:
-    """Run one cell as a kernel does: in a task of its own."""
+    """Run one cell as a kernel does: in a separate task."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell: Any = InteractiveShell.instance()

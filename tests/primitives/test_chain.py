@@ -256,17 +256,6 @@ async def test_a_coordinator_that_is_built_anew_for_each_run_is_one_part_among_o
     assert len([call for call in story if call[:2] == ("main", "start")]) == 2
 
 
-async def test_an_error_in_close_fails_the_task_after_all_parts_are_closed() -> None:
-    class Failing(Main):
-        def close(self) -> None:
-            raise ArithmeticError("no sum in close")
-
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
-        task = await world.launch_operator(0, Failing, [])
-        await world.settle()
-        assert isinstance(task.error, ArithmeticError)
-
-
 def test_a_chain_without_states_of_its_parts_has_the_state_of_its_main_part() -> None:
     assert join_states(b"main", {"one": b"", "two": b""}) == b"main"
     assert split_states(b"main", {"one"}) == (b"main", {})

@@ -435,6 +435,9 @@ class SubtaskWalk(EndWalk):
         kinds = [m.Confirm, m.AnswerMessage, m.EventMessage, *(k for k, at in self.phase_of.items() if at in phases)]
         kinds += [m.CloseForCheckpoint] if len(phases) < 3 else []
         kinds += [s.OperatorOpened] if machine.state is SubtaskStatus.OPENING else []
+        urgent = machine._inbound.urgent
+        if not urgent.idle and machine.state is SubtaskStatus.OPEN:
+            kinds += [s.UrgentHandled if urgent._begun > urgent._handled else s.UrgentBegan]
         return kinds if machine._inbound._started else [*kinds, m.StartProcessing]
 
     def state(self) -> Hashable:
@@ -753,7 +756,8 @@ def test_every_kind_of_input_reaches_every_row_of_the_table_and_every_effect_com
     print(
         f"{seed + 1} walks, {len(states)} states, {sum(seen[cell] for cell in product(kind.rows, kind.kinds))} inputs"
     )
-    assert not wanted - seen.keys()
+    missing = wanted - seen.keys()
+    assert not missing, missing
 
 
 @pytest.mark.parametrize("kind", WALKS)

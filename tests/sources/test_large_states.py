@@ -292,7 +292,9 @@ def test_the_hand_of_a_work_queue() -> None:  # H164
     part = WorkQueuePart("q", 1, keyed=False)
     part._hand.extend((number, 0, ("item", number)) for number in range(150_000))
     again = WorkQueuePart("q", 1, keyed=False)
-    again.open(SimpleNamespace(now=None), again.merge_states({0: part.snapshot_state(1), 1: b""}))  # type: ignore[arg-type]
+    again.open(
+        SimpleNamespace(now=None, input_begins_again=True), again.merge_states({0: part.snapshot_state(1), 1: b""})
+    )  # type: ignore[arg-type]
     assert again._hand == part._hand
 
 
@@ -443,7 +445,7 @@ async def test_the_status_shows_a_split_that_cannot_describe_itself() -> None:
     source._backlogs = {0: ((Silent(), 3), (np.arange(10**6), 4))}
     largest = source.backlog.largest
     assert [one.amount for one in largest] == [4, 3]
-    assert largest[1].split == "<Silent, whose repr() raises RuntimeError>"
+    assert largest[1].split == "Silent <its __repr__ raised RuntimeError>"
 
 
 # --- what is known -------------------------------------------------------------------------------------------------
@@ -508,7 +510,7 @@ async def test_nothing_is_forgotten_unless_asked_or_while_looks_fail() -> None: 
 
 def test_an_impossible_time_to_forget_is_refused() -> None:
     for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="forget_after_s must be positive, or None to forget nothing"):
+        with pytest.raises(ValueError, match="forget_after_s must be a positive number of seconds"):
             DiscoveringSplitEnumerator(list, None, forget_after_s=wrong)
-        with pytest.raises(ValueError, match="forget_after_s must be positive, or None to forget nothing"):
+        with pytest.raises(ValueError, match="forget_after_s must be a positive number of seconds"):
             FileSource("/data", forget_after_s=wrong)

@@ -54,7 +54,9 @@ class Taking(SplitEnumeratorContext):
     def __init__(self) -> None:
         self.found: list[Any] = []
         self.is_over = False
-        self.coordinator: Any = SimpleNamespace(call_later=lambda *_: None, handles_restored=False, mode=None)
+        self.coordinator: Any = SimpleNamespace(
+            call_later=lambda *_: None, handles_restored=False, mode=None, input_begins_again=True
+        )
 
     @property
     def parallelism(self) -> int:
@@ -152,7 +154,7 @@ async def test_a_work_queue_continues_with_the_items_of_an_old_state() -> None: 
     queue = WorkQueueEnumerator((), golden("work_queue"))
     assert (queue.known, queue.finished) == (4, 0), "one is being worked on"
     part = WorkQueuePart("q", 2, keyed=False)
-    part.open(SimpleNamespace(now=None), golden("work_queue_task"))  # type: ignore[arg-type]
+    part.open(SimpleNamespace(now=None, input_begins_again=True), golden("work_queue_task"))  # type: ignore[arg-type]
     assert repr(list(part._hand)) == repr([(1, 0, ("work", 1)), (2, 3, [np.float32(1.5), "x"])])
 
 

@@ -179,7 +179,7 @@ def test_wrong_settings_say_what_is_wrong(postgres: Postgres, database: psycopg.
     for table, key, text in (("src.no", "id", "no table"), ("src.t", "x", "no columns"), ("src.t", "id", "is a text")):
         with pytest.raises(ValueError, match=text):
             _ = PostgresSource(postgres.conninfo, table, key).schema
-    with pytest.raises(ValueError, match="slot name has only"):
+    with pytest.raises(ValueError, match="changes must be the name of a slot, of lower-case letters"):
         PostgresSource(postgres.conninfo, "src.t", "id", changes="No-Slot")
 
 

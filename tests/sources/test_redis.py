@@ -95,7 +95,11 @@ def test_streams_of_a_pattern_are_found_and_new_ones_begin_at_their_end(redis_se
 
 @pytest.mark.parametrize(
     ("more", "text"),
-    [({"start": "old"}, "start must be"), ({"batch_rows": 0}, "at least 1"), ({"id_column": "x"}, "not in the schema")],
+    [
+        ({"start": "old"}, "start must be"),
+        ({"batch_rows": 0}, "at least 1"),
+        ({"id_column": "x"}, "id_column must be a column of the schema"),
+    ],
 )
 def test_wrong_settings_are_refused(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

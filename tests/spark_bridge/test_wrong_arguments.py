@@ -9,6 +9,7 @@ oneself. ``tests/test_arguments.py`` has the types and ranges of all others.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from typing import Any, cast
 
@@ -142,6 +143,7 @@ def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> 
 
     sidecar = Sidecar(None)
     sidecar._portal, sidecar._runtime = cast("Any", object()), cast("Any", Here())
+    sidecar._process_id = os.getpid()
     for call in (
         sidecar.status,
         lambda: sidecar.request("words", 1),

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from protocol.arguments import NAME, checked
+from protocol.arguments import NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
@@ -96,7 +96,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """Return the newest value: in a task the newest that has come there. Do not change what it returns."""
         return super().get() if runs_in_task() else self._value
 
-    @checked()
+    @checked(timeout_s=WAIT)
     def set(self, value: T, *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0) -> int:
         """Set a new value, and return its version. Later changes of ``value`` itself have no effect.
 
@@ -113,7 +113,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
         """
         return self.update(lambda _: value, wait=wait, timeout_s=timeout_s)
 
-    @checked()
+    @checked(timeout_s=WAIT)
     def update(
         self, function: Callable[[T], T], *, wait: Literal["none", "all"] = "none", timeout_s: float = 30.0
     ) -> int:

@@ -122,7 +122,6 @@ def test_a_line_is_said_above_the_bar(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"total": -1}, "must not be negative"),
         ({"count": "evnts"}, "choose one of events_received, failures, resets"),
         ({"count": "splits_done"}, "choose one of"),
     ],
