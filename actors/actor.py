@@ -181,6 +181,6 @@ class ActorContext(ABC, Generic[M]):
     ) -> Background:
         """Run a blocking function in a worker thread; otherwise like ``run``.
 
-        Each call has a thread immediately, however many others wait in theirs. A thread cannot be cancelled: if the actor
-        ends first, the thread runs to its own end and its result is discarded.
+        Each call has a thread immediately, however many others wait in theirs. A thread cannot be cancelled: if the
+        actor ends first, the thread runs to its own end and its result is discarded.
         """

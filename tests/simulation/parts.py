@@ -285,6 +285,10 @@ class PartContext:
     def mode(self) -> RestoreMode:
         return self._parts.process.application.settings.mode
 
+    @property
+    def input_begins_again(self) -> bool:
+        return self._parts.process.input_begins_again
+
     def now(self) -> float:
         return self._parts.process.world.now
 

@@ -61,6 +61,7 @@ class Process:
         self.connection: Connection | None = None
         self.second: Connection | None = None  # a second connection that it has registered on
         self.token = b""
+        self.input_begins_again = False
         self.resuming = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[s.MailboxItem] = deque()
@@ -271,6 +272,7 @@ class Process:
             self.exit(f"refused: {message}")
             return
         self.work.restore(message)
+        self.input_begins_again = message.input_begins_again
         self.record.sent_up_at = self.world.now
         self.token = message.token
         limits = s.SubtaskLimits(
