@@ -120,6 +120,7 @@ class InvariantMonitor:
         cell = cell_of(tracker)
         self._coordinator = coordinator = cell.children["coordinator"]
         self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
+        self._router.told = lambda: coordinator.mailbox.accepted
         self._statistics = statistics
 
     def waiting(self, name: str) -> list[object]:
@@ -189,8 +190,8 @@ class InvariantMonitor:
             count = box.accepted - accepted
             told = list(box.queue)[-count:] if count else []
             messages = [message.message if isinstance(message, Envelope) else message for message in told]
-            for message in messages:
-                self._judge(step.cell, message)
+            for told, message in enumerate(messages, box.accepted - count + 1):
+                self._judge(step.cell, message, told if name == "coordinator" else None)
             if name == "tracker":
                 step.told_tracker += messages
 
@@ -214,13 +215,13 @@ class InvariantMonitor:
                     demand(silent_s < SILENCE_S + HEARTBEAT_S + 3 * JUMP_S, text)  # time may jump before a look
         check_machine(cell)
 
-    def _judge(self, cell: ActorCell[Any], message: object) -> None:
+    def _judge(self, cell: ActorCell[Any], message: object, told: int | None = None) -> None:
         match message:
             case SubtaskReadyWithGateway(attempt):
                 self._ready_beside[attempt.task_attempt_id] = self._router.beside(attempt)
             case SubtaskFailed(attempt) | Timed(SubtaskFailed(attempt)):
                 closed = self._router.closed_beside.get(attempt.task_attempt_id)
-                beside = self._router.beside(attempt) if closed is None else closed
+                beside = self._router.beside(attempt, told) if closed is None else closed
                 self._failed_beside[attempt.task_attempt_id] = beside
             case NotifyCheckpointComplete(checkpoint_id):
                 self._complete(checkpoint_id)

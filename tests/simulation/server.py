@@ -68,12 +68,15 @@ class Router(ConnectionRouter):
         self.open: dict[int, ExecutionAttempt] = {}
         self.accepted: set[int] = set()
         self.closed_beside: dict[int, set[int]] = {}
+        self.told: Callable[[], int] = lambda: 0  # how much the coordinator was told so far
+        self._opened_at: dict[int, int] = {}
 
     def gateway_opened(
         self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
     ) -> None:
         self.open[attempt.task_attempt_id] = attempt
         self.accepted.add(attempt.task_attempt_id)
+        self._opened_at[attempt.task_attempt_id] = self.told()
         super().gateway_opened(attempt, ref, connection)
 
     def gateway_closed(self, attempt: ExecutionAttempt) -> None:
@@ -81,7 +84,15 @@ class Router(ConnectionRouter):
         self.closed_beside[attempt.task_attempt_id] = self.beside(attempt)
         super().gateway_closed(attempt)
 
-    def beside(self, attempt: ExecutionAttempt) -> set[int]:
-        """Return the other live attempts of its subtask, ready or not."""
-        same = (other.attempt for other in self.open.values() if other.subtask == attempt.subtask)
-        return {number for number in same if number != attempt.attempt}
+    def beside(self, attempt: ExecutionAttempt, told: int | None = None) -> set[int]:
+        """Return the other live attempts of its subtask, ready or not.
+
+        ``told``: only those that were there before the coordinator was told so much. The tracker may take many
+        decisions in one step, after it has held them back.
+        """
+        same = (other for other in self.open.values() if other.subtask == attempt.subtask)
+        return {
+            other.attempt
+            for other in same
+            if other != attempt and (told is None or self._opened_at[other.task_attempt_id] < told)
+        }
