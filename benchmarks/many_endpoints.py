@@ -41,7 +41,14 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.keys import Key, identity_of
-from protocol.wire.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
+from protocol.wire.messages import (
+    CheckpointAcknowledged,
+    ClosedForCheckpoint,
+    Confirm,
+    Downward,
+    Registered,
+    RestoreMode,
+)
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -150,7 +157,7 @@ class Endpoints:
             Key(identity_of(task["operator_id"]), bytes.fromhex(task["key"])),
             task["operator_id"],
             task["parallelism"],
-            task["mode"],
+            RestoreMode(task["mode"]),
             certificate_sha256=bytes.fromhex(task.get("pin", "")),
             register_timeout_s=CONNECT_S,
         )

