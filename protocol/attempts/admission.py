@@ -125,7 +125,7 @@ def decide(
         return _give_up(known, held, engine, config)
     if too_few := why_too_few(known, stage):
         return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
-    if stage is not None and stage.may_be_divided and (divided := why_divided(known, stage)):
+    if stage.may_be_divided and (divided := why_divided(known, stage)):
         return Refusal(RefusalCode.TOO_FEW_PARTITIONS, divided)
     run = known.run
     if run is None:

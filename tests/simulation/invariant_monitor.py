@@ -190,8 +190,8 @@ class InvariantMonitor:
             count = box.accepted - accepted
             told = list(box.queue)[-count:] if count else []
             messages = [message.message if isinstance(message, Envelope) else message for message in told]
-            for told, message in enumerate(messages, box.accepted - count + 1):
-                self._judge(step.cell, message, told if name == "coordinator" else None)
+            for place, message in enumerate(messages, box.accepted - count + 1):
+                self._judge(step.cell, message, place if name == "coordinator" else None)
             if name == "tracker":
                 step.told_tracker += messages
 

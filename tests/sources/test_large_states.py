@@ -292,9 +292,8 @@ def test_the_hand_of_a_work_queue() -> None:  # H164
     part = WorkQueuePart("q", 1, keyed=False)
     part._hand.extend((number, 0, ("item", number)) for number in range(150_000))
     again = WorkQueuePart("q", 1, keyed=False)
-    again.open(
-        SimpleNamespace(now=None, input_begins_again=True), again.merge_states({0: part.snapshot_state(1), 1: b""})
-    )  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(now=None, input_begins_again=True)
+    again.open(context, again.merge_states({0: part.snapshot_state(1), 1: b""}))
     assert again._hand == part._hand
 
 
