@@ -40,7 +40,7 @@ from actors.signals import StopCommand
 from actors.supervision import Supervision
 from actors.threads import USER
 from actors.waits import WaitBoard, current_actor
-from protocol.arguments import NAME, checked
+from protocol.arguments import ACTOR_NAME, NAME, checked
 from protocol.describing import name_of
 
 M = TypeVar("M")
@@ -200,7 +200,7 @@ class ActorSystem:
         if cancelled is not None:
             raise cancelled
 
-    @checked()
+    @checked(name=ACTOR_NAME)
     def spawn(
         self,
         factory: Callable[[], Actor[M]],

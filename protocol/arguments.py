@@ -2,6 +2,9 @@
 
 """Refuse a wrong argument where it is given: with its name, what was given, and what is expected (H165).
 
+What has only another form is passed on in the right one: a number of NumPy as one of Python, a ``Path`` as the text of
+a path, a tuple in place of a list.
+
 ``checked`` is for functions that a user calls, and ``check_fields`` for settings. Both take what is expected from the
 annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Without one,
 
@@ -22,12 +25,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from protocol.describing import show
 
 __all__ = [
     "ACTION",
+    "ACTOR_NAME",
     "ANY",
     "ANY_NUMBER",
     "AT_LEAST_0",
@@ -58,6 +63,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAME_CHARS_MAX = 256
 SHOWN_CHARS_MAX = 100
 _HUGE = 2**63
+_PATHS = frozenset({"directory", "path", "restore", "savepoint_directory", "url"})
+"""Arguments that take a path or a URL as text, and a ``Path`` as well."""
+_USUAL = frozenset({int, float, str, bool, bytes, dict, type(None)})
+"""Types of most values, which stay as they are."""
 _SECRET = frozenset({"config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
 
@@ -75,8 +84,8 @@ class Rule:
     is_type: bool = False
 
 
-def _is_label(value: str) -> bool:
-    return 0 < len(value) <= NAME_CHARS_MAX and not any(
+def _is_label(value: str, chars_max: int = NAME_CHARS_MAX) -> bool:
+    return 0 < len(value) <= chars_max and not any(
         one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value
     )
 
@@ -113,6 +122,11 @@ ACTION = Rule("a function without arguments, such as lambda: rdd.count()", calla
 SCHEMA = Rule("a pyarrow.Schema", lambda value: hasattr(value, "names") and hasattr(value, "types"), is_type=True)
 PORT = between(0, 65_535, "a port from 0 to 65535")
 LABEL = Rule(f"a str of 1 to {NAME_CHARS_MAX} characters, without control characters and lone surrogates", _is_label)
+ACTOR_NAME = Rule(
+    f"a str of 1 to {2 * NAME_CHARS_MAX} characters, without control characters and lone surrogates",
+    lambda value: _is_label(value, 2 * NAME_CHARS_MAX),
+)
+"""It may contain the name of an operator."""
 NAME = Rule(
     f"a str of 1 to {NAME_CHARS_MAX} characters, without slashes, control characters and lone surrogates", _is_name
 )
@@ -209,18 +223,40 @@ class _Expected:
     hint: Any
     rule: Rule | None
 
-    def check(self, value: object) -> None:
+    def check(self, value: object) -> Any:
+        """Return the value, as the annotated type if it is only another form of it. Raise if it is something else."""
+        value = _as_annotated(value, self.hint, self.name)
         rule = self.rule
         if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
             is_choice = isinstance(value, str) and get_origin(self.hint) is Literal
             raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
         if rule is not None and _is_ruled(value) and not rule.accepts(value):
             raise ValueError(self._text(value))
+        return value
 
     def _text(self, value: object) -> str:
         expected = (self.rule.expected if self.rule is not None else "") or _named(self.hint)
         given = f"a {type(value).__name__}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
         return f"{self.name} must be {expected}, not {given}"
+
+
+def _as_annotated(value: object, hint: Any, name: str) -> object:
+    """A number of NumPy as one of Python, a path as text, a tuple as a list, and the like."""
+    if value is None or type(value) in _USUAL:
+        return value
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    origins = {get_origin(kind) or kind for kind in kinds}
+    if isinstance(value, Real) and not isinstance(value, int | float):
+        if isinstance(value, Integral) and not origins.isdisjoint((int, float)):
+            return int(value)
+        return float(value) if float in origins else value
+    if name in _PATHS and str in origins and hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    if isinstance(value, tuple) and list in origins and tuple not in origins:
+        return list(value)
+    if isinstance(value, collections.abc.Mapping) and dict in origins and not isinstance(value, dict):
+        return dict(value)
+    return value
 
 
 def _is_ruled(value: object) -> bool:
@@ -310,11 +346,14 @@ def checked(**rules: Rule) -> Callable[[F], F]:
             if not expected:  # at the first call: then everything is imported
                 annotations = {name: one for name, one in inner.__annotations__.items() if name in names}
                 expected.update(_expectations(annotations, inner.__globals__, defaults, rules))
-            for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
-                one = expected.get(name)
-                if one is not None:
+            for place, (name, value) in enumerate(zip(positional, args, strict=False)):
+                if name in expected and value is not defaults.get(name, call):
+                    plain = expected[name].check(value)
+                    args = args if plain is value else (*args[:place], plain, *args[place + 1 :])
+            for name, value in kwargs.items():
+                if name in expected:
                     if value is not defaults.get(name, call):
-                        one.check(value)
+                        kwargs[name] = expected[name].check(value)
                 elif name not in names and not takes_any:
                     known = ", ".join(one for one in names if one not in ("self", "cls"))
                     given = f"{name}={show(value, SHOWN_CHARS_MAX)}"
@@ -341,4 +380,7 @@ def check_fields(settings: Any, **rules: Rule) -> None:
         defaults = {name: one.default for name, one in fields.items()}
         expected = _FIELDS[kind] = _expectations(annotations, kind.__post_init__.__globals__, defaults, rules)
     for name, one in expected.items():
-        one.check(getattr(settings, name))
+        value = getattr(settings, name)
+        plain = one.check(value)
+        if plain is not value:
+            object.__setattr__(settings, name, plain)

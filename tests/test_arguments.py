@@ -21,8 +21,10 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 
 import headgate
@@ -419,3 +421,21 @@ def test_a_list_of_anything_is_not_looked_through() -> None:
     for hint in (collections.abc.Iterable[Any], list[Any], collections.abc.Sequence[typing.TypeVar("T")]):  # type: ignore[misc]
         assert has_type(Counted([1]), hint)
     assert not has_type(["a"], list[int])
+
+
+def test_what_has_only_another_form_is_passed_on_in_the_right_one(tmp_path: Path) -> None:
+    config = headgate.CheckpointConfig(interval_s=np.float32(2), concurrent_max=np.int64(3))  # type: ignore[arg-type]
+    assert (config.interval_s, type(config.interval_s)) == (2.0, float)
+    assert (config.concurrent_max, type(config.concurrent_max)) == (3, int)
+    group = headgate.Group("g", np.int64(2))  # type: ignore[arg-type]
+    assert group.name == "g"
+    sink = headgate.sinks.FileSink(tmp_path)  # type: ignore[arg-type]
+    assert sink.url == str(tmp_path)
+
+
+def test_a_setting_of_a_sink_that_does_not_exist_is_refused_where_it_is_given(tmp_path: Path) -> None:
+    for make in (headgate.sinks.FileSink, headgate.sinks.FileSinkOperator):
+        with pytest.raises(TypeError, match="sufix"):
+            make(str(tmp_path), sufix=".txt")
+        with pytest.raises(TypeError, match=r"roll_bytes must be .*, not '1'"):
+            make(str(tmp_path), roll_bytes="1")

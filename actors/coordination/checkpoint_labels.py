@@ -24,6 +24,8 @@ from actors.coordination.inputs import (
 )
 from protocol.barrier_tracker import CompletedCheckpoint
 
+NAMES_KEPT = 100
+"""How many names of finished inputs a label has, the latest ones."""
 CALLS_KEPT = 1024
 """The number of calls of ``run`` whose place is remembered, more than can be in progress at the same time."""
 
@@ -50,6 +52,7 @@ class CheckpointLabels:
         self._finished_before: dict[str, int] = {}  # by call of ``run``
         self._action = ""
         self._runs_of_action = 0
+        self._names: tuple[str, ...] = ()  # of the inputs that were finished before the present one
 
     def announce(self, batch: BatchInput, *, adopted: bool) -> None:
         """The next run is this batch, for the first time or again. ``adopted``: whatever the restored checkpoint is."""
@@ -62,8 +65,8 @@ class CheckpointLabels:
 
     def done_without_run(self, batch: BatchInput) -> None:
         """The batch had nothing for the operator: the next checkpoint commits it."""
-        self._input = batch
-        self._now = str(InputPosition(batch, done=True))
+        self._input, self._names = batch, ()
+        self._now = self._label(done=True)
 
     def run_begins(self, action: str) -> tuple[bool, str]:
         """Return whether the run has the input of the last completed checkpoint, and why it may not begin, if so.
@@ -73,9 +76,9 @@ class CheckpointLabels:
         """
         self.runs += 1
         begins = self._input = self._batch or self._input_of(action)
-        done = str(InputPosition(begins, done=True))
         found = InputPosition.read(self.completed)
-        if self._batch and self.completed == done:
+        is_done = found is not None and found.done and found.input == begins
+        if self._batch and is_done:
             return True, f"a second run, although one run has done {begins} and committed its output"
         comparison = Comparison.OTHER if self._has_no_state() else compare(found, begins)
         if self._said is not None:
@@ -85,9 +88,13 @@ class CheckpointLabels:
         if comparison.refused:
             return False, why_refused(comparison, found, begins)
         same = comparison is Comparison.SAME
+        self._names = _names_before(found, begins)
         # What is done stays done while a run of the same input skips it.
-        self._now = done if same and self.completed == done else str(InputPosition(begins, done=False))
+        self._now = self._label(done=same and is_done)
         return same, ""
+
+    def _label(self, *, done: bool) -> str:
+        return str(InputPosition(self._input, done, self._names))
 
     def _input_of(self, action: str) -> Input:
         self._runs_of_action = self._runs_of_action + 1 if action == self._action else 0
@@ -117,7 +124,7 @@ class CheckpointLabels:
         """Checkpoints that begin from here on contain everything that the run did."""
         if not succeeded:
             return
-        self._now = str(InputPosition(self._input, done=True))
+        self._now = self._label(done=True)
         match self._input:
             case UnnamedInput() as unnamed:
                 self._finished = max(self._finished, unnamed.place + 1)
@@ -138,6 +145,16 @@ class CheckpointLabels:
         """The checkpoint is durable."""
         self.completed = self.of(checkpoint_id)
         self._restored = self._said = None
+
+
+def _names_before(found: InputPosition | None, begins: Input) -> tuple[str, ...]:
+    """The names of the inputs that were finished before ``begins``."""
+    if found is None or not isinstance(begins, NamedInput) or not isinstance(found.input, NamedInput):
+        return ()
+    if found.input.input_id == begins.input_id:
+        return found.finished
+    names = (*found.finished, found.input.input_id) if found.done else found.finished
+    return tuple(name for name in names if name != begins.input_id)[-NAMES_KEPT:]
 
 
 __all__ = ["CheckpointLabels"]

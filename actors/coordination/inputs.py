@@ -26,6 +26,7 @@ job, so an unnamed run continues an interrupted unnamed run in the same place.
 | named, begun | same name, same run of it | same; another run of it: refused |
 | named, done | same name, same run of it | same; a later one: other; an earlier one: refused |
 | named, done | another name, or unnamed | other |
+| named | a name that was finished before the found one | refused |
 | unnamed, begun | unnamed, in the same place | same; otherwise refused |
 | unnamed, done | same call, same run of it | same; a later one: other; an earlier one: refused |
 | unnamed, done | another call, or named | other |
@@ -149,19 +150,24 @@ _ACTION = re.compile(r"([0-9a-f]{16})(?:\.(\d{1,9})(?:\.([0-9a-f]*))?)?")
 _LABEL = re.compile(
     r"(?:(?P<none>no input)|batch (?P<batch>0|[1-9]\d{0,18}) of (?P<query>\S+)"
     r"|run (?P<run>[1-9]\d{0,9}) of (?:input (?P<input>\"[^\n]*\")|call (?P<call>\S{1,64}) after (?P<after>\d{1,18})))"
-    r": (?P<state>begun|done)"
+    r": (?P<state>begun|done)(?:, finished before: (?P<finished>\[[^\n]*\]))?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class InputPosition:
-    """An input, and whether its run had ended well. ``str`` makes the label, and ``read`` parses one."""
+    """An input, and whether its run had ended well. ``str`` makes the label, and ``read`` parses one.
+
+    ``finished``: the names of the inputs that were finished before it, the latest last, for a ``NamedInput``.
+    """
 
     input: Input
     done: bool
+    finished: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.input}: {'done' if self.done else 'begun'}"
+        before = f", finished before: {json.dumps(self.finished)}" if self.finished else ""
+        return f"{self.input}: {'done' if self.done else 'begun'}{before}"
 
     @classmethod
     def read(cls, label: str) -> InputPosition | None:
@@ -179,14 +185,16 @@ class InputPosition:
             call = match["call"]
             return cls(UnnamedInput("" if call == "-" else call, run, int(match["after"])), done)
         try:
-            input_id = json.loads(match["input"])
+            input_id, finished = json.loads(match["input"]), json.loads(match["finished"] or "[]")
         except ValueError:
             return None
-        return cls(NamedInput(input_id, run), done) if isinstance(input_id, str) else None
+        if not all(isinstance(one, str) for one in (input_id, *finished)):
+            return None
+        return cls(NamedInput(input_id, run), done, tuple(finished))
 
 
 class Comparison(Enum):
-    """What the input of a run that begins is to the restored checkpoint. The last four are refused."""
+    """What the input of a run that begins is to the restored checkpoint. The last five are refused."""
 
     SAME = "the same input"
     OTHER = "another input"
@@ -194,6 +202,7 @@ class Comparison(Enum):
     INTERRUPTED = "another input was interrupted"
     OTHER_PLACE = "an unnamed run in another place was interrupted"
     EARLIER_RUN = "a later run of this input had begun"
+    FINISHED = "this input was finished before another one began"
 
     @property
     def refused(self) -> bool:
@@ -216,6 +225,8 @@ def compare(found: InputPosition | None, begins: Input) -> Comparison:
             return Comparison.SAME if old == new else Comparison.OTHER
         case NamedInput() as old, NamedInput() as new if old.input_id == new.input_id:
             return _runs_of_one(old.run, new.run, found.done)
+        case NamedInput(), NamedInput(input_id) if input_id in found.finished:
+            return Comparison.FINISHED
         case UnnamedInput() as old, UnnamedInput() as new:
             if new.call and old.call == new.call:
                 return _runs_of_one(old.run, new.run, found.done)
@@ -234,6 +245,19 @@ def _runs_of_one(old: int, new: int, done: bool) -> Comparison:
 
 def why_refused(comparison: Comparison, found: InputPosition | None, begins: Input) -> str:
     """The reason for a comparison that is refused, and what the user can do."""
+    again = 'to write it once more, coordinate(..., restored_input="other")'
+    if found is not None and comparison is Comparison.FINISHED:
+        return (
+            f"{_name(begins)} is finished, and {_name(found.input)} came after it, so this run would write it again."
+            f" Leave this call out, and go on with the input that comes next; or, {again}"
+        )
+    if found is not None and comparison is Comparison.EARLIER_RUN:
+        return (
+            f"{_name(begins)} begins again, but the restored checkpoint belongs to a later run of the same action"
+            f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so what this run has"
+            " written is known no more. If the action had ended, leave this call out. Give each job of an action a"
+            f" separate operator, so that it can be repeated; or, {again}"
+        )
     say = "for_each_batch(..., adopt=True), or " if isinstance(begins, BatchInput) else ""
     say += (
         'coordinate(..., restored_input="other") if the run that begins has other records, which begin at the first'
@@ -243,13 +267,6 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         return (
             "the restored checkpoint does not say which input it belongs to, because an earlier release of Headgate"
             f" wrote it. Say it once: {say}"
-        )
-    if comparison is Comparison.EARLIER_RUN:
-        return (
-            f"{_name(begins)} begins again, but the restored checkpoint belongs to a later run of the same action"
-            f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so what this run has"
-            " written is no longer known. Give each job of the action a separate call, as in sidecar.run(job,"
-            f" input_id=...), or a separate operator. To go on now, use {say}"
         )
     finish = {
         NamedInput: f"finish it first, with sidecar.run(..., input_id={_id_of(found.input)})",

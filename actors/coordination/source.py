@@ -23,6 +23,7 @@ that no failure loses or duplicates a split:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Self
@@ -38,6 +39,7 @@ from protocol.arguments import AT_LEAST_1, checked
 from protocol.attempts import FailureKind, FailureReason
 from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
+from protocol.errors import EventEncodeError
 from protocol.facts import StageLook
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.known_keys import KnownKeys
@@ -95,7 +97,9 @@ class SplitEnumeratorContext:
 
     @checked()
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
-        """Give ``splits`` to a subtask. They are recorded, then sent as one event; an empty list sends nothing.
+        """Give ``splits`` to a subtask. They are recorded, then sent. An empty list sends nothing.
+
+        They travel as one event, or as several if they exceed the limits of one.
 
         A ``SplitAt`` is a split that is read from a position on, by a reader that has positions.
 
@@ -382,7 +386,7 @@ class SourceCoordinator(OperatorCoordinator):
             self.splits_assigned += len(encoded)
             self._given_out += len(encoded)
             self._reading[subtask] = self._reading.get(subtask, 0) + len(encoded)
-            await self.send(subtask, splits_event(map(decode_split, encoded)))
+            await _send_splits(partial(self.send, subtask), [decode_split(split) for split in encoded])
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         taken = self._splits.take_back(subtask, count, lambda split: chosen(decode_split(split[1])))
@@ -427,7 +431,7 @@ class SourceCoordinator(OperatorCoordinator):
         if self._forgets:
             await gateway.send_event(forget_splits_event())
         for recorded in drain(self._splits.assigned(subtask), RECORDED_SPLITS_MAX):
-            await gateway.send_event(splits_event([decode_split(split) for _, split in recorded]))
+            await _send_splits(gateway.send_event, [decode_split(split) for _, split in recorded])
             await checkpoint()
         if subtask in self._no_more:
             await gateway.send_event(no_more_splits_event())
@@ -609,6 +613,18 @@ def _all_encoded(recorded: list[_Assigned]) -> Steps[list[bytes]]:
         splits += [split for _, split in chunk]
         yield
     return splits
+
+
+async def _send_splits(send: Callable[[Any], Awaitable[object]], splits: list[Any]) -> None:
+    """Send them as one event, or as several if one cannot have them all: an event has limits, and a batch has none."""
+    try:
+        await send(splits_event(splits))
+    except EventEncodeError:
+        if len(splits) == 1:
+            raise
+        middle = len(splits) // 2
+        await _send_splits(send, splits[:middle])
+        await _send_splits(send, splits[middle:])
 
 
 def _all_decoded(encoded: list[bytes]) -> Steps[list[Any]]:

@@ -227,7 +227,8 @@ class AttemptLedger:
             return (
                 RefusalCode.DUPLICATE_REGISTRATION,
                 f"task {message.task_attempt_id} has registered for operator {message.operator_id!r} already: "
-                "coalesce() or union() has put two subtasks into one task; coordinate() each RDD as a separate "
+                "coalesce(), union(), cartesian() or a zip with itself has put two subtasks into one task; call "
+                "repartition() after the subtasks, cache() what is used twice, or coordinate() each RDD as a separate "
                 "operator, and use repartition() in place of coalesce(). flatMap() and foreach() call a subtask for "
                 "each record; mapPartitions() and foreachPartition() call it once",
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from actors.coordination.inputs import BatchInput, InputPosition
+from actors.coordination.inputs import BatchInput, InputPosition, NoInput
 
 __all__ = ["BatchDecision", "batch_in", "decide", "why_refused"]
 
@@ -63,6 +63,13 @@ def why_refused(
     """
     asked = f"Spark asks for batch {batch_id} of query {query_id}, but"
     batch = batch_in(found)
+    if found is not None and batch is None and found.input != NoInput():
+        return (
+            f"{asked} the last checkpoint belongs to a run outside of the query, so it is not known which batches are"
+            " committed: an operator belongs to one query or to such runs. Use another operator for them, and restore"
+            " this one from a checkpoint of the query with coordinate(restore=...), which"
+            f" `python -m headgate checkpoints` lists; or, {_ADOPT}"
+        )
     if found is None or batch is None:
         return (
             f"{asked} there is no checkpoint of any query: the operator is new in this query, or its storage is not"

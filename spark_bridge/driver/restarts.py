@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import takewhile
@@ -176,6 +176,12 @@ class Restarter:
 
     async def returned_lazy(self, result: object) -> None:
         """Raise ``TypeError`` if the action has only described a computation: nothing ran, and nothing ever would."""
+        if isinstance(result, Coroutine):
+            result.close()
+            raise TypeError(
+                "action must be a plain function that runs Spark, but it is async, and nothing has awaited it: call "
+                "the Spark action in a plain function"
+            )
         if not self._runs.ran:
             raise TypeError(
                 f"action must be a function that runs Spark, but it returned a {type(result).__name__}, which is lazy, "
@@ -223,8 +229,13 @@ LAZY = frozenset({"RDD", "DataFrame", "DataFrameWriter", "DataFrameWriterV2", "G
 
 
 def is_lazy(result: object) -> bool:
-    """Whether this is an RDD or a DataFrame, of this process or of Spark Connect. Imports nothing of Spark."""
-    return any(kind.__name__ in LAZY and kind.__module__.startswith("pyspark.") for kind in type(result).__mro__)
+    """Whether this is an RDD or a DataFrame, of this process or of Spark Connect, or what an async function returns.
+
+    Imports nothing of Spark.
+    """
+    return isinstance(result, Coroutine) or any(
+        kind.__name__ in LAZY and kind.__module__.startswith("pyspark.") for kind in type(result).__mro__
+    )
 
 
 PYTHON_TRACEBACK = "Traceback (most recent call last):"

@@ -71,7 +71,12 @@ class SubtaskOperator(Generic[Received, Sent]):
         )
 
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
-        """Process ``records`` and yield the outputs; often a generator. None means that there are no outputs."""
+        """Process ``records`` and yield the outputs; often a generator. None means that there are no outputs.
+
+        In batch mode Spark owns the outputs, and a retry yields all of them again. In streaming mode a checkpoint does
+        not hold them: a retry continues after it, so Spark gets no outputs of the records before it. What has to be
+        complete goes to a sink, in the same operator or ``chain``.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define process(self, records)")
 
     def handle_event(self, event: Received) -> None:

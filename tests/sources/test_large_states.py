@@ -513,3 +513,19 @@ def test_an_impossible_time_to_forget_is_refused() -> None:
             DiscoveringSplitEnumerator(list, None, forget_after_s=wrong)
         with pytest.raises(ValueError, match="forget_after_s must be a positive number of seconds"):
             FileSource("/data", forget_after_s=wrong)
+
+
+class Whole(SplitReader):
+    """Yields each split as it is."""
+
+    def read_split(self, split: Any) -> list[Any]:
+        return [split]
+
+
+async def test_a_batch_of_splits_may_be_larger_than_an_event() -> None:  # H164
+    splits = [[number, *range(1000)] for number in range(400)]
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(splits, state, batch_size=len(splits)))
+    async with running_operator(source, parallelism=1) as world:
+        task = await world.launch_operator(0, Whole)
+        await world.advance(3.0)
+        assert task.outputs == splits

@@ -416,7 +416,7 @@ def test_a_coalesce_after_the_subtasks_is_refused_as_too_few_partitions(spark: S
 def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
     with coordinated(spark, Script({}, ["stop"]), 2, allow_fewer=True) as job:
         text = what_the_user_reads(job.tasks().coalesce(1).collect)
-    assert "coalesce() or union() has put two subtasks into one task" in text
+    assert "has put two subtasks into one task" in text
     assert "use repartition() in place of coalesce()" in text
 
 

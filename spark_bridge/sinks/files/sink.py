@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import checked
+from protocol.arguments import ANY, AT_LEAST_1, checked
+from spark_bridge.sinks.files.sealed import check_affixes
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -22,14 +23,22 @@ class FileSink(TwoPhaseSink[Any]):
     ``url``, ``name``, ``prefix``, ``suffix``, ``roll_bytes`` and ``options`` are those of ``SinkWriter``.
     """
 
-    @checked()
+    @checked(suffix=ANY, roll_bytes=AT_LEAST_1)
     def __init__(
-        self, url: str, *, name: str | None = None, options: dict[str, Any] | None = None, **settings: Any
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        prefix: str = "part",
+        suffix: str = "",
+        roll_bytes: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> None:
+        check_affixes(prefix, suffix)
         self.url = url
         self.name = name
         self.options = options
-        self.settings = settings
+        self.settings = {"prefix": prefix, "suffix": suffix, "roll_bytes": roll_bytes}
 
     @property
     def target(self) -> str:

@@ -17,8 +17,7 @@ class FileSinkOperator(TwoPhaseSinkOperator):
     """Writes each record as one line of a file. Needs a ``FileSinkCoordinator`` with the same ``url`` and ``name``.
 
     ``url`` is an absolute path or a URL. ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``,
-    ``roll_bytes`` and ``options``. The operator must be in streaming mode. It yields no outputs. In a streaming query,
-    each micro-batch starts with its first record: pass ``batch_id``, so that positions count within that batch.
+    ``roll_bytes`` and ``options``. The operator must be in streaming mode. It yields no outputs.
 
     Override ``encode`` for records that are not lines. A retried attempt continues from the position in the restored
     checkpoint. By default, the position is the number of records written, and that many are skipped. This is correct
