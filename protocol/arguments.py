@@ -246,7 +246,7 @@ def _as_annotated(value: object, hint: Any, name: str) -> object:
         return value
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     origins = {get_origin(kind) or kind for kind in kinds}
-    if isinstance(value, Real) and not isinstance(value, int | float):
+    if isinstance(value, Real) and not issubclass(type(value), int | float):
         if isinstance(value, Integral) and not origins.isdisjoint((int, float)):
             return int(value)
         return float(value) if float in origins else value

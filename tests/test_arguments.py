@@ -434,7 +434,8 @@ def test_what_has_only_another_form_is_passed_on_in_the_right_one(tmp_path: Path
 
 
 def test_a_setting_of_a_sink_that_does_not_exist_is_refused_where_it_is_given(tmp_path: Path) -> None:
-    for make in (headgate.sinks.FileSink, headgate.sinks.FileSinkOperator):
+    makers: list[Any] = [headgate.sinks.FileSink, headgate.sinks.FileSinkOperator]
+    for make in makers:
         with pytest.raises(TypeError, match="sufix"):
             make(str(tmp_path), sufix=".txt")
         with pytest.raises(TypeError, match=r"roll_bytes must be .*, not '1'"):
