@@ -46,8 +46,8 @@ restart restores it only if the user names its file.
 
 **A request** waits if the maximum number of checkpoints is pending, or if a reset is due: a subtask has failed and is
 not yet reset, so the coordinator's view of it is outdated. At most one request waits, and it is refused after
-``timeout_s``. It never waits for the reset that comes with the next run, because whoever starts that run first waits
-until no request is left here. So it is refused when too many checkpoints have failed, and when the run ends without the
+``timeout_s``. It never waits for the reset that comes with the next run, because ``Sidecar.run`` starts that run only
+when no request is left here. So it is refused when too many checkpoints have failed, and when the run ends without the
 reset. Each request is answered by exactly one of complete, end of the savepoint, abort and refuse. A checkpoint that is
 due without a request (``schedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
 

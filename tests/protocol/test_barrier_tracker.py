@@ -403,7 +403,7 @@ def test_a_request_does_not_wait_for_the_reset_of_the_next_run(succeeded: bool) 
     effects = dialogue.tell(RunEnded("words", 7, succeeded))
     assert [type(effect) for effect in effects] == [RunEnded, t.RefuseCheckpoint]
     assert kinds(dialogue.tell(t.CheckpointTriggered(2))) == [t.RefuseCheckpoint]
-    assert dialogue.tracker.next_deadline() is None, "whoever starts the next run waits for nothing here"
+    assert dialogue.tracker.next_deadline() is None, "the next run waits for nothing here"
     dialogue.tell(OperatorReset("words", "the next run"))
     dialogue.run(A2)
     assert dialogue.tell(t.CheckpointTriggered(3)) == [t.CloseSubtask(A2, 3)]
@@ -412,6 +412,7 @@ def test_a_request_does_not_wait_for_the_reset_of_the_next_run(succeeded: bool) 
 def test_a_request_does_not_wait_permanently() -> None:  # H48
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), t.CheckpointTriggered(1))
+    assert dialogue.tracker.next_deadline() is not None
     assert kinds(dialogue.wait(10)) == [t.RefuseCheckpoint]
     assert dialogue.tracker.next_deadline() is None
 
