@@ -46,8 +46,10 @@ restart restores it only if the user names its file.
 
 **A request** waits if the maximum number of checkpoints is pending, or if a reset is due: a subtask has failed and is
 not yet reset, so the coordinator's view of it is outdated. At most one request waits, and it is refused after
-``timeout_s``. Each request is answered by exactly one of complete, end of the savepoint, abort and refuse. A checkpoint
-that is due without a request (``schedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
+``timeout_s``. It never waits for the reset that comes with the next run, because ``Sidecar.run`` starts that run only
+when no request is left here. So it is refused when too many checkpoints have failed, and when the run ends without the
+reset. Each request is answered by exactly one of complete, end of the savepoint, abort and refuse. A checkpoint that is
+due without a request (``schedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
 
 **Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was completed. In
 streaming mode it restores the last checkpoint whose completion the coordinator *was told*. ``NotifyCheckpointComplete``
@@ -295,6 +297,8 @@ class BarrierTracker:
         under_way.expire(now, out)
 
     def _start_queued(self, now: float, out: list[TrackerEffect]) -> None:
+        if self._under_way.halted:
+            self._under_way.refuse_queued(self._under_way.obstacle(), out)
         if self._under_way.queued is None or self._obstacle():
             return
         copies = self._attempts.copies()
@@ -386,6 +390,8 @@ class BarrierTracker:
             # A global failure that came too late for the run must not prevent the commit of its last output.
             self._under_way.halted = False
             self._schedule.run_ended_well(now)
+        if self._attempts.resets_owed:  # nothing but the reset before the next run ends that
+            self._under_way.halted = True
 
     # --- the steps of a checkpoint ---
 

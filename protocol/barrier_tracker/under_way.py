@@ -12,7 +12,8 @@ coordinator learns of the attempt after the request for its own snapshot.
 
 **Failures** in a row are counted over all checkpoints except savepoints. More than ``tolerated_failures`` become a
 global failure (H45). From then on everything is *halted* until the operator's reset: pending checkpoints are given up,
-and none starts. If the run succeeds nevertheless, nothing is left to fail, and its final checkpoint may start.
+none starts, and requests are refused. The same holds after the end of a run in which a subtask has failed and was not
+reset. If the run succeeds nevertheless, nothing is left to fail, and its final checkpoint may start.
 
 **In doubt** is a checkpoint that was aborted after its write had begun (H64). It stays so until the storage has
 discarded it durably, or until a higher one completes. Resets and the end of a run do not change this. The set grows by
@@ -103,7 +104,7 @@ class CheckpointsUnderWay:
     def obstacle(self) -> str:
         """Why no checkpoint can start now; empty if one can."""
         if self.halted:
-            return "the operator waits for its reset"
+            return "the operator has failed, and its next run begins with a reset: ask again when that run is on"
         if len(self.pending) < self.config.concurrent_max:
             return ""
         return ", ".join(f"checkpoint {checkpoint_id} is pending" for checkpoint_id in self.pending)

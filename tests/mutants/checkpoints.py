@@ -103,6 +103,16 @@ starts-while-a-reset-is-owed [feared; H16]
   @ protocol.barrier_tracker.tracker:BarrierTracker._obstacle
   - if self._attempts.resets_owed and
   + if False and
+request-waits-for-the-next-run [found; H43 H48]
+  A request waits for the reset that comes with the next run, which is not started while a request waits.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._run_ended
+  - if self._attempts.resets_owed:
+  + if False:
+request-waits-after-too-many-failures [found; H43 H45]
+  A request after too many failed checkpoints waits for the reset, and the failed run does not return meanwhile.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
+  - if self._under_way.halted:
+  + if False:
 copies-take-checkpoints [feared; H13]
   A checkpoint is taken although a subtask has two attempts at the same time.
   @ protocol.barrier_tracker.attempts:KnownAttempts.copies

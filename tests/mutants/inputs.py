@@ -68,6 +68,11 @@ an-enumeration-of-the-day-before [new; H174]
   @ actors.coordination.source:SourceCoordinator._build_for_run
   - return self._build_checked(None) if self._forgets else enumerator
   + return enumerator
+training-of-the-day-before [found; H105 H174]
+  A group begins a run with other input with the checkpoint of the run before, and trains nothing.
+  @ spark_bridge.primitives.group.driver:_GroupCoordinator.reset_to_checkpoint
+  - (self._is_batch or self._context.input_begins_again)
+  + True
 splits-in-hand-of-another-input [new; H174]
   A reader reads splits that it had in hand in an interrupted run of another input.
   @ spark_bridge.subtask.source:SplitReader.handle_event

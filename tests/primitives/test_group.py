@@ -476,6 +476,65 @@ async def test_in_streaming_mode_the_checkpoint_is_restored_with_the_coordinator
     assert results(tasks) == [b"one"] * 2
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("new_application", [True, False])
+async def test_in_streaming_mode_a_run_with_other_input_begins_without_a_checkpoint(
+    named: bool, new_application: bool
+) -> None:  # H105 H174
+    group = Group("train")
+    begins: list[int] = []
+
+    def body(context: SubtaskContext, member: GroupMember) -> Any:
+        begins.append(0 if member.checkpoint is None else member.checkpoint.step)
+        member.save(begins[-1] + 1, b"")
+
+    async def day(world: World, number: int) -> None:
+        world.input_id = f"day {number}" if named else None
+        await until_done(world, await launch_all(world, group, body))
+        await world.advance(5.0)
+
+    kept: dict[str, Any] = {"parallelism": 2, "mode": "streaming", "uses": [group]}
+    async with running_operator(**kept) as world:
+        await day(world, 1)
+        if not new_application:
+            await day(world, 2)
+    if new_application:
+        async with running_operator(**kept, restored=world.checkpoints[-1], restored_input="other") as world:
+            await day(world, 2)
+    assert begins == [0, 0, 0, 0]
+    assert group.checkpoint is not None
+    assert group.checkpoint.step == 1
+
+
+@pytest.mark.parametrize("new_application", [True, False])
+async def test_in_streaming_mode_a_run_that_repeats_an_interrupted_one_continues_its_training(
+    new_application: bool,
+) -> None:  # H105 H174
+    group = Group("train")
+    begins: list[int] = []
+
+    def body(context: SubtaskContext, member: GroupMember) -> Any:
+        begins.append(0 if member.checkpoint is None else member.checkpoint.step)
+        member.save(begins[-1] + 1, b"")
+        while len(begins) <= 2:
+            context.wait_for_event()
+
+    kept: dict[str, Any] = {"parallelism": 2, "mode": "streaming", "uses": [group]}
+    async with running_operator(**kept) as world:
+        world.input_id = "today's"
+        await launch_all(world, group, body)
+        world.begin_checkpoint()
+        await world.advance(1.0)
+        await world.cancel_job()
+        if not new_application:
+            await until_done(world, await launch_all(world, group, body))
+    if new_application:
+        async with running_operator(**kept, restored=world.checkpoints[-1]) as world:
+            world.input_id = "today's"
+            await until_done(world, await launch_all(world, group, body))
+    assert begins == [0, 0, 1, 1]
+
+
 async def test_a_request_of_an_attempt_before_the_restore_makes_nobody_a_member() -> None:  # H73 H102
     group = Group("train")
 

@@ -396,9 +396,23 @@ def test_a_request_waits_for_the_reset_that_is_due() -> None:
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, -1), t.CloseSubtask(B, 1)]
 
 
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_a_request_does_not_wait_for_the_reset_of_the_next_run(succeeded: bool) -> None:  # H43, H48
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(SubtaskFailed(A, FAILED), t.CheckpointTriggered(1))
+    effects = dialogue.tell(RunEnded("words", 7, succeeded))
+    assert [type(effect) for effect in effects] == [RunEnded, t.RefuseCheckpoint]
+    assert kinds(dialogue.tell(t.CheckpointTriggered(2))) == [t.RefuseCheckpoint]
+    assert dialogue.tracker.next_deadline() is None, "the next run waits for nothing here"
+    dialogue.tell(OperatorReset("words", "the next run"))
+    dialogue.run(A2)
+    assert dialogue.tell(t.CheckpointTriggered(3)) == [t.CloseSubtask(A2, 3)]
+
+
 def test_a_request_does_not_wait_permanently() -> None:  # H48
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), t.CheckpointTriggered(1))
+    assert dialogue.tracker.next_deadline() is not None
     assert kinds(dialogue.wait(10)) == [t.RefuseCheckpoint]
     assert dialogue.tracker.next_deadline() is None
 

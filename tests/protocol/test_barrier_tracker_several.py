@@ -188,8 +188,17 @@ def test_failures_in_a_row_are_counted_over_all_of_them() -> None:
     effects = dialogue.tell(t.CoordinatorSnapshotFailed(3, "returned None"))
     assert kinds(effects) == [t.NotifyCheckpointAborted, t.NotifyCheckpointAborted, t.RaiseGlobalFailure]
     assert "2 checkpoints in a row failed, the last one, 3: coordinator: returned None" in str(effects[2])
-    assert dialogue.tell(t.CheckpointTriggered(5)) == []
-    assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [t.OperatorResetToCheckpoint, t.SnapshotCoordinator]
+    assert kinds(dialogue.tell(t.CheckpointTriggered(5))) == [t.RefuseCheckpoint]
+    assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [t.OperatorResetToCheckpoint]
+    assert kinds(dialogue.tell(t.CheckpointTriggered(6))) == [t.SnapshotCoordinator]
+
+
+def test_a_request_that_waits_is_refused_when_too_many_have_failed() -> None:  # H43, H45
+    dialogue = Dialogue(tolerated_failures=0).run(A).cut(1, A)
+    assert dialogue.tell(t.CheckpointTriggered(2)) == []
+    effects = dialogue.tell(t.SubtaskDeclined(A, 1, "disk full"))
+    assert kinds(effects) == [t.NotifyCheckpointAborted, t.RaiseGlobalFailure, t.RefuseCheckpoint]
+    assert dialogue.tracker.next_deadline() is None
 
 
 def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:  # H44, G7

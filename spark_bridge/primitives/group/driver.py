@@ -88,7 +88,7 @@ class Group(GroupInTask, Primitive):
     in when its members next enter the block: see ``GroupMember.waiting``.
 
     In batch mode, a new action begins without a checkpoint, unless Spark computes again only what it has lost. In
-    streaming mode, the group's checkpoint is part of Headgate's.
+    streaming mode, the group's checkpoint is part of Headgate's, and a run with other input begins without one.
 
     Args:
         name: the name of the part, at most 200 characters.
@@ -275,11 +275,11 @@ class _GroupCoordinator(OperatorCoordinator):
         self._begin_anew()
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        if state is not None:
+        if state is not None and (self._is_batch or self._context.input_begins_again):
             step, blob = await self._decoded(state) if state else (0, None)
             self.checkpoint = None if blob is None else GroupCheckpoint(step, blob)
         elif not self._is_batch:
-            self.checkpoint = None
+            self.checkpoint = None  # a training with other input does not continue this one (H174)
         # In batch mode the tasks of a barrier stage continue, and the first task of a new run shows what that computes.
         self._begin_anew()
 

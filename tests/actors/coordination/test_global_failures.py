@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from actors.coordination import CheckpointFailed
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from tests.actors.coordination.operator_world import RecordingCoordinator, raising, running_tasks
@@ -21,6 +23,33 @@ async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_
         assert "disk full" in report.cause
         (cause,) = world.failures
         assert isinstance(cause, CheckpointFailed)
+
+
+@pytest.mark.parametrize("savepoint", [None, "backup"])
+@pytest.mark.parametrize("why", ["a checkpoint has failed", "the coordinator fails the job", "a task has failed"])
+async def test_a_request_after_a_failure_is_refused_and_the_end_of_the_run_waits_for_no_one(
+    why: str, savepoint: str | None
+) -> None:  # H43, H45, H48
+    async with running_tasks(2, tolerated_failures=0) as (world, tasks):
+        if why == "a checkpoint has failed":
+            tasks[0].declines = "disk full"
+            await world.checkpoint()
+            early = await world.checkpoint(savepoint)
+            assert "has failed" in early.reason(), "before the job has ended"
+        elif why == "the coordinator fails the job":
+            world.coordinator.context.fail_job("the input is gone")
+        for task in tasks:
+            world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
+        waits = await world.checkpoint(savepoint)
+        world.end_run(False, "cancelled")
+        assert (await world.await_settled()).values, "otherwise the action could not be called again"
+        assert "has failed" in waits.reason()
+        late = await world.checkpoint(savepoint)
+        assert "has failed" in late.reason()
+        assert (await world.await_settled()).values
+        world.reset()
+        await world.running(0, 1)
+        assert (await world.checkpoint(savepoint)).values
 
 
 async def test_a_checkpoint_that_fails_over_a_failed_coordinator_adds_no_second_failure() -> None:  # H8, H45

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the ready-made parts keep when a run has other input than the one before; docs/how-to/run-a-job-every-day.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate.testing import World, running_operator
+from tests.primitives.histories import until_done
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("new_application", [True, False])
+async def test_totals_and_values_stay_and_whatever_belongs_to_one_input_begins_anew(
+    named: bool, new_application: bool
+) -> None:  # H174
+    rules, budget = SharedValue("rules", "as given"), Permits("budget", concurrency=1)
+    items, group = WorkQueue("items", range(4)), Group("train")
+    steps: list[int] = []
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        budget.acquire()  # and does not give it back
+        context.count("tasks")
+        with group as member:
+            steps.append(0 if member.checkpoint is None else member.checkpoint.step)
+            member.save(steps[-1] + 1, b"")
+        yield rules.get(), list(items)
+
+    async def day(world: World, number: int) -> tuple[Any, Any]:
+        world.input_id = f"day {number}" if named else None
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+        await world.advance(5.0)  # until the final checkpoint is complete
+        return task.outputs[0], world.counters()["tasks"]
+
+    kept: dict[str, Any] = {"parallelism": 1, "mode": "streaming", "uses": [rules, budget, items, group]}
+    async with running_operator(**kept) as world:
+        assert await day(world, 1) == (("as given", [0, 1, 2, 3]), 1)
+        rules.set("as set")
+        if not new_application:
+            assert await day(world, 2) == (("as set", [0, 1, 2, 3]), 2)
+    if new_application:
+        async with running_operator(**kept, restored=world.checkpoints[-1], restored_input="other") as world:
+            assert await day(world, 2) == (("as set", [0, 1, 2, 3]), 2)
+    assert steps == [0, 0]
