@@ -20,6 +20,7 @@ the background work that it runs.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -53,7 +54,7 @@ from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
 from protocol.arguments import checked
-from protocol.describing import name_of
+from protocol.describing import name_of, show
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -274,7 +275,7 @@ class ActorCell(Generic[M]):
 
     async def _start_instance(self) -> _Verdict | None:
         try:
-            self._instance = instance = self.factory()
+            self._instance = instance = self._made()
             self.handling = _STARTED
             await instance.started(self.context)
         except BaseException as failure:
@@ -284,6 +285,17 @@ class ActorCell(Generic[M]):
         if isinstance(instance, DirectActor) and not overriding(self.system.hooks):
             self.direct = instance.handle
         return None
+
+    def _made(self) -> Actor[M]:
+        made: Any = self.factory()
+        if isinstance(made, Actor):
+            return made
+        if inspect.iscoroutine(made):
+            made.close()  # otherwise Python warns that it was never awaited, which says less
+        raise TypeError(
+            f"the factory {name_of(self.factory)} of actor {self.path!r} returned {show(made)}, which is not an Actor: "
+            "pass a subclass of Actor, or a function (not async) that returns an instance of one"
+        )
 
     async def _drain(self) -> _Verdict:
         """Handle signals and messages until a verdict."""

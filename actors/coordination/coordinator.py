@@ -359,7 +359,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             event = await decode_in_turns(message.payload)
         except ProtocolError as error:
-            self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
+            why = f"the driver received an unreadable event from the task: {error}"
+            self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, why, unusable=True))
             return
         self._statistics.events_received += 1
         handler = self._coordinator if type(event) is PartEvent else self._main

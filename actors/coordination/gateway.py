@@ -197,7 +197,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             else:
                 connection.send(Resumed(self._attempt.task_attempt_id, self._machine.resume_seq))
         except LocalProtocolError as error:  # the states of several subtasks may exceed one frame (H52)
-            self._give_up(f"checkpoint {self._registered.checkpoint_id} cannot be restored: {error}")
+            self._give_up(f"checkpoint {self._registered.checkpoint_id} cannot be restored: {error}", unusable=True)
             return
         self._carry_out(effects, now)
 
@@ -268,8 +268,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._carry_out(self._machine.handle(message, now), now)
         self._hang_up(reason)
 
-    def _give_up(self, reason: str, *, silent: bool = False) -> None:
-        self._report(AttemptCondemned(self._attempt.operator_id, self._attempt.task_attempt_id, reason, silent))
+    def _give_up(self, reason: str, *, silent: bool = False, unusable: bool = False) -> None:
+        attempt = self._attempt
+        self._report(AttemptCondemned(attempt.operator_id, attempt.task_attempt_id, reason, silent, unusable))
         self._hang_up(reason)
 
     def _hang_up(self, reason: str) -> None:

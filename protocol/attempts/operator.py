@@ -308,9 +308,8 @@ class OperatorLedger:
                 self._fail(entry, FailureKind.FAILED, failure)
             case Outcome.KILLED, ConnectionExpired():
                 self._fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
-            case Outcome.KILLED, AttemptCondemned(reason=reason, silent=silent):
-                kind = FailureKind.HEARTBEAT_TIMEOUT if silent else FailureKind.CONFIRMATION_TIMEOUT
-                self._fail(entry, kind, reason, kill=True)
+            case Outcome.KILLED, AttemptCondemned() as condemned:
+                self._fail(entry, _fault_of(condemned), condemned.reason, kill=True)
             case _:
                 self._report_stale(word)
 
@@ -672,6 +671,12 @@ class OperatorLedger:
         assert not subtask.owes_reset or not subtask.vacant, "a reset is owed (H10)"
         for entry in subtask.attempts.values():
             assert (entry.failure is not None) == (entry.state is AttemptState.OVER)
+
+
+def _fault_of(condemned: AttemptCondemned) -> FailureKind:
+    if condemned.unusable:
+        return FailureKind.UNUSABLE
+    return FailureKind.HEARTBEAT_TIMEOUT if condemned.silent else FailureKind.CONFIRMATION_TIMEOUT
 
 
 def _news_of(word: AttemptWord) -> News:

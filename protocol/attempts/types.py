@@ -111,13 +111,15 @@ class ConnectionExpired:
 class AttemptCondemned:
     """Headgate gives this attempt up, for example because an event was not confirmed in time (H25).
 
-    ``silent``: it gave no sign of life (H94).
+    ``silent``: it gave no sign of life (H94). ``unusable``: it did not miss a deadline, but its event cannot be read,
+    or its state not be restored (H62).
     """
 
     operator_id: str
     task_attempt_id: int
     reason: str
     silent: bool = False
+    unusable: bool = False
 
 
 @value
@@ -153,6 +155,7 @@ class FailureKind(Enum):
     CONFIRMATION_TIMEOUT = "confirmation timeout"
     HEARTBEAT_TIMEOUT = "heartbeat timeout"
     CONNECTION_LOST = "connection lost"
+    UNUSABLE = "unusable"  # its event cannot be read, or its state not be restored
     GLOBAL_FAILURE = "global failure"
     RUN_ENDED = "run ended"
     LOST_FACT = "lost fact"  # over, as inferred from other facts than its own end (H19)

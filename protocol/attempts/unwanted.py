@@ -16,6 +16,7 @@ _GIVEN_UP_BY_US = (
     FailureKind.CONFIRMATION_TIMEOUT,
     FailureKind.HEARTBEAT_TIMEOUT,
     FailureKind.CONNECTION_LOST,
+    FailureKind.UNUSABLE,
     FailureKind.SUPERSEDED,
     FailureKind.GLOBAL_FAILURE,
     FailureKind.LOST_FACT,

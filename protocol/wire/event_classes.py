@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from protocol.describing import describe
 
-__all__ = ["Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
+__all__ = ["NoFit", "Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
 
 C = TypeVar("C", bound=type)
 
@@ -34,6 +34,10 @@ _modules: dict[str, str] = {}
 """Where the driver has classes that are not registered here yet: their names, and the modules that define them."""
 _failures: dict[str, str] = {}
 """Why the driver's class of this name did not come here."""
+
+
+class NoFit(ValueError):
+    """What was sent fits no class here; the message says what to do. Any other error is of the class itself."""
 
 
 class Registration:
@@ -58,7 +62,7 @@ class Registration:
         return self._values(instance)
 
     def build(self, values: list[Any]) -> Any:
-        """Return the value with these fields. Raises ``ValueError`` if they do not fit, and what the class raises."""
+        """Return the value with these fields. Raises ``NoFit`` if they do not fit, and what the class raises."""
         if self._kind is None:
             self._resolve()
         if self._kind == "enum":
@@ -86,13 +90,13 @@ class Registration:
                     return cls(value)
             elif type(value) is str and value in cls.__members__:
                 return cls[value]
-        raise ValueError(f"{self} has no member {values!r:.60}: use the same release of it on both sides")
+        raise NoFit(f"{self} has no member {values!r:.60}: use the same release of it on both sides")
 
     def _check_count(self, count: int) -> None:
         missing = [name for name, _, needed in self._fields[count:] if needed]
         if missing or count > len(self._fields):
             lacks = f", and {' and '.join(missing)} has no default" if missing else ""
-            raise ValueError(
+            raise NoFit(
                 f"{self} was sent with {count} fields and has {len(self._fields)} here{lacks}: use the same release "
                 "of it on both sides, or append fields with defaults"
             )
@@ -190,7 +194,7 @@ def registration_of(kind: type) -> Registration | None:
 
 
 def find(name: object) -> Registration:
-    """Return the class that is registered with the name. Raises ``ValueError`` that says what to import."""
+    """Return the class that is registered with the name. Raises ``NoFit`` that says what to import."""
     registration = _by_name.get(name) if isinstance(name, str) else None
     if registration is None:
         registration = _import_for(name)
@@ -203,21 +207,21 @@ def _import_for(name: object) -> Registration:
     if module is None:
         failure = _failures.get(name) if isinstance(name, str) else None
         if failure is not None:
-            raise ValueError(f"{what}, because its class was not sent with it ({failure}): define it in a module")
-        raise ValueError(
+            raise NoFit(f"{what}, because its class was not sent with it ({failure}): define it in a module")
+        raise NoFit(
             f"{what}: import the module that defines it where the event is handled, or define it above the call of "
             "subtask() if it is in a notebook or in the main program"
         )
     try:
         import_module(module)
-    except Exception as error:  # whatever the user's module raises
-        raise ValueError(
+    except BaseException as error:  # whatever the user's module raises, an exit too
+        raise NoFit(
             f"{what}, and its module {module} cannot be imported here ({describe(error)}): send the "
             "module to the executors, for example with addPyFile"
         ) from error
     registration = _by_name.get(str(name))
     if registration is None:
-        raise ValueError(f"{what}, although its module {module} is imported: use the same release of it on both sides")
+        raise NoFit(f"{what}, although its module {module} is imported: use the same release of it on both sides")
     return registration
 
 

@@ -326,7 +326,11 @@ def _refuse_equal_hashes(members: Collection[Any]) -> None:
     if not _SCALARS.issuperset(map(type, members)):
         most = max(Counter(map(hash, members)).values())
         if most > _EQUAL_HASHES_MAX:
-            raise ValueError(f"{most} members of a set or keys of a dict have the same hash")
+            raise _EqualHashes(f"{most} members of a set or keys of a dict have the same hash")
+
+
+class _EqualHashes(ValueError):
+    """Too many members of a set, or keys of a dict, have the same hash."""
 
 
 _Place = tuple["_Place | None", object]  # a linked list of keys: a path costs nothing until it is needed
@@ -880,10 +884,13 @@ class _Builder:
         pairs = pairs if type(pairs) is list else list(pairs)
         if self._counts is not None:
             self._counts.add(pairs)
-        value = dict(pairs) if len(pairs) <= _EQUAL_HASHES_MAX else {}
-        if not value:
-            _refuse_equal_hashes([key for key, _ in pairs])
-            value = dict(pairs)
+        try:
+            value = dict(pairs) if len(pairs) <= _EQUAL_HASHES_MAX else {}
+            if not value:
+                _refuse_equal_hashes([key for key, _ in pairs])
+                value = dict(pairs)
+        except BaseException as error:
+            raise _unhashed([key for key, _ in pairs], error) from error
         return value
 
     def check(self, event: Any) -> Generator[None, None, None]:
@@ -902,8 +909,11 @@ class _Builder:
         members = values[1:]
         if len(members) > self._limits.event_map_entries_max:
             raise ValueError(f"a set of more than {self._limits.event_map_entries_max} members")
-        _refuse_equal_hashes(members)
-        return (set if code is ExtensionType.SET else frozenset)(members)
+        try:
+            _refuse_equal_hashes(members)
+            return (set if code is ExtensionType.SET else frozenset)(members)
+        except BaseException as error:
+            raise _unhashed(members, error) from error
 
 
 class _NestingBuilder(_Builder):
@@ -960,13 +970,25 @@ class _NestingBuilder(_Builder):
 def _build_registered(values: list[Any]) -> Any:
     try:
         return event_classes.find(values[1] if len(values) > 1 else None).build(values[2:])
-    except ValueError as error:
+    except event_classes.NoFit as error:
         raise RemoteProtocolError(f"the event cannot be decoded: {_detail(error)}") from error
-    except Exception as error:  # whatever the user's class raises
+    except BaseException as error:  # whatever the user's class raises, an exit too
         raise RemoteProtocolError(
             f"the event cannot be decoded: its {values[1]!r:.100} cannot be built from {len(values) - 2} fields: "
-            f"{type(error).__name__}: {_detail(error)}"
+            f"{type(error).__name__}: {_detail(error)}. Correct the class: what it does when it is built, in "
+            "__post_init__ for example, must succeed wherever its event arrives"
         ) from error
+
+
+def _unhashed(members: list[Any], error: BaseException) -> Exception:
+    """What to raise if a set of these members, or a dict with these keys, cannot be built. The classes are a user's."""
+    if isinstance(error, _EqualHashes):
+        return error
+    names = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in set(map(type, members)) - _SCALARS})
+    return RemoteProtocolError(
+        f"the event cannot be decoded: a member of a set, or a key of a dict, of {', '.join(names)[:200]} cannot be "
+        f"hashed or compared: {type(error).__name__}: {_detail(error)}. Correct __hash__ and __eq__ of the class"
+    )
 
 
 def _continues() -> bool:

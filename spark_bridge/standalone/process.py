@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ from typing import Any
 import anyio
 
 from actors import ActorError
+from actors.exits import contained
 from actors.logs import get_logger
 from actors.threads import DRIVER
-from protocol.describing import describe, text_of
+from protocol.describing import describe, name_of, show, text_of
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -40,6 +42,9 @@ READY_TIMEOUT_S = 120.0
 RESERVED_S = 10.0
 """For so long after it has attached, a driver is waited for whose JVM has not joined yet, if another one comes."""
 RENEWAL_S = 5.0
+TELL_TIMEOUT_S = 5.0
+"""For so long a driver that could not be served may ask why, before another one is served or the process ends."""
+TOLD_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class SidecarProcess:
     A driver that has been away for ``lost_after_s`` seconds is given up. ``resume`` says whether runs that an earlier
     sidecar has left behind may continue; otherwise they fail.
 
-    Whatever a driver does, and at whatever moment it ends or freezes, the process then waits for the next one.
+    Whatever a driver does, and at whatever moment it ends or freezes, the process then waits for the next one. So it
+    does after a driver whose operators cannot be started, which is told the cause.
 
     Reads the files that ``config.tls`` names, so it may block. Raises ``SidecarError`` if they cannot be used.
     """
@@ -95,17 +101,20 @@ class SidecarProcess:
         self._ended = anyio.Event()  # the application that is served now
         self._left_uncommitted = ""  # by the latest application
         self._served_driver: bytes | None = None  # of that application
+        self._not_served: dict[bytes, str] = {}  # the latest drivers that could not be served, and why
+        self._told = anyio.Event()  # the latest of them
 
     async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
         """Serve until cancelled, or, with ``once``, until the first application has ended whose operators had started.
 
-        ``started`` is called with the port for drivers' requests. Raises ``ServerStartError`` for a port in use, and
-        what the factory raises for a driver that is there.
+        ``started`` is called with the port for drivers' requests. Raises ``ServerStartError`` if the port for drivers'
+        requests or for a driver's JVM is in use, and, with ``once``, what the factory or the start of the sidecar
+        raises for a driver that is there. Without, only that driver is told.
         """
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(serve_control, self._answer, self._keys, self._control_config())
             started(port)
-            while not (await self._serve_application() and once):
+            while not (await self._serve_application(once=once) and once):
                 pass
             tasks.cancel_scope.cancel()
 
@@ -118,10 +127,11 @@ class SidecarProcess:
             connections_max=CONNECTIONS_MAX,
         )
 
-    async def _serve_application(self) -> bool:
-        """Serve one driver; False if it was lost before its operators had started."""
+    async def _serve_application(self, *, once: bool) -> bool:
+        """Serve one driver; False if its operators have not started. With ``once``, raise why, unless it was lost."""
         relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
         served = False
+        failed: Exception | None = None
         try:
             self._relay_address = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
             self._relay = relay
@@ -131,11 +141,14 @@ class SidecarProcess:
             try:
                 served = await self._serve(relay, await relay.join())
             except Exception as error:
-                if not isinstance(error, RelayError) and not relay.lost:
-                    raise  # the next driver would not fare better
                 served = self._runtime is not None
-                unexpected = None if isinstance(error, RelayError) else error
-                log.warning("driver lost, application ended", started=served, error=text_of(error), exc_info=unexpected)
+                if isinstance(error, RelayError) or relay.lost:
+                    cause = None if isinstance(error, RelayError) else error
+                    log.warning("driver lost, application ended", started=served, error=text_of(error), exc_info=cause)
+                else:
+                    failed = error
+                    log.error("driver not served", started=served, error=describe(error), exc_info=error)
+                    self._tell_later(relay.driver, error)
         finally:
             leased, self._lease_s = self._lease_s is not None, None
             self._relay = self._runtime = None
@@ -146,7 +159,36 @@ class SidecarProcess:
                 if leased:
                     await relay.leave()
                 await relay.close()
+        if failed is not None:
+            with anyio.move_on_after(TELL_TIMEOUT_S):  # also a pause, if a running job's JVM comes back immediately
+                await self._told.wait()
+            if once:
+                raise failed
         return served
+
+    def _tell_later(self, driver: bytes | None, error: Exception) -> None:
+        """Keep for a driver why it is not served. It asks for its operators, or asks already."""
+        assert driver is not None  # its JVM has joined
+        self._told = anyio.Event()
+        self._not_served.pop(driver, None)
+        self._not_served[driver] = (
+            f"the sidecar's process cannot serve this driver: {describe(error)}. Correct the factory, or the arguments "
+            "and the configuration of the sidecar, start its process again, and attach again. If the cause lies "
+            "elsewhere and has passed, just attach again. The sidecar's log has the traceback"
+        )
+        if len(self._not_served) > TOLD_MAX:
+            del self._not_served[next(iter(self._not_served))]
+
+    async def _call_factory(self, runtime: SidecarRuntime) -> None:
+        """Coordinate the operators. Raises what the factory raises, as an ordinary exception."""
+        name = f"the factory {name_of(self._factory)}"
+        try:
+            coordinated: Any = self._factory(runtime)
+            if not inspect.isawaitable(coordinated):
+                raise TypeError(f"{name} returned {show(coordinated)}: define it as `async def factory(sidecar): ...`")
+            await coordinated
+        except BaseException as error:
+            raise contained(name, error)  # noqa: B904 - it is the error itself, or has it as its cause
 
     async def _serve(self, relay: AwaitedRelay, stages: tuple[ActiveStage, ...]) -> bool:
         """Serve the driver that has joined, until its application ends. Returns True."""
@@ -156,9 +198,10 @@ class SidecarProcess:
         self._left_uncommitted, self._served_driver = "", relay.driver
         try:
             async with SidecarRuntime(driver, self._config) as runtime:
-                await self._factory(runtime)
+                await self._call_factory(runtime)
                 runtime.take_tasks()
                 self._runtime = runtime
+                self._not_served.pop(relay.driver or b"", None)
                 self._notify()
                 log.info("driver attached", operators=sorted(runtime.handles))
                 await self._end_of(relay)
@@ -286,7 +329,7 @@ class SidecarProcess:
         """Whether the driver's JVM has connected to the relay, after waiting for that up to ``within_s`` seconds."""
         relay = self._relay
         if relay is None or relay.driver != driver:
-            raise _not_attached()
+            raise self._refusal(driver)
         with anyio.move_on_after(within_s):
             await relay.first_connected()
         return relay.joined
@@ -295,7 +338,7 @@ class SidecarProcess:
         """The driver lives. The JVM of one that attached to an earlier sidecar may not have come back yet."""
         relay = self._relay
         if relay is None or relay.driver not in (None, driver):
-            raise _not_attached()
+            raise self._refusal(driver)
         self._lease_s, self._renewed = lease_s, anyio.current_time()
 
     async def _look(self) -> bytes | None:
@@ -321,28 +364,36 @@ class SidecarProcess:
         The runtime may end meanwhile, because stopping the context ends the application immediately.
         """
         if self._served_driver != driver:
-            raise _not_attached()
-        if self._runtime is None:
-            return self._left_uncommitted
-        ended = self._ended
-        try:
-            return await self._runtime.uncommitted_output()
-        except (SidecarNotRunning, ActorError):
-            await ended.wait()
-            return self._left_uncommitted
+            raise self._refusal(driver)
+        if self._runtime is not None:
+            ended = self._ended
+            try:
+                return await self._runtime.uncommitted_output()
+            except (SidecarNotRunning, ActorError):
+                await ended.wait()
+        if driver in self._not_served:
+            raise self._refusal(driver)
+        return self._left_uncommitted
 
     async def _served(self, driver: bytes) -> SidecarRuntime:
         with anyio.move_on_after(READY_TIMEOUT_S):
-            while self._runtime is None:
+            while self._runtime is None and driver not in self._not_served:
                 await self._change.wait()
-        if self._runtime is None:
+        if self._runtime is None and driver not in self._not_served:
             raise SidecarError(
                 "no driver is attached to this sidecar, or its operators have not started yet: attach one with "
                 "`with AttachedSidecar(...)`, or see the sidecar's log"
             )
-        if self._served_driver != driver:
-            raise _not_attached()
+        if self._runtime is None or self._served_driver != driver:
+            raise self._refusal(driver)
         return self._runtime
+
+    def _refusal(self, driver: bytes) -> SidecarError:
+        """Why this driver is not served."""
+        if (why := self._not_served.get(driver)) is None:
+            return _not_attached()
+        self._told.set()
+        return SidecarError(why)
 
     @staticmethod
     def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:

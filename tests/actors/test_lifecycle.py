@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import pytest
@@ -434,3 +436,40 @@ async def test_stopped_is_shielded_from_outside_cancellation() -> None:
             scope.cancel()
             await asyncio.Event().wait()
     assert lines == ["tidied up"]
+
+
+class SomeActor(Actor[str]):
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        pass
+
+
+async def makes_one_later() -> SomeActor:
+    return SomeActor()
+
+
+@pytest.mark.parametrize(
+    ("factory", "returned"),
+    [
+        (lambda: None, "returned None,"),
+        (lambda: "x", "returned 'x',"),
+        (lambda: SomeActor, "returned <class .*SomeActor'>,"),
+        (makes_one_later, "makes_one_later .* returned <coroutine object makes_one_later .*>,"),
+        (dict, "the factory dict .*returned {},"),
+    ],
+)
+@pytest.mark.parametrize("parent", [False, True], ids=["top", "child"])
+async def test_a_factory_that_makes_no_actor_is_named_with_what_it_returned(
+    factory: Any, returned: str, parent: bool
+) -> None:
+    class Parent(SomeActor):
+        async def started(self, context: ActorContext[str]) -> None:
+            context.spawn(factory, name="wrong")
+
+    async def run() -> None:
+        async with deterministic_system() as kit:
+            kit.system.spawn(Parent if parent else factory, name="parent" if parent else "wrong")
+            await settle()
+
+    with pytest.raises(TypeError, match=r"wrong' .*which is not an Actor: pass a subclass of Actor") as raised:
+        await run()
+    assert re.search(returned, str(raised.value))

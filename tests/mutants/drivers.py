@@ -10,8 +10,8 @@ DRIVERS = catalogue(r"""
 lost-driver-ends-the-process [feared; H48]
   What a relay raises for a driver that is lost during its start ends the process.
   @ spark_bridge.standalone.process:SidecarProcess._serve_application
-  - not isinstance(error, RelayError) and not relay.lost
-  + True
+  - isinstance(error, RelayError) or relay.lost
+  + False
 frozen-driver-is-not-replaced [feared; H48]
   A driver whose connection stands keeps its place, whether it answers or not.
   @ spark_bridge.standalone.process:SidecarProcess._free_relay
@@ -32,4 +32,19 @@ lost-start-counts-as-an-application [feared; H48]
   @ spark_bridge.standalone.process:SidecarProcess._serve_application
   - served = self._runtime is not None
   + served = True
+failed-factory-ends-the-process [feared; H48]
+  What the factory raises for one driver ends the process for all.
+  @ spark_bridge.standalone.process:SidecarProcess._serve_application
+  - if once:
+  + if True:
+failed-factory-is-not-told [feared; H48]
+  A driver that asks for its operators waits although they could not be started.
+  @ spark_bridge.standalone.process:SidecarProcess._served
+  - while self._runtime is None and driver not in self._not_served
+  + while self._runtime is None
+exit-of-a-factory-ends-the-loop [feared; H48]
+  An exit that the factory raises ends the event loop.
+  @ spark_bridge.standalone.process:SidecarProcess._call_factory
+  - raise contained(name, error)
+  + raise
 """)

@@ -285,6 +285,14 @@ def test_an_attempt_whose_connection_expired_is_killed_and_failed() -> None:
     assert book.feed(ConnectionExpired("words", 10)) == ["kill 10", "failed 1#0 CONNECTION_LOST", "reset 1"]
 
 
+def test_an_attempt_with_an_unreadable_event_is_not_said_to_have_missed_a_deadline() -> None:  # H62
+    book = a_running_attempt()
+    answers = book.feed(AttemptCondemned("words", 10, "an unreadable event", unusable=True))
+    assert answers == ["kill 10", "failed 1#0 UNUSABLE", "reset 1"]
+    kill = next(effect for effect in book.effects if isinstance(effect, KillTask))
+    assert kill.reason == "unusable: an unreadable event"
+
+
 def test_an_attempt_that_said_it_ended_well_is_not_condemned() -> None:
     book = a_running_attempt()  # H25: Spark may have its output already
     book.feed(goodbye(10))

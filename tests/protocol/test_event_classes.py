@@ -15,6 +15,7 @@ import sys
 import types
 from collections import namedtuple
 from dataclasses import InitVar, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgpack
@@ -554,3 +555,63 @@ def test_the_registration_travels_with_a_class_that_is_pickled_by_value(  # H97
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "6 on 1\n"), done.stderr
+
+
+RAISED: list[BaseException] = []
+
+
+@event
+@dataclass(frozen=True)
+class Trap:
+    """Each place of a user's code that decoding calls raises what is in ``RAISED``."""
+
+    place: str
+
+    def __post_init__(self) -> None:
+        self._spring("post_init")
+
+    def __hash__(self) -> int:
+        self._spring("hash")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        self._spring("eq")
+        return self is other
+
+    def _spring(self, place: str) -> None:
+        if self.place == place and RAISED:
+            raise RAISED[0]
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("size", [0, 20_000])
+@pytest.mark.parametrize("place", ["post_init", "hash", "eq"])
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException("odd"), RuntimeError("no"), ValueError("no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_class_raises_while_its_event_is_decoded_is_a_remote_error(
+    error: BaseException, place: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H62, H97
+    """Alone, in a list, in a set and as a key; in an event of any size."""
+    traps = [Trap(place), Trap(place)]
+    values: list[Any] = [set(traps), frozenset(traps), dict.fromkeys(traps, 1)]
+    if place == "post_init":
+        values += [traps[0], traps, {"a": (traps[0],)}]
+    for value in values:
+        payload = encode_event([value, "x" * size])
+        monkeypatch.setattr(f"{__name__}.RAISED", [error])
+        with pytest.raises(RemoteProtocolError, match=rf"Trap.*{type(error).__name__}.*Correct"):
+            decode_event(payload)
+        monkeypatch.setattr(f"{__name__}.RAISED", [])
+
+
+def test_an_exit_of_a_module_that_is_imported_for_an_event_is_a_remote_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # H97
+    (tmp_path / "exits_when_imported.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    event_classes.learn_modules({"exiting.rule": "exits_when_imported"})
+    with pytest.raises(RemoteProtocolError, match=r"cannot be imported here \(SystemExit: 3\): send the module"):
+        decode_event(packed("exiting.rule", 1))

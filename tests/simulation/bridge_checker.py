@@ -25,7 +25,7 @@ from spark_bridge.bridge.relay.records import RelayedFact
 from tests.simulation.checkers import LATE_S, demand
 
 _SILENT = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.HEARTBEAT_TIMEOUT)
-_KILLED_BY_US = (*_SILENT, FailureKind.CONNECTION_LOST)
+_KILLED_BY_US = (*_SILENT, FailureKind.CONNECTION_LOST, FailureKind.UNUSABLE)
 
 
 class BridgeChecker:

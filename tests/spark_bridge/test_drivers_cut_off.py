@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -311,12 +312,100 @@ async def test_a_process_for_one_application_outlives_drivers_that_are_lost_befo
         await works(served)  # the process ends then
 
 
-async def test_a_factory_that_fails_for_a_driver_that_is_there_ends_the_process_with_its_error() -> None:
-    async def fails(runtime: SidecarRuntime) -> None:
-        raise ValueError("the factory is wrong")
+class Fails(Served):
+    """The factory does ``what`` for the first drivers, and works for those after them."""
 
-    served = Served()
-    process = SidecarProcess(fails, SidecarConfig(), KEYS, "127.0.0.1", Ports(0, 0, 0))
+    def __init__(self, what: Callable[..., Any], drivers: int = 1) -> None:
+        super().__init__()
+        self.what = what
+        self.left = drivers
+
+    def coordinate(self, runtime: SidecarRuntime) -> Any:
+        if self.left:
+            self.left -= 1
+            return self.what(runtime)
+        return super().coordinate(runtime)
+
+
+async def raises_in_time(runtime: SidecarRuntime) -> None:
+    raise RuntimeError("the factory is wrong")
+
+
+async def raises_an_exit(runtime: SidecarRuntime) -> None:
+    raise SystemExit(3)
+
+
+async def takes_nothing() -> None:
+    """The signature is wrong."""
+
+
+async def coordinates_twice(runtime: SidecarRuntime) -> None:
+    await runtime.coordinate(HONEST, Echoing(), parallelism=1)
+    await runtime.coordinate(HONEST, Echoing(), parallelism=1)
+
+
+FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
+    "raises": (raises_in_time, "RuntimeError: the factory is wrong"),
+    "exits": (raises_an_exit, "ExitRaised: .*coordinate.* SystemExit: 3"),
+    "signature": (takes_nothing, r"TypeError: takes_nothing\(\) takes 0 positional arguments but 1 was given"),
+    "not-async": (lambda runtime: None, r"TypeError: the factory .*coordinate returned None: .*`async def factory"),
+    "refused": (coordinates_twice, "SidecarError: .*honest"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_driver_learns_why_the_factory_failed_and_the_next_one_is_served(name: str) -> None:  # H48
+    what, cause = FAILURES[name]
+    async with a_process(served=Fails(what, drivers=2)) as served:
+        for _ in range(2):
+            with pytest.raises(SidecarError, match=f"cannot serve this driver: {cause}.*attach again"):
+                async with PlayedDriver(served.address):
+                    raise AssertionError("it is attached")
+        async with PlayedDriver(served.address) as driver:
+            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
+            assert await driver.ask("uncommitted") == ""
+
+
+@pytest.mark.parametrize("wrong", ["storage", "port"])
+async def test_a_driver_learns_why_the_sidecar_could_not_start_and_the_process_goes_on(wrong: str) -> None:  # H48
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = SidecarConfig(storage="nope://x") if wrong == "storage" else SidecarConfig(port=port)
+        async with a_process(config, Echoed()) as served:
+            for _ in range(2):
+                cause = "nope" if wrong == "storage" else str(port)
+                with pytest.raises(SidecarError, match=f"cannot serve this driver: .*{cause}"):
+                    async with PlayedDriver(served.address):
+                        raise AssertionError("it is attached")
+
+
+async def test_each_of_many_drivers_learns_its_own_cause() -> None:  # H48
+    """Random: some leave without asking, some ask twice; the seed is in the failure."""
+    seed = secrets.randbits(32)
+    random, count = Random(seed), 12
+    causes = [f"the cause of driver {number}" for number in range(count)]
+    coming = iter(causes)
+
+    async def fails(runtime: SidecarRuntime) -> None:
+        raise random.choice([ValueError, SystemExit, KeyboardInterrupt, OSError])(next(coming))
+
+    async with a_process(served=Fails(fails, drivers=count)) as served:
+        for number, cause in enumerate(causes):
+            driver = PlayedDriver(served.address)
+            with pytest.raises(SidecarError, match=f"{cause}[.]"):
+                async with driver:
+                    raise AssertionError(f"driver {number} is attached, seed {seed}")
+            for _ in range(random.randrange(3)):
+                with pytest.raises(SidecarError, match=f"{cause}[.]"):
+                    await driver.ask(random.choice(["status", "joined", "uncommitted"]), 0.0)
+            await driver.ask("detach")
+        async with PlayedDriver(served.address) as driver:
+            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1, seed
+
+
+async def test_a_process_for_one_application_tells_the_driver_and_ends_with_the_error_of_the_factory() -> None:
+    served = Fails(raises_in_time)
+    process = SidecarProcess(served.coordinate, SidecarConfig(), KEYS, "127.0.0.1", Ports(0, 0, 0))
     listening = anyio.Event()
 
     def started(port: int) -> None:
@@ -325,16 +414,15 @@ async def test_a_factory_that_fails_for_a_driver_that_is_there_ends_the_process_
 
     async def attach() -> None:
         await listening.wait()
-        peer = PlayedDriver(served.address)
-        place = await peer.ask("attach")
-        key = KEYS.key(Purpose.RELAY, peer.identity)
-        await PlayedJvm(("127.0.0.1", place["relay_port"]), key, b"").run()
+        with pytest.raises(SidecarError, match="cannot serve this driver: RuntimeError: the factory is wrong"):
+            async with PlayedDriver(served.address):
+                raise AssertionError("it is attached")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(attach)
-        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="the factory is wrong"), flatten_subgroups=True):
-            await process.run(started=started)
-        tasks.cancel_scope.cancel()
+        wrong = pytest.RaisesExc(RuntimeError, match="the factory is wrong")
+        with pytest.RaisesGroup(wrong, flatten_subgroups=True):
+            await process.run(once=True, started=started)
 
 
 async def test_an_error_that_comes_with_the_loss_of_its_driver_does_not_end_the_process(

@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from actors.coordination.messages import ConnectionClosed, MessagesArrived
 from protocol.attempts import AttemptCondemned, ConnectionExpired
 from protocol.errors import AttemptOver
 from protocol.wire.codec import encode_event
+from protocol.wire.event_classes import event
 from protocol.wire.messages import EventMessage
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
@@ -109,6 +113,42 @@ async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
         assert isinstance(condemned, AttemptCondemned)
         assert condemned.task_attempt_id == bad.attempt.task_attempt_id
         assert world.coordinator.events == ["fine"]
+
+
+_raised: list[BaseException] = []
+
+
+@event
+@dataclass(frozen=True)
+class OnlyInTasks:
+    """Cannot be built where ``_raised`` has an error: at the driver, in an ordinary program."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        if _raised:
+            raise _raised[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("n must be even")], ids=repr)
+@pytest.mark.parametrize("size", [0, 20_000])
+async def test_whatever_a_class_raises_when_its_event_arrives_condemns_the_attempt_and_not_the_operator(
+    error: BaseException, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H62, H97
+    async with running_tasks(2) as (world, (bad, good)):
+        bad.send([OnlyInTasks(1), "x" * size])
+        monkeypatch.setattr(f"{__name__}._raised", [error])
+        good.send("fine")
+        await world.settle()
+        (condemned,) = world.reports
+        assert isinstance(condemned, AttemptCondemned)
+        assert (condemned.task_attempt_id, condemned.unusable) == (bad.attempt.task_attempt_id, True)
+        assert "an unreadable event from the task: " in condemned.reason
+        assert "OnlyInTasks" in condemned.reason
+        assert f"{type(error).__name__}: " in condemned.reason
+        assert "Correct the class" in condemned.reason
+        assert world.coordinator.events == ["fine"]
+        assert not world.failures
 
 
 # --- suspicion (H87) ----------------------------------------------------------------------------------------------
