@@ -159,4 +159,9 @@ copy-replaces-the-first-gateway [feared; H88 H13]
   @ actors.coordination.live_gateways:GatewayTable.add
   - self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = gateway
   + self.by_subtask[attempt.subtask] = {attempt.task_attempt_id: gateway}
+factory-of-no-actor-is-taken [feared; H165]
+  What a factory returns is taken for an actor, whatever it is.
+  @ actors.cell:ActorCell._made
+  - isinstance(made, Actor)
+  + True
 """)

@@ -121,6 +121,11 @@ condemned-is-not-killed [feared; H25 H48]
   @ protocol.attempts.operator:OperatorLedger._fail
   - if kill else
   + if False else
+unreadable-event-is-a-missed-deadline [feared; H62]
+  An attempt whose event cannot be read is said to have missed a deadline.
+  @ protocol.attempts.operator:_fault_of
+  - if condemned.unusable
+  + if False
 job-is-not-cancelled [feared; H8 H15]
   A global failure does not cancel the job.
   @ protocol.attempts.operator:OperatorLedger.cancel_jobs

@@ -403,5 +403,10 @@ counts-of-a-failed-run-stay [new; H101]
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.reset_to_checkpoint
   - elif not (self._run_over and self._is_batch):
   + elif not self._run_over:
+exit-of-a-class-while-decoding-gets-out [feared; H62 H97]
+  An exit that a user's class raises while its event is decoded is none of the errors of an event.
+  @ protocol.wire.events:_build_registered
+  - except BaseException as error
+  + except Exception as error
 """
 )
