@@ -159,7 +159,7 @@ class Fragile(SubtaskOperator):
 
 @pytest.mark.parametrize(
     "where",
-    ["process", *(pytest.param(w, marks=pytest.mark.long) for w in ("__init__", "open", "handle_event", "close"))],
+    ["process", *(pytest.param(w, marks=pytest.mark.long) for w in ("__init__", "open", "handle_event"))],
 )
 def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: SparkSession, where: str) -> None:
     coordinator = Script({}, ["go on"])
