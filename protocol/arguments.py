@@ -228,7 +228,8 @@ class _Expected:
         value = _as_annotated(value, self.hint, self.name)
         rule = self.rule
         if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
-            is_choice = isinstance(value, str) and Literal in map(get_origin, (self.hint, *get_args(self.hint)))
+            kinds = (self.hint, *get_args(self.hint))
+            is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
             raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
         if rule is not None and _is_ruled(value) and not rule.accepts(value):
             raise ValueError(self._text(value))
