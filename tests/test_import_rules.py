@@ -40,6 +40,7 @@ PURE_STDLIB = frozenset(
         "inspect",
         "itertools",
         "math",
+        "numbers",
         "operator",
         "string",
         "struct",

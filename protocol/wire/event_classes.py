@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 
 from protocol.describing import describe
+from protocol.errors import HeadgateError
 
 __all__ = ["NoFit", "Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
 
@@ -36,7 +37,7 @@ _failures: dict[str, str] = {}
 """Why the driver's class of this name did not come here."""
 
 
-class NoFit(ValueError):
+class NoFit(HeadgateError, ValueError):
     """What was sent fits no class here; the message says what to do. Any other error is of the class itself."""
 
 

@@ -46,8 +46,8 @@ another-place-continues [new; H174]
 what-is-done-is-begun-while-it-is-skipped [new; H174]
   A run that skips a finished input labels its checkpoints as if the input were unfinished.
   @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
-  - done if same and self.completed == done else
-  + done if False else
+  - self._label(done=same and is_done)
+  + self._label(done=False)
 a-batch-that-is-over-is-that-of-every-run [new; H174]
   A plain run after a micro-batch is labelled as this batch.
   @ actors.coordination.checkpoint_labels:CheckpointLabels.withdraw

@@ -34,7 +34,7 @@ work-ends-while-some-is-done [new; H100]
 kept-back-from-a-copy [new; H100]
   An attempt that starts beside another one does not get that one's items.
   @ actors.coordination.source:SourceCoordinator.subtask_ready
-  - await gateway.send_event(splits_event([decode_split(split) for _, split in recorded]))
+  - await _send_splits(gateway.send_event, [decode_split(split) for _, split in recorded])
   + pass
 item-in-work-is-in-no-snapshot [new; H100]
   A snapshot leaves out the item that the task works on.

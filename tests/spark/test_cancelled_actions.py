@@ -137,7 +137,7 @@ async def test_action_that_is_cancelled_while_its_job_is_queued_never_starts(
             running = loop.create_task(sidecar.run(action))
             await active_jobs(sc, 2)
             await cancelled(running)
-            assert len(sc.statusTracker().getActiveJobsIds()) == 1
+            await until(lambda: len(sc.statusTracker().getActiveJobsIds()) == 1)
         assert not ran(tmp_path)
         assert await sidecar.run(action) == [0, 1, 2, 3]  # the name works
 
