@@ -52,7 +52,6 @@ __all__ = [
     "RestoredInput",
     "UnnamedInput",
     "check_input_id",
-    "check_restored_input",
     "compare",
     "why_refused",
 ]
@@ -298,12 +297,6 @@ def _name(one: Input) -> str:
             return f"unnamed run {one.place + 1} of an application"
         case NoInput():
             return "no run"
-
-
-def check_restored_input(restored_input: object) -> None:
-    """Raise ``ValueError`` unless this is "same", "other" or None."""
-    if restored_input not in (None, "same", "other"):
-        raise ValueError(f'restored_input must be "same", "other" or None, not {restored_input!r}')
 
 
 def check_input_id(input_id: object) -> None:

@@ -15,7 +15,7 @@ from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.given import GivenCoordinator
-from actors.coordination.inputs import ActionId, RestoredInput, check_restored_input
+from actors.coordination.inputs import ActionId, RestoredInput
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AttachConnection,
@@ -602,7 +602,6 @@ async def running_operator(
         ValueError: ``restored`` in batch mode.
     """
     mode = RestoreMode.named(mode)
-    check_restored_input(restored_input)
     config = OperatorConfig(
         operator_id,
         parallelism,

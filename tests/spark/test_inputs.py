@@ -193,7 +193,7 @@ def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **ado
     return handle
 
 
-def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operator(place: Place) -> None:  # H174
+def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operator(place: Place) -> None:  # H174 H175
     with place.sidecar() as sidecar:
         batches_of(place, sidecar, ["a", "b", "c"], "first")
     assert place.written() == {"a": 20, "b": 20, "c": 20}
