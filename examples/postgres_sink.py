@@ -62,7 +62,8 @@ def write_payments(spark: SparkSession, conninfo: str, folder: Path) -> None:
         job = sidecar.coordinate("payments", coordinator, parallelism=TASKS, mode="streaming", checkpoint=EVERY_100_MS)
         numbers = spark.sparkContext.parallelize(range(PAYMENTS), TASKS)
         rows = numbers.mapPartitions(job.subtask(WritePayments, sink, folder / "killed"))
-        sidecar.run(rows.count, restart=FixedDelay(restarts_max=3, delay_s=0.0))
+        # The name of the input is what a later start recognises: without it, a second run would have other payments.
+        sidecar.run(rows.count, restart=FixedDelay(restarts_max=3, delay_s=0.0), input_id="the payments of today")
 
 
 def write_balances(spark: SparkSession, conninfo: str, folder: Path) -> None:
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp())
     found = None
     try:
-        for attempt in ("first", "second"):  # the second one continues after the last checkpoint: nothing is left
+        for attempt in ("first", "second"):  # the first finishes this input, so the second skips everything
             write_payments(spark, conninfo, folder)
             with psycopg.connect(conninfo) as database:
                 found = database.execute("SELECT count(*), count(DISTINCT id) FROM payments").fetchone()
