@@ -54,6 +54,8 @@ log = get_logger("headgate.streams")
 _PLAN = "a stream's plan"
 _TURN_SPLITS = 256
 """After so many splits that an enumerator has found, other work of the loop gets a turn."""
+_STEP_SPLITS = 2**16
+"""So many references are copied in a step: a millisecond, because the splits are no longer in the processor's cache."""
 _READER = 0  # the only reader that an enumerator sees while a stream is planned
 
 
@@ -91,9 +93,15 @@ class _State:
         fields = yield from decode_state_in_steps(_PLAN, state)
         if OLD in fields:
             return (yield from cls._unpack_old(*fields[OLD]))
-        splits = iter(fields["splits"])
-        batches = tuple(tuple(islice(splits, size)) for size in fields["sizes"])
-        return cls(fields["stream"], fields["dropped"], batches, tuple(fields["open"]), fields["enumerator"])
+        splits, batches = iter(fields["splits"]), []
+        for size in fields["sizes"]:
+            batch: list[bytes] = []
+            for taken in range(0, size, _STEP_SPLITS):
+                batch += islice(splits, min(_STEP_SPLITS, size - taken))
+                yield
+            batches.append(tuple(batch))
+            yield
+        return cls(fields["stream"], fields["dropped"], tuple(batches), tuple(fields["open"]), fields["enumerator"])
 
     @classmethod
     def _unpack_old(cls, stream: str, dropped: int, batches: Any, left: Any, enumerator: bytes | None) -> Steps[_State]:
