@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout, Directive, HandlerFailed, Supervision
 from actors.coordination import (
@@ -142,7 +143,7 @@ class Operators:
                 "(replace=True does)"
             )
         port = self._storage.port(operator_id, config.mode)
-        restored, start_from = await self._restored(config, port, restore)
+        restored, record = await self._restored(config, port, restore)
         config = replace(config, restored=restored)
         statistics = OperatorStatistics(
             operator_id, splits=partial(_splits_of, coordinator), sources=partial(_backlogs_of, coordinator)
@@ -160,10 +161,16 @@ class Operators:
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
         operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode, ports.watch, observed)
         try:
-            await self._start(config, operator)
-            with anyio.CancelScope(shield=True):  # this is quick, and only now does anything outside change
-                await start_from()
-                await self._accept_tasks(config, tracker_ref)
+            await checkpoint_if_cancelled()
+            # What the user has chosen is recorded before the coordinator acts on it: it may commit what its checkpoint
+            # has prepared, and a restart from another one would repeat that. Then the call goes on to its end, because
+            # later restarts know of it.
+            with anyio.CancelScope(shield=record is not None):
+                if record is not None:
+                    await record()
+                await self._start(config, operator)
+                with anyio.CancelScope(shield=True):
+                    await self._accept_tasks(config, tracker_ref)
         except BaseException as error:
             self._forget(operator_id)
             if isinstance(error, asyncio.CancelledError):
@@ -206,8 +213,8 @@ class Operators:
 
     async def _restored(
         self, config: OperatorConfig, port: StoragePort, restore: str
-    ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]]]:
-        """The checkpoint to start from, and what makes it that of later restarts too, once the coordinator runs."""
+    ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]] | None]:
+        """The checkpoint to start from, and what makes it that of later restarts too if it is not the latest one."""
         operator_id = config.operator_id
         if config.mode is RestoreMode.BATCH:  # Spark owns the output, so nothing is restored
             if restore not in ("latest", "none"):
@@ -215,8 +222,8 @@ class Operators:
                     f"operator {operator_id!r} cannot start from {restore}, because in batch mode Spark owns its "
                     'output: coordinate it with mode="streaming"'
                 )
-            return None, _nothing
-        start_from = _nothing
+            return None, None
+        record = None
         match restore:
             case "none":
                 return None, partial(port.start_from, None)
@@ -231,20 +238,20 @@ class Operators:
                         "pass the file of this operator"
                     )
                 restored = stored.checkpoint
-                start_from = partial(port.start_from, restored.checkpoint_id)
+                record = partial(port.start_from, restored.checkpoint_id)
         if restored is None:
             log.info(
                 "operator started without checkpoint",
                 operator_id=operator_id,
                 storage=str(self._config.storage or "memory"),
             )
-            return None, start_from
+            return None, record
         try:
             restored = rescaled(restored, config.parallelism)
         except LocalProtocolError as error:
             raise SidecarError(f"operator {operator_id!r}: {error}") from error
         log.info("checkpoint restored", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
-        return restored, start_from
+        return restored, record
 
     async def _start(self, config: OperatorConfig, operator: Operator) -> None:
         operator_id, timeout_s, tracker_ref = config.operator_id, self._config.start_timeout_s, operator.tracker_ref
@@ -541,10 +548,6 @@ class Operators:
 
     def _known(self) -> str:
         return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:

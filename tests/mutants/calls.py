@@ -34,9 +34,16 @@ release-is-cut-short [found; H160]
   + with anyio.CancelScope():
 skipped-checkpoints-of-a-start-that-failed [new; H160]
   A start that is cancelled skips the stored checkpoints all the same.
-  @ spark_bridge.driver.operators:Operators._restored
-  - return None, partial(port.start_from, None)
-  + return await port.start_from(None), _nothing
+  @ spark_bridge.driver.operators:Operators.add
+  - with anyio.CancelScope(shield=record is not None):
+  + with anyio.CancelScope():
+choice-is-recorded-after-the-coordinator [found; H52]
+  A coordinator commits what its checkpoint has prepared, before the storage knows that it was started from it.
+  @ spark_bridge.driver.operators:Operators.add
+  - await record()
+  + pass
+  - await self._accept_tasks(config, tracker_ref)
+  + await self._accept_tasks(config, tracker_ref); record and await record()
 threads-of-those-who-wait [found; H161]
   Users' blocking code has forty threads, whatever it waits for.
   @ actors.threads:ThreadPool.run

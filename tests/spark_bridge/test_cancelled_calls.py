@@ -34,6 +34,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.sources.source import Source
+from spark_bridge.storage import MemoryStorage, StorageError
 from spark_bridge.subtask import SplitReader
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 
@@ -276,6 +277,31 @@ async def _cancelled_after(it: Bench, case: Case, turns: int, *, scoped: bool, b
     allowed = (asyncio.CancelledError, HeadgateError) if beside else (asyncio.CancelledError,)
     assert all(isinstance(one, allowed) for one in errors), errors
     return ended
+
+
+async def test_a_coordinator_does_nothing_before_the_storage_knows_where_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H52: it may commit what its checkpoint has prepared, and a later start from another one would repeat that."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise StorageError("no space left")
+
+    async with bench(tmp_path) as it:
+        await with_checkpoint(it)
+        await coordinate(it, mode="streaming")
+        file = await it.runtime.savepoint("a", directory=str(tmp_path))
+        await it.runtime.release("a")
+        Living.living.clear()
+        Living.restored.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStorage, "start_from", fail)
+            for restore in (file, "none"):
+                with pytest.raises(StorageError, match="no space left"):
+                    await coordinate(it, mode="streaming", restore=restore)
+        assert Living.restored == []
+        await coordinate(it, mode="streaming", restore=file)
+        assert Living.restored == [b"state"]
 
 
 # --- entering and leaving -----------------------------------------------------------------------------------------
