@@ -42,6 +42,7 @@ choice-is-recorded-after-the-coordinator [found; H52]
   @ spark_bridge.driver.operators:Operators.add
   - await record()
   + pass
+  @ spark_bridge.driver.operators:Operators.add
   - await self._accept_tasks(config, tracker_ref)
   + await self._accept_tasks(config, tracker_ref); record and await record()
 threads-of-those-who-wait [found; H161]
