@@ -235,7 +235,7 @@ class AttemptRecord:
     requests: dict[int, str] = field(default_factory=dict)
     answered: dict[int, str] = field(default_factory=dict)
     resolved: set[int] = field(default_factory=set)
-    part_asks: bool = False  # requests of a part, whose answers are not recorded
+    unrecorded_answers: bool = False  # to requests of a part, or that a request has failed
     cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # events sent, requests answered at each cut
     barriers: set[int] = field(default_factory=set)  # put into the mailbox
     closed: set[int] = field(default_factory=set)  # the checkpoints that it was notified of
@@ -389,7 +389,7 @@ class AttemptRecord:
         An answer is a reason even after it arrived: on a cut connection, its confirmation is still under way.
         """
         waited_for = [n for n in range(len(self.down_sent)) if n not in self.loose and not self.settled.get(n)]
-        answered = bool(self.answered) or self.part_asks
+        answered = bool(self.answered) or self.unrecorded_answers
         demand(bool(waited_for) or answered, f"H28: {self.name} failed for a loss-tolerant event")
         if not answered:
             waited_s = self.connected_for(now) - self.sent_at[waited_for[0]]

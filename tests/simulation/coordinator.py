@@ -463,6 +463,7 @@ class Coordinator(OperatorCoordinator):
             known = attempt.attempt in deferred.books.handles.get(attempt.subtask, {})
             demand(known, f"H85: the reply to {attempt} is open, and the attempt over")
         if random.random() < 0.1:
+            self._world.record(attempt.task_attempt_id).unrecorded_answers = True
             reply.fail("no luck")
             return
         deferred.books.logs_of(attempt)[deferred.key].answers.append(deferred.answer)

@@ -377,7 +377,7 @@ class Process:
         text = unpack(encode_event(request))
         self.record.requests[request_id] = text
         self.open_requests[request_id] = None
-        self.record.part_asks = True
+        self.record.unrecorded_answers = True
         self.work.submitted += 1
         self.record.up_sent.append(text)
         return request_id
