@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from spark_bridge.driver.environment import (
     task_slots,
 )
 from spark_bridge.driver.shipping import ship_packages
+from spark_bridge.errors import SidecarError
 
 __all__ = ["LocalDriver", "RemoteDriver", "SparkDriver", "driver_of"]
 
@@ -121,14 +123,32 @@ def driver_of(spark: Any) -> SparkDriver:
     return LocalDriver(spark)
 
 
+_inherited: SparkContext | None = None
+
+
+def _begin_in_a_forked_process() -> None:
+    global _inherited  # noqa: PLW0603 - a fact about this process
+    _inherited = SparkContext._active_spark_context
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_a_forked_process)
+
+
 class LocalDriver:
     """The driver in this process. ``spark`` is a classic SparkSession or SparkContext.
 
-    Raises as ``driver_context`` does.
+    Raises as ``driver_context`` does, and ``SidecarError`` in a process that was forked from the driver.
     """
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
+        if self.spark_context is _inherited:  # the two would read each other's answers from its connections to the JVM
+            raise SidecarError(
+                "this process was forked from the driver, and its SparkContext is a copy that only the driver can use: "
+                "start the sidecar in the driver, or make this process with multiprocessing.get_context('spawn') and "
+                "start Spark in it"
+            )
         self._marks = ActionMarks(self.spark_context)
         self._given = spark
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from headgate import OperatorCoordinator, Sidecar, SidecarConfig
+from headgate import OperatorCoordinator, Sidecar, SidecarConfig, start
 
 
 class Answering(OperatorCoordinator):
@@ -37,6 +37,8 @@ def ask_in_the_child(sidecar: Sidecar, done: int) -> None:
         "status": sidecar.status,
         "coordinate": lambda: sidecar.coordinate("other", Answering, parallelism=1),
         "run": lambda: sidecar.run(lambda: None),
+        "start": lambda: start(SparkSession.getActiveSession()),
+        "another": lambda: Sidecar(SparkSession.getActiveSession()).__enter__(),
         "stop": sidecar.stop,
         "leave": lambda: sidecar.__exit__(None, None, None),
     }

@@ -24,5 +24,7 @@ def test_a_child_refuses_and_keeps_nothing_and_the_driver_works_on(how: str) -> 
     if how != "subprocess":
         for name in REFUSED:
             assert f"child {name}: SidecarError: the sidecar runs in process " in program.said, program.said
+        for name in ("start", "another"):  # they would share the connections to the JVM with the parent
+            assert f"child {name}: SidecarError: this process was forked from the driver" in program.said, program.said
         for line in ("child stop: None", "child leave: None", "child runs: False", "child epolls: 0"):
             assert line in program.said, program.said
