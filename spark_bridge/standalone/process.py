@@ -253,17 +253,12 @@ class SidecarProcess:
         match method, argument:
             case "operators", None:
                 return {name: described(handle) for name, handle in runtime.handles.items()}
-            case "begin", [str(action_id), operator_ids]:
-                runtime.begin_action(action_id, _frozen(operator_ids))
-                return self._instance
+            case (("begin" | "failures" | "settle"), [str(action_id), operator_ids]):
+                return await self._answer_for_action(runtime, method, action_id, operator_ids)
+            case "stop", [str(action_id), str(cause)]:
+                return await runtime.stop_action(action_id, cause)
             case "end", str(action_id):
                 return runtime.end_action(action_id)
-            case "failures", [str(action_id), operator_ids]:
-                self._find_action(runtime, action_id, operator_ids)
-                return self._failures(runtime, action_id)
-            case "settle", [str(action_id), operator_ids]:
-                self._find_action(runtime, action_id, operator_ids)
-                return await runtime.settle_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -277,6 +272,15 @@ class SidecarProcess:
             case "status", None:
                 return await _packed_status(runtime)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
+
+    async def _answer_for_action(
+        self, runtime: SidecarRuntime, method: str, action_id: str, operator_ids: list[str] | None
+    ) -> Any:
+        if method == "begin":
+            runtime.begin_action(action_id, _frozen(operator_ids))
+            return self._instance
+        self._find_action(runtime, action_id, operator_ids)
+        return self._failures(runtime, action_id) if method == "failures" else await runtime.settle_action(action_id)
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
         count, cause = runtime.action_failures(action_id)
