@@ -431,8 +431,11 @@ class _RunsElsewhere:
 
     @property
     def fenced(self) -> Exception | None:
-        text = self._ask_again("failures", self._action)["fenced"]
-        return None if text is None else StorageFenced(text)
+        fenced = self._ask_again("failures", self._action)["fenced"]
+        if fenced is None:
+            return None
+        by_storage, text = fenced
+        return StorageFenced(text) if by_storage else SidecarError(text)
 
     @property
     def ran(self) -> bool:

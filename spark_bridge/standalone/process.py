@@ -30,6 +30,7 @@ from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunn
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_control
 from spark_bridge.standalone.status_bytes import pack_status
+from spark_bridge.storage import StorageFenced
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -284,7 +285,7 @@ class SidecarProcess:
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
         count, cause = runtime.action_failures(action_id)
-        fenced = None if runtime.fenced is None else str(runtime.fenced)
+        fenced = None if runtime.fenced is None else [isinstance(runtime.fenced, StorageFenced), str(runtime.fenced)]
         ran = runtime.action_ran(action_id)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 

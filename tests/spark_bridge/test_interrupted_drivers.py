@@ -227,11 +227,11 @@ def test_payload_that_cannot_be_sent_is_refused_before_anything_is_sent(
     served: Served, attach: Callable[[], AttachedSidecar]
 ) -> None:
     with attach() as sidecar:
-        with pytest.raises(EventEncodeError, match="the payload of a request to operator 'honest' .* limit of 4194304"):
+        with pytest.raises(EventEncodeError, match=r"request to operator 'honest' .* limit of 4194304"):
             sidecar.request(HONEST, bytes(5 * 2**20))
-        with pytest.raises(EventEncodeError, match="the payload of a request .* is of type builtins.object"):
+        with pytest.raises(EventEncodeError, match=r"the payload of a request .* is of type builtins.object"):
             sidecar.request(HONEST, object())
-        with pytest.raises(SidecarError, match="the answer to this 'request' cannot be sent: .* the limit of 4194304"):
+        with pytest.raises(SidecarError, match=r"the answer to this 'request' cannot be sent: .* the limit of 4194304"):
             sidecar.request(HONEST, 5 * 2**20)
         assert sidecar.request(HONEST, "x") == "x"
 
