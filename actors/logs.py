@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from operator import is_not
 from typing import Any, TextIO
 
 import structlog
+
+from protocol.describing import TEXT_CHARS_MAX, readable
 
 __all__ = ["ROOT", "Log", "get_logger"]
 
@@ -129,7 +132,12 @@ class Log:
         return self._bound
 
     def _write(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
+        for key, value in keys.items():
+            if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
+                keys[key] = readable(value)
         if structlog.is_configured():
+            if (shortened := _shortened(_exc_info(keys.get("exc_info")))) is not None:
+                keys["exc_info"], keys["exception"] = None, shortened
             return getattr(self._of_structlog(), method)(event, *args, **keys)
         logger, level = self._standard, _LEVELS[method]
         if logger.isEnabledFor(level):
@@ -152,6 +160,8 @@ class Log:
             {"headgate": {"event": event, **keys}},
             stack,
         )
+        if (shortened := _shortened(record.exc_info)) is not None:
+            record.exc_text = shortened  # formatters use it instead
         if logger.hasHandlers():
             logger.handle(record)
         elif not logger.disabled and logger.filter(record):
@@ -179,6 +189,18 @@ def _value(value: Any) -> str:
 
 
 _QUOTED = frozenset(" '\"=")
+
+
+def _shortened(exc_info: Any) -> str | None:
+    """The traceback without its middle, if it is too long or cannot be encoded: an exception may have any text."""
+    if not exc_info or exc_info[1] is None:
+        return None
+    try:
+        text = "".join(traceback.format_exception(*exc_info)).rstrip("\n")
+        shown = readable(text)
+    except BaseException:  # as in `_value`
+        return None
+    return None if shown == text else shown
 
 
 def _exc_info(given: Any) -> Any:

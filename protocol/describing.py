@@ -3,8 +3,8 @@
 """Texts of values and exceptions of users' code, which may raise or return nonsense when they are asked for one.
 
 No text is worth an error: these functions never raise, whatever ``__str__``, ``__repr__`` or ``__format__`` does, and
-return plain ``str``, not a subclass of it. So an exception that cannot describe itself still fails a
-task, a job or a request as itself.
+return plain ``str``, not a subclass of it, which can always be encoded and is never long. So an exception that cannot
+describe itself, or not briefly, still fails a task, a job or a request as itself.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["describe", "name_of", "show", "text_of"]
+__all__ = ["TEXT_CHARS_MAX", "describe", "name_of", "readable", "show", "text_of"]
 
 SHOWN_CHARS_MAX: Final = 300
+TEXT_CHARS_MAX: Final = 16_384
+"""The texts of exceptions are kept, logged and sent, some of them for a long time."""
 
 
 def describe(error: BaseException) -> str:
@@ -23,7 +25,7 @@ def describe(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What ``str(error)`` returns, or in angle brackets why there is nothing."""
+    """What ``str(error)`` returns, ``readable``, or in angle brackets why there is nothing."""
     return _plain(error, str, "__str__")
 
 
@@ -33,6 +35,13 @@ def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
     if shown.startswith("<its "):
         shown = f"{type(value).__name__} {shown}"
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
+
+
+def readable(text: str) -> str:
+    """The text with its lone surrogates escaped, and without its middle if it is too long."""
+    if len(text) > TEXT_CHARS_MAX:
+        text = f"{text[: TEXT_CHARS_MAX // 2]}…{text[-TEXT_CHARS_MAX // 2 :]}"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -46,6 +55,6 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def _plain(value: object, convert: Callable[[object], str], method: str) -> str:
     try:
-        return str.__str__(convert(value))
+        return readable(str.__str__(convert(value)))
     except BaseException as broken:  # an exit too: it must not replace what is described
         return f"<its {method} raised {type(broken).__name__}>"

@@ -350,15 +350,21 @@ class World:
         ``part``: the stage of a chain that it is for.
 
         Raises:
-            AssertionError: the coordinator has not answered yet.
+            AssertionError: the coordinator has not answered yet; use ``begin_request`` if it returns a ``Reply``.
             Exception: what ``handle_client_request`` raised.
         """
+        answer = self.begin_request(payload, part=part)
+        await self.settle()
+        return answer.value
+
+    @checked()
+    def begin_request(self, payload: Any, *, part: str | None = None) -> Answer[Any]:
+        """Send a request like ``request``, which arrives when the world moves, and return its answer, still open."""
         self._check_open()
         answer: Answer[Any] = Answer()
         asked = payload if part is None else PartEvent(part, payload)
         self._tracker.tell(ClientRequest(asked, cast("Reply[Any]", answer)))
-        await self.settle()
-        return answer.value
+        return answer
 
     # --- for the simulated Spark ----------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import Thread
 from typing import Final
 
 from actors.logs import get_logger
 from actors.waiting_at import running_at
-from spark_bridge.driver.interrupts import interrupts_held_back
+from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
 
@@ -37,7 +37,7 @@ def leave(
 ) -> bool | None:
     """Call ``close``, which leaves the contexts of ``runtime``, and return what it returns or raise what it raises.
 
-    A ``KeyboardInterrupt`` cancels what is still running, and is raised at the end. If the loop does not turn for
+    A Ctrl-C cancels what is still running, and is raised at the end. If the loop does not turn for
     ``shutdown_timeout_s`` plus ``BLOCKED_S``, or does not end within this time after the sidecar is closed, it is
     abandoned. This raises ``SidecarError``, but is only logged if another exception is being raised (``raising``).
     """
@@ -45,24 +45,21 @@ def leave(
     outcome: Future[bool | None] = Future()
     leaving = Thread(target=_close, args=(close, outcome), name="headgate-leaving", daemon=True)
     loop = _Loop(runtime)
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            if leaving.ident is None:
-                with interrupts_held_back():
-                    leaving.start()
-            wait([outcome], LOOK_S)
-            if outcome.done():
-                break
-            if loop.silent_s() > patience_s:
+    interrupt: BaseException | None = None
+    with holding_interrupts() as interrupts:
+        leaving.start()
+        while not outcome.done():
+            if (pressed := interrupts.wait(outcome, LOOK_S)) is not None:
+                interrupt = interrupt or pressed
+                loop.call(runtime.hurry)
+            elif loop.silent_s() > patience_s:
                 problem = loop.describe()
                 log.error("event loop abandoned", why=problem)
                 if interrupt is None and not raising:
                     raise SidecarError(problem)
                 break
-        except KeyboardInterrupt as pressed:
-            interrupt = interrupt or pressed
-            loop.call(runtime.hurry)
+        else:
+            leaving.join()
     if interrupt is not None:
         raise interrupt
     return outcome.result() if outcome.done() else None

@@ -13,27 +13,25 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 from actors.exits import as_exception
 from actors.logs import get_logger
 from protocol.describing import describe
 from spark_bridge.driver.bounded_selector import BoundedSelector
-from spark_bridge.driver.interrupts import interrupts_held_back
+from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.forks import let_go_in_forks
 
-__all__ = ["SidecarLoop", "call_on_loop", "start_sidecar_loop"]
+__all__ = ["LoopCalls", "SidecarLoop", "call_on_loop", "enter_on_loop", "start_sidecar_loop"]
 
 T = TypeVar("T")
 log = get_logger("headgate.loop")
-
-PORTAL_ENDED = "This portal is not running"
-"""What anyio's portal raises, as a plain ``RuntimeError``."""
 
 
 class SidecarLoop(asyncio.SelectorEventLoop):
@@ -90,50 +88,153 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
     return asyncio.Task(_Steps(coroutine), loop=loop, **options)  # type: ignore[arg-type]
 
 
-def start_sidecar_loop() -> AbstractContextManager[BlockingPortal]:
-    """Start a thread with such a loop, and return the portal to it."""
-    return start_blocking_portal("asyncio", backend_options={"loop_factory": SidecarLoop}, name="headgate-sidecar")
+class LoopCalls:
+    """Calls of other threads on a sidecar's loop. It ends when they have ended."""
 
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
 
-def call_on_loop(portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> T:
-    """Call ``function`` on the loop of ``portal``, from another thread, and return its result.
+    async def __aenter__(self) -> LoopCalls:
+        self._loop = asyncio.get_running_loop()
+        return self
 
-    A ``KeyboardInterrupt`` meanwhile cancels the call, and is raised when that has ended; a second one is raised
-    immediately, and the call ends later. Raises ``SidecarNotRunning`` if the loop has ended, or ends before the call.
-    """
-    cancelled = threading.Event()
-    scopes: list[anyio.CancelScope] = []
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        self._ended = True
+        if exc_type is not None:
+            for task in self._tasks:
+                task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def call() -> T:
-        with anyio.CancelScope() as scope:
-            scopes.append(scope)
-            if not cancelled.is_set():
-                return await function()
-        raise concurrent.futures.CancelledError
+    def start(self, function: Callable[[], Awaitable[T]]) -> tuple[concurrent.futures.Future[T], Callable[[], None]]:
+        """Have the loop call ``function``. Return its result, and what cancels it. Any thread; does not wait.
 
-    async def cancel() -> None:
-        cancelled.set()
-        for scope in scopes:
-            scope.cancel()
+        If it is cancelled before it has begun, it begins all the same: up to its first wait it cannot be interrupted.
 
-    with _no_loop_is_not_running():
-        with interrupts_held_back():
-            future = portal.start_task_soon(call)
+        Raises ``SidecarNotRunning`` if the loop has ended.
+        """
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        scopes: list[anyio.CancelScope] = []
+        cancelled = False
+
+        async def carry_out() -> None:
+            try:
+                with anyio.CancelScope() as scope:
+                    scopes.append(scope)
+                    if cancelled:
+                        scope.cancel()
+                    outcome.set_result(await function())
+            except BaseException as error:
+                if not isinstance(error, asyncio.CancelledError):
+                    outcome.set_exception(error)
+            finally:
+                if not outcome.done():
+                    outcome.cancel()
+
+        def begin() -> None:
+            if self._ended:
+                outcome.cancel()
+                return
+            task = self._loop.create_task(carry_out())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
+            for scope in scopes:
+                scope.cancel()
+
+        self.soon(begin)
+        return outcome, partial(self.soon, cancel)
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Have the loop call ``function``. Any thread. Raises ``SidecarNotRunning`` if the loop has ended."""
         try:
-            return future.result()
-        except KeyboardInterrupt as interrupt:
-            if not future.done():
-                portal.start_task_soon(cancel)
-                concurrent.futures.wait([future])
-            raise interrupt from future.exception() if future.done() and not future.cancelled() else None
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError as error:  # the loop is closed
+            raise _not_running() from error
 
 
 @contextmanager
-def _no_loop_is_not_running() -> Iterator[None]:
-    """Turn what a portal raises when its loop has ended into ``SidecarNotRunning``."""
+def start_sidecar_loop() -> Iterator[LoopCalls]:
+    """Start a thread with such a loop, for the calls of this block."""
+    options = {"loop_factory": SidecarLoop}
+    with (
+        start_blocking_portal("asyncio", backend_options=options, name="headgate-sidecar") as portal,
+        portal.wrap_async_context_manager(LoopCalls()) as calls,
+    ):
+        yield calls
+
+
+def call_on_loop(calls: LoopCalls, function: Callable[[], Awaitable[T]]) -> T:
+    """Call ``function`` on the loop of ``calls``, from another thread, and return its result.
+
+    A Ctrl-C meanwhile cancels the call at its first wait, and is raised when it has ended; after a second one, it is
+    raised immediately, and the call ends later. Raises ``SidecarNotRunning`` if the loop has ended, or ends before.
+    """
+    with holding_interrupts() as interrupts:
+        outcome, cancel = calls.start(function)
+        interrupt = interrupts.wait(outcome)
+        if interrupt is not None:
+            with suppress(SidecarNotRunning):
+                cancel()
+            interrupts.wait(outcome)
+            raise interrupt from outcome.exception() if outcome.done() and not outcome.cancelled() else None
+        return _result_of(outcome)
+
+
+def enter_on_loop(calls: LoopCalls, manager: AbstractAsyncContextManager[T]) -> tuple[T, Callable[..., bool | None]]:
+    """Enter ``manager`` on the loop of ``calls``. Returns what it returns, and what leaves it: its ``__exit__``.
+
+    One task enters and leaves it, and lives in between: it is what ``manager`` may cancel to leave early. A Ctrl-C
+    cancels entering, and is raised when that has ended.
+    """
+    entered: concurrent.futures.Future[T] = concurrent.futures.Future()
+    leaving: list[asyncio.Future[tuple[Any, ...]]] = []
+
+    async def live() -> bool | None:
+        raised: tuple[Any, ...] = (None, None, None)
+        leaving.append(asyncio.get_running_loop().create_future())
+        value = await manager.__aenter__()
+        try:
+            entered.set_result(value)
+            raised = await leaving[0]
+        finally:
+            swallowed = await manager.__aexit__(*raised)
+        return swallowed
+
+    def leave(*raised: Any) -> bool | None:
+        with suppress(SidecarNotRunning):
+            calls.soon(partial(_settle, leaving[0], raised))
+        return _result_of(outcome)
+
+    with holding_interrupts() as interrupts:
+        outcome, cancel = calls.start(live)
+        outcome.add_done_callback(lambda _: entered.cancel())
+        interrupt = interrupts.wait(entered)
+        if interrupt is not None:
+            cancel()
+            interrupts.wait(outcome)
+            raise interrupt from None
+        if entered.cancelled():
+            _result_of(outcome)  # raises why
+        return entered.result(), leave
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _result_of(outcome: concurrent.futures.Future[T]) -> T:
     try:
-        yield
-    except (RuntimeError, concurrent.futures.CancelledError) as error:
-        if isinstance(error, RuntimeError) and str(error) != PORTAL_ENDED:
-            raise
-        raise SidecarNotRunning("the sidecar was closed before this call had ended") from error
+        return outcome.result()
+    except concurrent.futures.CancelledError as error:
+        raise _not_running() from error
+
+
+def _not_running() -> SidecarNotRunning:
+    return SidecarNotRunning("the sidecar was closed before this call had ended")

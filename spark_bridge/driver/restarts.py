@@ -24,6 +24,7 @@ from actors.coordination.given import RunRefused
 from actors.logs import get_logger
 from protocol.describing import text_of
 from protocol.restart import RestartBackoff, RestartStrategy
+from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
@@ -115,28 +116,49 @@ def run_blocking(
     strategy: RestartStrategy,
     action: Callable[[], T],
     marked: Callable[[str], AbstractContextManager[None]],
+    stop: Callable[[str, str], None],
     *,
     on_loop: OnLoop = _right_here,
 ) -> T:
     """``run_with_restarts`` on the calling thread, which calls ``action`` and sleeps itself.
 
     The action is called in ``marked(action_id)``, which makes its jobs known. ``on_loop`` must block instead of
-    suspending, so that no event loop is needed here.
+    suspending, so that no event loop is needed here. If the action is interrupted, ``stop(action_id, cause)`` ends its
+    jobs, which PySpark would leave running, before the ``KeyboardInterrupt`` is raised.
     """
+    with holding_interrupts() as interrupts:
 
-    async def call(action_id: str) -> T:
-        with marked(action_id):
-            return action()
+        async def call(action_id: str) -> T:
+            with marked(action_id):
+                try:
+                    with interrupts.let_through():
+                        return action()
+                except BaseException as error:
+                    interrupted = _is_interrupt(error)
+                    if interrupted or not isinstance(error, Exception):
+                        with suppress(SidecarError):  # the sidecar is gone
+                            stop(action_id, "the action was interrupted")
+                    if interrupted and isinstance(error, Exception):
+                        raise KeyboardInterrupt from error
+                    raise
 
-    async def sleep(delay_s: float) -> None:
-        time.sleep(delay_s)  # noqa: ASYNC251 - there is no loop on this thread
+        async def sleep(delay_s: float) -> None:
+            with interrupts.let_through():
+                time.sleep(delay_s)  # noqa: ASYNC251 - there is no loop on this thread
 
-    try:
-        run_with_restarts(runs, strategy, call, on_loop=on_loop, sleep=sleep).send(None)
-    except StopIteration as returned:
-        result: T = returned.value
-        return result
-    raise RuntimeError("a step of the restart loop was suspended, although it should block")
+        try:
+            run_with_restarts(runs, strategy, call, on_loop=on_loop, sleep=sleep).send(None)
+        except StopIteration as returned:
+            result: T = returned.value
+            return result
+        raise RuntimeError("a step of the restart loop was suspended, although it should block")
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is a Ctrl-C, or came of one: Py4J sometimes turns it into an error of its connection."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class Restarter:

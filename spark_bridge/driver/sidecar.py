@@ -12,13 +12,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, update_wrapper
 from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from anyio.from_thread import BlockingPortal
 
 from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
@@ -28,7 +26,7 @@ from spark_bridge.driver.environment import is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
-from spark_bridge.driver.loop import call_on_loop, start_sidecar_loop
+from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop, start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
@@ -65,13 +63,6 @@ def _on_its_loop(
     return decorate
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is a Ctrl-C, or came of one: Py4J sometimes turns it into an error of its connection."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 class Sidecar(PartFactories):
     """Runs coordinators alongside a Spark driver: ``with Sidecar(spark) as sidecar:``.
 
@@ -99,7 +90,7 @@ class Sidecar(PartFactories):
         self._spark = spark
         self._config = config or SidecarConfig()
         self._runtime: SidecarRuntime | None = None
-        self._portal: BlockingPortal | None = None
+        self._calls: LoopCalls | None = None
         self._stack: ExitStack | None = None
         self._process_id = 0
 
@@ -107,16 +98,18 @@ class Sidecar(PartFactories):
 
     def __enter__(self) -> Sidecar:
         self._require_idle()
-        self._process_id = os.getpid()
-        driver = driver_of(self._spark)
-        with ExitStack() as stack:
-            with interrupts_held_back():  # otherwise the new thread might never be told to end
-                self._portal = stack.enter_context(start_sidecar_loop())
-            runtime = SidecarRuntime(driver, self._config)
-            manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
-            self._runtime = stack.enter_context(manager)
-            self._stack = stack.pop_all()
-        return self
+        try:
+            with interrupts_held_back(), ExitStack() as stack:
+                driver = driver_of(self._spark)
+                calls = stack.enter_context(start_sidecar_loop())
+                runtime, leave_runtime = enter_on_loop(calls, SidecarRuntime(driver, self._config))
+                stack.push(leave_runtime)
+                self._calls, self._runtime, self._process_id = calls, runtime, os.getpid()
+                self._stack = stack.pop_all()
+            return self
+        except BaseException as error:  # a Ctrl-C, if it runs: nobody else would leave it
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self,
@@ -124,19 +117,33 @@ class Sidecar(PartFactories):
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        runtime = self._runtime
-        if self._stack is None or runtime is None or self._is_in_fork:
-            return None
-
-        def close() -> bool | None:
-            stack, self._stack = self._stack, None
-            return stack.__exit__(exception_type, exception, traceback) if stack is not None else None
-
         try:
-            return leave(close, runtime, self._config.shutdown_timeout_s, raising=exception is not None)
-        finally:
-            if not self.is_running:  # otherwise a Ctrl-C came before it began: the sidecar still runs
-                self._runtime = self._portal = None
+            return self._leave(exception_type, exception, traceback)
+        except KeyboardInterrupt:
+            if self.is_running:  # it came before leaving had begun
+                self._leave(exception_type, exception, traceback)
+            raise
+
+    def _leave(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        with interrupts_held_back():
+            runtime, stack = self._runtime, self._stack
+            if stack is None or runtime is None or self._is_in_fork:
+                return None
+
+            def close() -> bool | None:
+                self._stack = None
+                return stack.__exit__(exception_type, exception, traceback)
+
+            try:
+                return leave(close, runtime, self._config.shutdown_timeout_s, raising=exception is not None)
+            finally:
+                if not self.is_running:  # otherwise there is no thread for it
+                    self._runtime = self._calls = None
 
     def stop(self) -> None:
         """Do what leaving the ``with`` block does, without a block: see ``headgate.start``.
@@ -145,7 +152,7 @@ class Sidecar(PartFactories):
         Raises as leaving does, and ``SidecarError`` if it is called on the sidecar's own loop, that is, by a
         coordinator.
         """
-        if self._portal is None and self._runtime is not None:
+        if self._calls is None and self._runtime is not None:
             raise SidecarError("this sidecar was entered with `async with`: leave that block")
         if self._runtime is not None and self._runtime.thread_id == threading.get_ident():
             raise SidecarError("a coordinator cannot stop its own sidecar: let the program do that")
@@ -156,12 +163,12 @@ class Sidecar(PartFactories):
         """Whether it was entered or started, and has not been left or stopped."""
         if self._is_in_fork:
             return False
-        return self._runtime is not None and (self._stack is not None or self._portal is None)
+        return self._runtime is not None and (self._stack is not None or self._calls is None)
 
     @property
     def _is_in_fork(self) -> bool:
         """Whether this is a copy in a forked process, which has none of the sidecar's threads."""
-        return self._portal is not None and self._process_id != os.getpid()
+        return self._calls is not None and self._process_id != os.getpid()
 
     def _hurry(self) -> None:
         """Cancel the waits of its end, which may not have begun. Any thread."""
@@ -328,8 +335,15 @@ class Sidecar(PartFactories):
             self._call(SidecarRuntime.start_trace, path, started.append)
             yield
         finally:
-            if self._portal is not None:  # otherwise leaving the sidecar has ended it
-                self._call(SidecarRuntime.end_trace, *started)
+            try:
+                self._end_trace(started)
+            except KeyboardInterrupt:  # it may have come before that had begun
+                self._end_trace(started)
+                raise
+
+    def _end_trace(self, started: list[Tracing]) -> None:
+        if self._calls is not None:  # otherwise leaving the sidecar has ended it
+            self._call(SidecarRuntime.end_trace, *started)
 
     @checked(action=ACTION)
     def run(
@@ -369,30 +383,18 @@ class Sidecar(PartFactories):
         the run is not known in time; ``InputRefused`` if it is not known whether a run has the same input as the last
         checkpoint; ``TypeError`` or ``ValueError`` unless ``input_id`` is a text of 1 to 200 printable characters.
         """
-        portal, runtime = self._entered()
+        calls, runtime = self._entered()
 
         async def begin() -> ActionRuns:
             return runtime.action_runs(operators, input_id)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
-            return call_on_loop(portal, step)
+            return call_on_loop(calls, step)
 
-        runs = call_on_loop(portal, begin)
+        def stop(action_id: str, cause: str) -> None:
+            call_on_loop(calls, partial(runtime.stop_action, action_id, cause))
 
-        def interruptible() -> T:
-            try:
-                return action()
-            except BaseException as error:
-                interrupted = _is_interrupt(error)
-                if interrupted or not isinstance(error, Exception):  # PySpark would leave the job running
-                    stop = partial(runtime.stop_action, runs.action_id, "the action was interrupted")
-                    with suppress(SidecarNotRunning):  # the sidecar was closed in the meantime
-                        call_on_loop(portal, stop)
-                if interrupted and isinstance(error, Exception):
-                    raise KeyboardInterrupt from error
-                raise
-
-        return run_blocking(runs, restart, interruptible, runtime.marked, on_loop=on_loop)
+        return run_blocking(call_on_loop(calls, begin), restart, action, runtime.marked, stop, on_loop=on_loop)
 
     @checked()
     def for_each_batch(
@@ -423,8 +425,8 @@ class Sidecar(PartFactories):
         operator_id = operator if isinstance(operator, str) else operator.operator_id
 
         def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
-            portal, runtime = self._entered()
-            return call_on_loop(portal, lambda: method(runtime.micro_batches))
+            calls, runtime = self._entered()
+            return call_on_loop(calls, lambda: method(runtime.micro_batches))
 
         async def check(batches: MicroBatches) -> None:
             batches.check(operator_id)
@@ -485,27 +487,27 @@ class Sidecar(PartFactories):
     def _call(
         self, method: Callable[Concatenate[SidecarRuntime, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        portal, runtime = self._entered()
-        return call_on_loop(portal, partial(method, runtime, *args, **kwargs))
+        calls, runtime = self._entered()
+        return call_on_loop(calls, partial(method, runtime, *args, **kwargs))
 
-    def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
+    def _entered(self) -> tuple[LoopCalls, SidecarRuntime]:
         """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
-        portal, runtime = self._running()
+        calls, runtime = self._running()
         if threading.get_ident() == runtime.thread_id:
             raise SidecarError(
                 "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "
                 "itself: let the program call it, or use context.call_async(function, handler=...), which calls it on "
                 "another thread"
             )
-        return portal, runtime
+        return calls, runtime
 
-    def _running(self) -> tuple[BlockingPortal, SidecarRuntime]:
+    def _running(self) -> tuple[LoopCalls, SidecarRuntime]:
         if self._is_in_fork:
             raise SidecarError(
                 f"the sidecar runs in process {self._process_id}, from which this one was forked, and only that one can"
                 " use it: call it there, and pass the result on, for example through a multiprocessing.Queue"
             )
-        if self._portal is None or self._runtime is None:
+        if self._calls is None or self._runtime is None:
             if self._runtime is not None:
                 raise SidecarNotRunning(
                     "this sidecar was entered with `async with ... as sidecar`: await the methods of that object"
@@ -514,4 +516,4 @@ class Sidecar(PartFactories):
                 "the sidecar is not running: enter it with `with Sidecar(spark) as sidecar:`, "
                 "or start one with `sidecar = headgate.start(spark)`"
             )
-        return self._portal, self._runtime
+        return self._calls, self._runtime

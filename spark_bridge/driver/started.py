@@ -22,6 +22,7 @@ from protocol.arguments import NAME, checked
 from protocol.describing import describe
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import driver_context, is_remote
+from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError
 
@@ -75,7 +76,7 @@ def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "defau
     """
     context = spark if is_remote(spark) else driver_context(spark)
     config = config or SidecarConfig()
-    with _started.lock:
+    with _started.lock, interrupts_held_back():
         if _started.ending:
             raise SidecarError(
                 "a sidecar cannot be started while the interpreter is ending: start it earlier, not at exit"
@@ -100,7 +101,7 @@ def stop(name: str = "default") -> None:
     If there is none, or it has been stopped, this does nothing. Thread-safe. Raises as ``Sidecar.stop`` does, and the
     name is free then, too.
     """
-    with _started.lock:
+    with _started.lock, interrupts_held_back():
         entry = _started.entries.pop(name, None)
         if entry is not None:
             entry.sidecar.stop()
@@ -109,7 +110,7 @@ def stop(name: str = "default") -> None:
 def _stop_all() -> None:
     """The interpreter ends: stop everything, one after the other. After a Ctrl-C, wait for nothing more."""
     started = _started  # a forked process has its own
-    with started.lock:
+    with started.lock, interrupts_held_back():
         started.ending = True
         interrupted = False
         while started.entries:

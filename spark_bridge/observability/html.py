@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, TypeVar
 
 from protocol.describing import describe
+from spark_bridge.driver.interrupts import interrupts_held_back
 
 __all__ = ["handle_html", "note_html", "shown_within", "sidecar_html", "status_html"]
 
@@ -75,7 +76,8 @@ def shown_within(read: Callable[[], T], within_s: float = WITHIN_S) -> T:
             answers.append(error)
 
     thread = threading.Thread(target=run, name="headgate-shown", daemon=True)
-    thread.start()
+    with interrupts_held_back():  # otherwise it might be listed permanently as a thread that is about to start
+        thread.start()
     thread.join(within_s)
     match answers:
         case [Exception() as error]:

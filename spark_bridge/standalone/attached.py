@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.logs import get_logger
 from protocol.arguments import ACTION, WAIT, checked
+from protocol.errors import EventEncodeError
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.codec import encode_event
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import parse_address
@@ -23,6 +25,7 @@ from spark_bridge.certificates import TlsCertificate, certificate_digest
 from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
@@ -37,6 +40,7 @@ from spark_bridge.standalone.driver_end import DriverEnd, SidecarElsewhere
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
+from spark_bridge.subtask.control import CONTROL_LIMITS
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
 __all__ = ["AttachedSidecar"]
@@ -106,9 +110,9 @@ class AttachedSidecar(StaysOnDriver):
             raise SidecarError("this driver is already attached: exit its `with` block first")
         self._end.check()
         self._driver = secrets.token_bytes(IDENTITY_BYTES)
-        place = self._ask("attach", self._end.lease_s)
-        self._attached = True
         try:
+            self._attached = True  # as far as is known: the answer may get lost
+            place = self._ask("attach", self._end.lease_s)
             key = self._keys.key(Purpose.RELAY, self._driver)
             self._end.open(
                 {"at": self._address.host, **place},
@@ -119,10 +123,10 @@ class AttachedSidecar(StaysOnDriver):
             for operator_id, endpoint in self._ask("operators").items():
                 self._operators[operator_id] = self._handle(endpoint)
             self._end.equip([handle.endpoint for handle in self._operators.values()])
+            return self
         except BaseException:
             self._detach()
             raise
-        return self
 
     def __exit__(
         self,
@@ -135,7 +139,11 @@ class AttachedSidecar(StaysOnDriver):
             if why := self._uncommitted(exception):
                 complain_of_output(why, exception)
         finally:
-            self._detach()
+            try:
+                self._detach()
+            except KeyboardInterrupt:
+                self._detach()
+                raise
 
     def _uncommitted(self, exception: BaseException | None) -> str:
         if all(handle.endpoint.mode is RestoreMode.BATCH for handle in self._operators.values()):
@@ -152,12 +160,14 @@ class AttachedSidecar(StaysOnDriver):
         return why
 
     def _detach(self) -> None:
-        attached, self._attached = self._attached, False
+        """Detach if that has not been done. It may be repeated."""
+        if not self._attached:
+            return
+        self._end.close()
+        with suppress(SidecarError):  # it is gone, or gives up on this driver by itself
+            self._ask("detach", connect_timeout_s=0.0)
         self._operators.clear()
-        if attached:
-            self._end.close()
-            with suppress(SidecarError):  # it is gone, or gives up on this driver by itself
-                self._ask("detach", connect_timeout_s=0.0)
+        self._attached = False
 
     # --- for the driver's code ------------------------------------------------------------------------------------
 
@@ -212,8 +222,17 @@ class AttachedSidecar(StaysOnDriver):
 
     @checked()
     def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
-        """See ``Sidecar.request``. Payload and result must be plain values, as in events."""
+        """See ``Sidecar.request``. Payload and result must be plain values, as in events, of at most 4 MiB each.
+
+        Raises ``EventEncodeError`` for a payload that is larger, or that is not a plain value.
+        """
         self._require_attached()
+        try:
+            encode_event(payload, CONTROL_LIMITS)
+        except EventEncodeError as error:
+            raise EventEncodeError(
+                f"the payload of a request to operator {operator_id!r} cannot be sent to the sidecar's process: {error}"
+            ) from None
         argument = [operator_id, payload, timeout_s, part]
         return self._ask("request", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
@@ -253,6 +272,10 @@ class AttachedSidecar(StaysOnDriver):
         self._require_attached()
         runs, end = _RunsElsewhere(self._ask, operator_ids, input_id), self._end
 
+        def stop(action_id: str, cause: str) -> None:
+            if end.lost is None:
+                self._ask("stop", [action_id, cause], connect_timeout_s=0.0)
+
         def noticing_restarts() -> T:
             try:
                 return action()
@@ -263,7 +286,7 @@ class AttachedSidecar(StaysOnDriver):
                 raise
 
         try:
-            return run_blocking(runs, restart, noticing_restarts, end.marked)
+            return run_blocking(runs, restart, noticing_restarts, end.marked, stop)
         except _NotAgain as passed_on:
             assert end.lost is not None
             raise end.lost from passed_on.__cause__
@@ -299,7 +322,8 @@ class AttachedSidecar(StaysOnDriver):
         connect_timeout_s: float | None = None,
     ) -> Any:
         patience_s = self._connect_timeout_s if connect_timeout_s is None else connect_timeout_s
-        return ask(self._address, self._driver, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
+        with holding_interrupts() as interrupts, interrupts.let_through():  # which ends the request there, too
+            return ask(self._address, self._driver, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
 
 
 class _Asking:
@@ -332,16 +356,17 @@ class _DriverHere:
     def open(self, place: Mapping[str, Any], key: Key, certificate_sha256: bytes, sidecar: SidecarElsewhere) -> None:
         ship_packages(self._context)
         at, port = place["at"], place["relay_port"]
-        self._listener = open_listener(self._context, at, port, key, certificate_sha256, patient=True)
+        with interrupts_held_back():  # otherwise the listener might never be told to end
+            self._listener = open_listener(self._context, at, port, key, certificate_sha256, patient=True)
         self._listener.attach()
 
     def equip(self, endpoints: list[TaskEndpoint]) -> None:
         """Spark itself sees to it that executors reach the driver."""
 
     def close(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            close_listener(listener)
+        if self._listener is not None:
+            close_listener(self._listener)
+            self._listener = None
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         return ActionMarks(self._context).marked(action_id)
@@ -384,7 +409,11 @@ class _RunsElsewhere:
     def end(self) -> None:
         if self._action_id:
             with suppress(SidecarError):  # a sidecar that is gone or was restarted does not know the action
-                self._ask("end", self._action_id, connect_timeout_s=0.0)
+                try:
+                    self._ask("end", self._action_id, connect_timeout_s=0.0)
+                except KeyboardInterrupt:
+                    self._ask("end", self._action_id, connect_timeout_s=0.0)
+                    raise
             self._action_id = ""
 
     @property
@@ -402,8 +431,11 @@ class _RunsElsewhere:
 
     @property
     def fenced(self) -> Exception | None:
-        text = self._ask_again("failures", self._action)["fenced"]
-        return None if text is None else StorageFenced(text)
+        fenced = self._ask_again("failures", self._action)["fenced"]
+        if fenced is None:
+            return None
+        by_storage, text = fenced
+        return StorageFenced(text) if by_storage else SidecarError(text)
 
     @property
     def ran(self) -> bool:

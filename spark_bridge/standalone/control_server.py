@@ -13,10 +13,11 @@ from anyio.abc import TaskGroup, TaskStatus
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
 from protocol.describing import text_of
-from protocol.errors import HeadgateError, RemoteProtocolError
+from protocol.errors import EventEncodeError, HeadgateError, RemoteProtocolError
 from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
 from protocol.wire.keys import KeyRing, Purpose
+from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
 from spark_bridge.subtask.control import CONTROL_LIMITS
 
@@ -84,6 +85,7 @@ class _Requests:
     def __init__(self, answer: Answer, tasks: TaskGroup) -> None:
         self._answer = answer
         self._tasks = tasks
+        self._served: dict[Connection, anyio.CancelScope] = {}
 
     def connected(self, connection: Connection) -> None:
         """The peer has a driver's key; its request comes next."""
@@ -92,14 +94,25 @@ class _Requests:
         if connection.is_identified or len(messages) > 1:
             raise RemoteProtocolError("more than one request on a connection")
         connection.identified()
-        self._tasks.start_soon(self._serve, connection, messages[0])
+        scope = self._served[connection] = anyio.CancelScope()
+        self._tasks.start_soon(self._serve, connection, messages[0], scope)
 
     def disconnected(self, connection: Connection, reason: str) -> None:
-        """The driver has its answer, or does not wait for it any longer; the request is carried out all the same."""
+        """The driver has its answer, or does not wait for it any longer: it was interrupted, or is dead (H160)."""
+        if (scope := self._served.pop(connection, None)) is not None:
+            scope.cancel()
 
-    async def _serve(self, connection: Connection, question: _Question) -> None:
+    async def _serve(self, connection: Connection, question: _Question, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._reply(connection, question)
+
+    async def _reply(self, connection: Connection, question: _Question) -> None:
         try:
-            reply = encode_event([True, await self._answer(connection.authenticated_as, *question)], CONTROL_LIMITS)
+            answer = await self._answer(connection.authenticated_as, *question)
+            try:
+                reply = encode_event([True, answer], CONTROL_LIMITS)
+            except EventEncodeError as error:
+                raise SidecarError(f"the answer to this {question.method!r} cannot be sent: {error}") from error
         except Exception as error:
             if not isinstance(error, HeadgateError):
                 text = f"{type(error).__name__}: {_text_of(error)}"[:ERROR_CHARS_LOGGED_MAX]

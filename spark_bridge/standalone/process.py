@@ -30,6 +30,7 @@ from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunn
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_control
 from spark_bridge.standalone.status_bytes import pack_status
+from spark_bridge.storage import StorageFenced
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -253,17 +254,12 @@ class SidecarProcess:
         match method, argument:
             case "operators", None:
                 return {name: described(handle) for name, handle in runtime.handles.items()}
-            case "begin", [str(action_id), operator_ids]:
-                runtime.begin_action(action_id, _frozen(operator_ids))
-                return self._instance
+            case (("begin" | "failures" | "settle"), [str(action_id), operator_ids]):
+                return await self._answer_for_action(runtime, method, action_id, operator_ids)
+            case "stop", [str(action_id), str(cause)]:
+                return await runtime.stop_action(action_id, cause)
             case "end", str(action_id):
                 return runtime.end_action(action_id)
-            case "failures", [str(action_id), operator_ids]:
-                self._find_action(runtime, action_id, operator_ids)
-                return self._failures(runtime, action_id)
-            case "settle", [str(action_id), operator_ids]:
-                self._find_action(runtime, action_id, operator_ids)
-                return await runtime.settle_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -278,9 +274,18 @@ class SidecarProcess:
                 return await _packed_status(runtime)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
 
+    async def _answer_for_action(
+        self, runtime: SidecarRuntime, method: str, action_id: str, operator_ids: list[str] | None
+    ) -> Any:
+        if method == "begin":
+            runtime.begin_action(action_id, _frozen(operator_ids))
+            return self._instance
+        self._find_action(runtime, action_id, operator_ids)
+        return self._failures(runtime, action_id) if method == "failures" else await runtime.settle_action(action_id)
+
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
         count, cause = runtime.action_failures(action_id)
-        fenced = None if runtime.fenced is None else str(runtime.fenced)
+        fenced = None if runtime.fenced is None else [isinstance(runtime.fenced, StorageFenced), str(runtime.fenced)]
         ran = runtime.action_ran(action_id)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 

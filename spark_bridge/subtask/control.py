@@ -66,13 +66,15 @@ def exchange(
     """Send one request and return the raw answer, ``[True, result]`` or ``[False, kind, text]``. Blocks; any thread.
 
     Connecting is tried for ``connect_timeout_s`` seconds, because the sidecar may be about to start. The answer may
-    take ``timeout_s`` seconds. Raises ``ControlUnreachable``.
+    take ``timeout_s`` seconds. Raises ``ControlUnreachable``, and ``EventEncodeError`` for an argument that cannot be
+    sent.
     """
+    request = frame(encode_event([method, argument], CONTROL_LIMITS))
     connection = _connect(endpoint, connect_timeout_s)
     try:
         with connection:
             connection.settimeout(timeout_s)
-            connection.sendall(frame(encode_event([method, argument], CONTROL_LIMITS)))
+            connection.sendall(request)
             return decode_event(_read_frame(connection), CONTROL_LIMITS)
     except (OSError, RemoteProtocolError) as error:
         raise ControlUnreachable(

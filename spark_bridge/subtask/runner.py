@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from protocol.describing import describe
+from protocol.describing import describe, readable
 from protocol.errors import AttemptOver
 from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
@@ -36,8 +37,9 @@ def run_subtask(
 
     Nothing happens before the first ``next()``. However the generator ends (completely, by an exception, or abandoned
     by ``take(1)``), the operator is closed, and the thread and the socket are gone. The coordinator receives the text
-    of an operator's exception; Spark gets the exception unchanged. The iterator ends only after the coordinator has
-    taken every event that was sent, so a task that succeeds loses nothing.
+    of an operator's exception; Spark gets the exception unchanged, unless its text is not valid Unicode: then one with
+    the escaped text. The iterator ends only after the coordinator has taken every event that was sent, so a task that
+    succeeds loses nothing.
 
     Raises:
         CannotReachSidecar, RegistrationFailed, RegistrationRefused, HandshakeFailed, VersionMismatch: the task could
@@ -73,9 +75,24 @@ def run_subtask_with(
         raise
     except BaseException as error:
         run.fail(error)
+        if (escaped := _escaped(error)) is not None:
+            raise escaped from None
         raise
     finally:
         channel.close()
+
+
+def _escaped(error: BaseException) -> Exception | None:
+    """An exception to raise instead, if the traceback has lone surrogates: Spark's worker would hang with it."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:  # it cannot be shown at all, and Spark says so
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RuntimeError(f"raised with a text that is not valid Unicode, and is escaped here:\n{readable(text)}")
+    return None
 
 
 def restored_state(operator: SubtaskOperator, states: Sequence[SubtaskState]) -> bytes | None:

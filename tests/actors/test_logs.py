@@ -142,3 +142,40 @@ def test_a_method_that_only_structlog_has_needs_structlog() -> None:
     structlog.configure()
     method: Any = log.ainfo
     assert callable(method)
+
+
+def failure(text: str) -> Exception:
+    try:
+        raise LookupError(text)
+    except LookupError as error:
+        return error
+
+
+LONG = "begins" + "x" * 10_000_000 + "ends"
+
+
+@pytest.mark.parametrize("text", [LONG, "begins \udc80 ends"], ids=["long", "not valid Unicode"])
+def test_any_text_of_an_exception_gives_a_line_that_is_short_and_can_be_written(
+    text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with handled_by_nobody():
+        log.error("operator failed", error=text, exc_info=failure(text))
+    err = capfd.readouterr().err
+    assert len(err) < 100_000
+    assert "Logging error" not in err
+    assert err.count("begins") == err.count("ends") == 2
+    assert "LookupError" in err
+
+    structlog.configure(processors=[captured := LogCapture()])
+    log.error("operator failed", error=text, exc_info=failure(text))
+    (entry,) = captured.entries
+    assert len(entry["error"]) + len(entry["exception"]) < 100_000
+    assert "LookupError: begins" in entry["exception"].encode().decode()
+    assert entry["exc_info"] is None
+
+
+def test_ordinary_exceptions_are_passed_on_as_they_are() -> None:
+    structlog.configure(processors=[captured := LogCapture()])
+    error = failure("plain")
+    log.error("operator failed", error="plain", exc_info=error)
+    assert captured.entries[0]["exc_info"] is error

@@ -117,3 +117,36 @@ async def test_an_answer_before_the_cut_is_in_the_state_of_the_task() -> None:
         desk.replies[0].answer(b"early")
         await world.checkpoint()
         assert world.checkpoints[0].subtask_states[0].states[0].state == b"early"
+
+
+class OpenDesk(OperatorCoordinator):
+    """Answers a client at the next client's request."""
+
+    def __init__(self) -> None:
+        self.waiting: Reply | None = None
+
+    async def handle_client_request(self, payload: str) -> Reply | str:
+        if self.waiting is None:
+            self.waiting = Reply()
+            return self.waiting
+        self.waiting.answer(f"{payload} has come")
+        return "hello"
+
+
+async def test_deferred_answer_to_a_client_arrives_when_it_is_given() -> None:
+    async with running_operator(OpenDesk) as world:
+        first = world.begin_request("Ann")
+        await world.settle()
+        assert first.open
+        assert await world.request("Bob") == "hello"
+        assert first.value == "Bob has come"
+
+
+async def test_deferred_answer_to_a_client_fails_at_the_end() -> None:  # H85
+    async with running_operator(OpenDesk) as world:
+        first = world.begin_request("Ann")
+        with pytest.raises(AssertionError, match="there is no answer yet"):
+            _ = first.value
+        await world.settle()
+    with pytest.raises(Exception, match="operator"):
+        _ = first.value

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.describing import describe, name_of, show, text_of
+from protocol.describing import TEXT_CHARS_MAX, describe, name_of, show, text_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -70,6 +70,20 @@ def test_a_text_with_overridden_methods_becomes_a_plain_one() -> None:
 def test_a_long_text_is_cut() -> None:
     assert show("x" * 1000, 10) == "'xxxxxx..."
     assert show("x", 10) == "'x'"
+
+
+def test_a_text_without_bounds_keeps_its_beginning_and_its_end() -> None:  # H178
+    error = LookupError("begins" + "x" * 10_000_000 + "ends")
+    for text in (text_of(error), describe(error)):
+        assert len(text) < 2 * TEXT_CHARS_MAX
+        assert "begins" in text
+        assert text.endswith("ends")
+    assert len(text_of(LookupError("\udc80" * 10_000_000))) < 10 * TEXT_CHARS_MAX
+
+
+def test_a_text_that_cannot_be_encoded_is_escaped() -> None:  # H178
+    assert text_of(LookupError("a\udc80b")) == "a\\udc80b"
+    assert describe(LookupError("grün")) == "LookupError: grün"
 
 
 def test_a_callable_without_a_name_is_shown_and_a_broken_one_too() -> None:

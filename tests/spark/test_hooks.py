@@ -102,3 +102,31 @@ def test_a_coordinator_that_cannot_say_why_it_does_not_start_is_a_start_error(sp
 
     with Sidecar(spark) as sidecar, pytest.raises(CoordinatorStartError, match=r"in start: Unspeakable: <its __str__"):
         sidecar.coordinate("m", NeverStarts, parallelism=2)
+
+
+class FailsWith(Passing):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        raise LookupError(self.text)
+
+
+@pytest.mark.parametrize(
+    "text", ["begins \udc80 ends", "begins" + "x" * 10_000_000 + "ends"], ids=["not valid Unicode", "long"]
+)
+def test_exception_with_any_text_fails_the_job_with_it(
+    spark: SparkSession, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's worker cannot encode a lone surrogate, and would hang. The name can be used afterwards."""
+    sc = spark.sparkContext
+    with Sidecar(spark) as sidecar:
+        job = sidecar.coordinate("a", OperatorCoordinator, parallelism=1)
+        failing = sc.parallelize([1], 1).mapPartitions(job.subtask(lambda: FailsWith(text)))
+        with pytest.raises(RestartsExhausted, match="LookupError: begins") as raised:
+            sidecar.run(failing.collect, restart=FixedDelay(restarts_max=0, delay_s=0.0))
+        assert len(str(raised.value)) < 100_000
+        assert "ends" in str(raised.value.__cause__)
+        status = sidecar.status()
+        assert len(repr(status)) + sum(len(record.getMessage()) for record in caplog.records) < 500_000
+        assert sc.parallelize([1], 1).mapPartitions(job.subtask(Passing)).collect() == [1]

@@ -30,9 +30,10 @@ from actors.virtual_loop import VirtualLoop, virtual_loop
 from headgate.testing import running_operator
 from protocol.errors import HeadgateError
 from protocol.facts import ApplicationEnded, JobStarted
+from protocol.restart import FixedDelay
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarNotRunning
+from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import MemoryStorage, StorageError
 from spark_bridge.subtask import SplitReader
@@ -475,18 +476,42 @@ async def test_leaving_ends_queued_jobs_and_the_caller_learns_that_the_sidecar_i
         await run
 
 
-async def test_action_is_not_called_again_after_the_context_has_stopped() -> None:
+class Failing(Living):
+    """Fails the job when the driver asks it to."""
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+        await super().start(context)
+
+    async def handle_client_request(self, payload: Any) -> None:
+        self.context.fail_job(LookupError("the coordinator cannot go on"))
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_failed_run_is_repeated_unless_the_context_has_stopped(stopped: bool) -> None:
     driver = SimulatedDriver()
     calls: list[int] = []
+    loop = asyncio.get_running_loop()
     async with SidecarRuntime(driver, SidecarConfig()) as runtime:
+        await runtime.coordinate("a", Failing, parallelism=1)
 
-        def fail() -> None:
+        async def fail_the_run() -> None:
+            await runtime.request("a", "fail")
+            await settle()
+            if stopped:
+                driver.relay.hear(ApplicationEnded())
+
+        def action() -> str:
             calls.append(1)
-            raise LookupError("the context has stopped")
+            if len(calls) > 1:
+                return "again"
+            asyncio.run_coroutine_threadsafe(fail_the_run(), loop).result()
+            raise LookupError("the job was cancelled")
 
-        driver.relay.hear(ApplicationEnded())
-        await settle()
-        assert "SparkContext has stopped" in str(runtime.fenced)
-        with pytest.raises(LookupError):
-            await runtime.run(fail)
-    assert calls == [1]
+        run = runtime.run(action, operators=["a"], restart=FixedDelay(delay_s=0.0))
+        if stopped:
+            with pytest.raises(SidecarError, match="the SparkContext has stopped, so the action is not called again"):
+                await run
+        else:
+            assert await run == "again"
+    assert len(calls) == 1 + (not stopped)

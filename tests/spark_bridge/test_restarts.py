@@ -20,6 +20,10 @@ def unmarked(action_id: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def never(action_id: str, cause: str) -> None:
+    raise AssertionError("not interrupted")
+
+
 class Runs:
     """Stands in for a sidecar: the test sets what has failed and what is not committed."""
 
@@ -182,16 +186,18 @@ def test_a_blocking_run_calls_the_action_again_on_the_calling_thread() -> None:
             raise RuntimeError("job aborted")
         return "done"
 
-    assert run_blocking(runs, FixedDelay(restarts_max=1, delay_s=0.0), action, unmarked) == "done"
+    assert run_blocking(runs, FixedDelay(restarts_max=1, delay_s=0.0), action, unmarked, never) == "done"
     assert threads == [threading.get_ident()] * 2
 
 
-def test_a_blocking_run_ends_its_action_when_it_is_interrupted() -> None:
+def test_a_blocking_run_ends_its_action_and_its_jobs_when_it_is_interrupted() -> None:
     runs = Runs()
+    stopped: list[str] = []
 
     def action() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_blocking(runs, FixedDelay(), action, unmarked)
+        run_blocking(runs, FixedDelay(), action, unmarked, lambda action_id, cause: stopped.append(cause))
     assert runs.ended
+    assert stopped == ["the action was interrupted"]

@@ -234,7 +234,7 @@ class Unspeakable(LookupError):
         ("surrogate", r"LookupError: \\udc80\\udc80\\udc80"),
         ("much", r"LookupError: x{1000,32767}…"),
         ("unspeakable", r"Unspeakable: .its __str__ raised ValueError."),
-        ("object", r"EventEncodeError: .* is of type builtins.object"),
+        ("object", r"the answer to this .object. cannot be sent: .* is of type builtins.object"),
     ],
 )
 async def test_an_error_that_cannot_be_sent_as_it_is_ends_one_request_only(method: str, text: str) -> None:

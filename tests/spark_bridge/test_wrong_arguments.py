@@ -142,7 +142,7 @@ def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> 
         thread_id = threading.get_ident()
 
     sidecar = Sidecar(None)
-    sidecar._portal, sidecar._runtime = cast("Any", object()), cast("Any", Here())
+    sidecar._calls, sidecar._runtime = cast("Any", object()), cast("Any", Here())
     sidecar._process_id = os.getpid()
     for call in (
         sidecar.status,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headgate import OperatorHandle, Reply, SourceCoordinator, SplitReader, StaticSplitEnumerator
+from headgate import CoordinatorContext, OperatorHandle, Reply, SourceCoordinator, SplitReader, StaticSplitEnumerator
 from headgate.sources import Source, SplitEnumerator
 from tests.spark.counting import Counting
 
@@ -71,18 +71,37 @@ class Numbers(SourceCoordinator):
 
 
 class Held(Numbers):
-    """Never answers, so that its readers wait. ``waiting`` is set when one does."""
+    """Does not answer before ``release``, so that its readers wait. ``waiting`` is set when one does."""
 
     def __init__(self, numbers: range) -> None:
         super().__init__(numbers)
         self.waiting = threading.Event()
         self.ended: list[str] = []
-        self._replies: list[Reply] = []
+        self.replies: list[Reply] = []
+        self._released = False
+        self._at: CoordinatorContext | None = None
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self._at = context
+        await super().start(context)
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        self._replies.append(Reply())
+        if self._released:
+            return "go on"
+        self.replies.append(Reply())
         self.waiting.set()
-        return self._replies[-1]
+        return self.replies[-1]
+
+    def release(self) -> None:
+        """Answer all that wait, and those that come. Any thread."""
+        self._released = True
+        if self._at is not None:
+            self._at.call_soon_threadsafe(self._answer)
+
+    async def _answer(self) -> None:
+        for reply in self.replies:
+            if not reply.settled:
+                reply.answer("go on")
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         self.ended.append(reason)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -170,6 +171,28 @@ def test_an_exception_of_the_operator_is_told_and_passes_unchanged(peer: Peer) -
     assert connection.finish().failure == "ValueError: bad record 7"
     assert task.error() is cause
     assert operator.calls[-1] == "close"
+
+
+@pytest.mark.parametrize("place", ["text", "cause", "note"])
+def test_an_exception_that_sparks_worker_could_not_encode_passes_with_an_escaped_text(peer: Peer, place: str) -> None:
+    """Spark would wait for it for ever."""
+    cause = LookupError("begins \udc80 ends" if place == "text" else "plain")
+    if place == "cause":
+        cause.__cause__ = ValueError("begins \udc80 ends")
+    if place == "note":
+        cause.add_note("begins \udc80 ends")
+
+    class Failing(Recorder):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            yield next(records)
+            raise cause
+
+    task, connection = peer.run(Failing(), [1, 2])
+    assert connection.finish().failure.startswith("LookupError: ")
+    error = task.error()
+    shown = "".join(traceback.format_exception(error)).encode().decode()
+    assert "begins \\udc80 ends" in shown
+    assert "in process" in shown
 
 
 def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_not_a_warning(

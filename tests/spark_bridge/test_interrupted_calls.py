@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every blocking call of a sidecar is interrupted by a Ctrl-C at every point of the calling thread (H160).
+
+Afterwards everything is as before the call or as after it, the name can be used, and no thread, socket or task is
+left. The driver is simulated. ``test_cancelled_calls.py`` is the same for the coroutines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from protocol.restart import FixedDelay
+from spark_bridge.driver import sidecar as sidecar_module
+from spark_bridge.driver import started
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from tests.spark_bridge.interrupting import Point, interrupted_at, python_handles_interrupts
+from tests.spark_bridge.simulated_driver import SimulatedDriver
+from tests.spark_bridge.test_cancelled_calls import COLUMNS, Living, Numbers
+
+POINTS_MAX = 50_000
+"""A call that has more points than this does not end."""
+
+
+class Bench:
+    """A running sidecar over a simulated driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.driver = SimulatedDriver()
+        self.sidecar = Sidecar(self.driver, SidecarConfig(stalled_report_s=3600.0))
+        self.calls = 0
+
+    def coordinate(self, **options: Any) -> None:
+        self.sidecar.coordinate("a", Living, parallelism=1, **options)
+
+    def source(self, **options: Any) -> None:
+        self.sidecar.source("a", Numbers(), schema=COLUMNS, **options)
+
+    def trace(self) -> None:
+        with self.sidecar.trace(self.folder / "trace.json"):
+            self.calls += 1
+
+    def action(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @property
+    def there(self) -> bool:
+        runtime = self.sidecar._runtime
+        assert runtime is not None
+        return "a" in runtime.handles
+
+
+@dataclass(frozen=True)
+class Case:
+    """``prepare`` comes before each call, ``check`` after it."""
+
+    call: Callable[[Bench], object]
+    prepare: Callable[[Bench], object] | None = None
+    check: Callable[[Bench], object] | None = None
+
+
+def still_there(it: Bench) -> None:
+    assert it.there
+
+
+def streaming(it: Bench) -> None:
+    it.coordinate(mode="streaming")
+
+
+def nothing_runs(it: Bench) -> None:
+    runtime = it.sidecar._runtime
+    assert runtime is not None
+    assert not runtime._running_jobs.action_ids
+    assert it.sidecar.run(lambda: 7) == 7
+
+
+CASES = {
+    "coordinate": Case(Bench.coordinate),
+    "coordinate replace": Case(lambda it: it.coordinate(replace=True), Bench.coordinate, still_there),
+    "release": Case(lambda it: it.sidecar.release("a"), Bench.coordinate),
+    "source": Case(Bench.source),
+    "checkpoint": Case(lambda it: it.sidecar.checkpoint("a"), streaming, still_there),
+    "savepoint": Case(
+        lambda it: it.sidecar.savepoint("a", directory=str(it.folder / "savepoints")), streaming, still_there
+    ),
+    "request": Case(lambda it: it.sidecar.request("a", 1), Bench.coordinate, still_there),
+    "status": Case(lambda it: it.sidecar.status(), Bench.coordinate, still_there),
+    "explain": Case(lambda it: it.sidecar.explain(), Bench.coordinate, still_there),
+    "repr": Case(lambda it: it.sidecar._repr_html_(), Bench.coordinate, still_there),
+    "for_each_batch": Case(lambda it: it.sidecar.for_each_batch("a", print), streaming, still_there),
+    "trace": Case(Bench.trace, None, Bench.trace),
+    "run": Case(lambda it: it.sidecar.run(it.action, restart=FixedDelay(delay_s=0.0)), Bench.coordinate, nothing_runs),
+}
+
+
+def usable(it: Bench) -> None:
+    """The name works again, and nothing of what was interrupted is left."""
+    assert len(Living.living) <= it.there
+    it.coordinate(replace=True)
+    assert it.sidecar.request("a", 1) == 1
+    assert len(Living.living) == 1
+    it.sidecar.release("a")
+    assert not Living.living
+    assert not it.there
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sidecar_module, "driver_of", lambda driver: driver)
+    monkeypatch.setattr(started, "driver_context", lambda driver: driver)
+    Living.living.clear()
+    with python_handles_interrupts():
+        yield
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def join(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
+
+
+def points(call: Callable[[int], Point], many: int | None) -> None:
+    """Call with 0, 1, 2 and so on until no interrupt comes; only a sample of them, if there are more than ``many``."""
+    last = POINTS_MAX
+    for number in range(POINTS_MAX) if many is None else _sample(call, many):
+        if call(number).place is None:
+            last = number
+            break
+    assert last > 10, "interrupted nowhere"
+    assert last < POINTS_MAX or many is not None, "it does not end"
+
+
+def _sample(call: Callable[[int], Point], many: int) -> Iterator[int]:
+    step, last = 1, 1
+    while call(last).place is not None:  # how many there are
+        last *= 2
+    chosen = random.Random(7)
+    step = max(1, last // many)
+    return (number + chosen.randrange(step) for number in range(0, last, step))
+
+
+every_point = pytest.mark.parametrize(
+    "many", [60, pytest.param(None, marks=pytest.mark.long)], ids=["some points", "all points"]
+)
+
+
+@every_point
+@pytest.mark.parametrize("name", CASES)
+def test_call_interrupted_at_any_point_leaves_everything_as_before_or_as_after(
+    name: str, many: int | None, tmp_path: Path
+) -> None:  # H160
+    case = CASES[name]
+    it = Bench(tmp_path)
+    with it.sidecar:
+        it.source()  # the first one opens a port, which stays
+        usable(it)
+        threads, files = threading.active_count(), descriptors()
+
+        def call(number: int) -> Point:
+            if case.prepare is not None:
+                case.prepare(it)
+            with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as point:
+                case.call(it)
+            print(f"{name} interrupted at {number}: {point}")
+            if case.check is not None:
+                case.check(it)
+            usable(it)
+            join("headgate-shown")  # it ends when it has read the status
+            assert threading.active_count() <= threads, threading.enumerate()
+            return point
+
+        points(call, many)
+        assert descriptors() <= files
+
+
+def _left(it: Bench) -> None:
+    assert not it.sidecar.is_running
+    relay = getattr(it.driver, "relay", None)  # there is none if the interrupt came early
+    assert relay is None or relay.opened == relay.closed
+    assert not Living.living
+
+
+@every_point
+def test_entering_interrupted_at_any_point_leaves_nothing(many: int | None, tmp_path: Path) -> None:  # H160
+    threads, files = threading.active_count(), descriptors()
+
+    def call(number: int) -> Point:
+        it = Bench(tmp_path)
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(number, skip="__enter__") as point:
+            it.sidecar.__enter__()
+        print(f"interrupted at {number}: {point}")
+        if point.place is not None and it.sidecar.is_running:
+            raise AssertionError(point)
+        it.sidecar.stop()
+        _left(it)
+        with it.sidecar:  # it can be entered again
+            it.coordinate()
+        _left(it)
+        join("AnyIO worker thread")  # their loop has ended
+        assert threading.active_count() == threads, threading.enumerate()
+        return point
+
+    points(call, many)
+    assert descriptors() <= files
+
+
+@every_point
+@pytest.mark.parametrize("how", ["leave", "stop"])
+def test_leaving_interrupted_at_any_point_is_complete(how: str, many: int | None, tmp_path: Path) -> None:  # H160
+    threads, files = threading.active_count(), descriptors()
+
+    def call(number: int) -> Point:
+        it = Bench(tmp_path)
+        it.sidecar.__enter__()
+        it.coordinate()
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(number, skip="__exit__") as point:
+            if how == "leave":
+                it.sidecar.__exit__(None, None, None)
+            else:
+                it.sidecar.stop()
+        print(f"interrupted at {number}: {point}")
+        _left(it)
+        join("AnyIO worker thread")  # their loop has ended
+        assert threading.active_count() == threads, threading.enumerate()
+        return point
+
+    points(call, many)
+    assert descriptors() <= files
+
+
+@every_point
+def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | None, tmp_path: Path) -> None:  # H160
+    threads, files = threading.active_count(), descriptors()
+    driver = SimulatedDriver()
+
+    def call(number: int) -> Point:
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as point:
+            headgate.start(driver, name="fuzzed")
+            headgate.stop("fuzzed")
+        print(f"interrupted at {number}: {point}")
+        headgate.start(driver, name="fuzzed").coordinate("a", Living, parallelism=1, replace=True)
+        headgate.stop("fuzzed")
+        assert not Living.living
+        join("AnyIO worker thread")  # their loop has ended
+        assert threading.active_count() == threads, threading.enumerate()
+        return point
+
+    points(call, many)
+    assert descriptors() <= files
