@@ -20,6 +20,7 @@ from actors.coordination.inputs import (
     RestoredInput,
     UnnamedInput,
     compare,
+    why_not_counted,
     why_refused,
 )
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -92,6 +93,10 @@ class CheckpointLabels:
         # What is done stays done while a run of the same input skips it.
         self._now = self._label(done=same and is_done)
         return same, ""
+
+    def why_not_counted(self, before: int, now: int) -> str:
+        """Why the run must not count the records of a partition: its input was in another number of them before."""
+        return why_not_counted(self._input, before, now)
 
     def _label(self, *, done: bool) -> str:
         return str(InputPosition(self._input, done, self._names))

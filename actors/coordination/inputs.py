@@ -53,6 +53,7 @@ __all__ = [
     "UnnamedInput",
     "check_input_id",
     "compare",
+    "why_not_counted",
     "why_refused",
 ]
 
@@ -281,6 +282,22 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         f"{_name(begins)} begins, but the restored checkpoint is from the middle of {_name(found.input)}, which was"
         f" interrupted, and its positions say nothing about other records. Either {finish}; or use {say}"
     )
+
+
+def why_not_counted(begins: Input, before: int, now: int) -> str:
+    """The reason why a run of the same input, in another number of partitions, cannot count records."""
+    return (
+        f"{_name(begins)} begins again in {_count(now)}, but when the restored checkpoint was taken it was in"
+        f" {_count(before)}, so the number of records that a partition has processed says nothing now."
+        f" Either run it in {_count(before)}, with parallelism and repartition() as before; or leave this call out if"
+        ' that input is finished; or, in a new application, coordinate(..., restored_input="other") writes all of its'
+        " records again. If the operator's state says nothing about Spark's records, for example because it reads none,"
+        " set counts_records = False in its class"
+    )
+
+
+def _count(partitions: int) -> str:
+    return f"{partitions} partition{'s' if partitions > 1 else ''}"
 
 
 def _id_of(one: Input) -> str:

@@ -46,8 +46,10 @@ class Place:
         )
         return handle
 
-    def action(self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines) -> Callable[[], int]:
-        lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], PARTITIONS)
+    def action(
+        self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines, partitions: int = PARTITIONS
+    ) -> Callable[[], int]:
+        lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], partitions)
         return lines.mapPartitions(handle.subtask(operator, self.out)).count
 
     def written(self) -> Counter[str]:
@@ -136,6 +138,31 @@ def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None: 
         handle = place.coordinate(sidecar, restored_input="other")
         sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
     assert place.written()["tuesday"] == 20
+
+
+def test_an_interrupted_day_is_not_continued_in_another_number_of_partitions(place: Place) -> None:  # H174
+    def coordinate(sidecar: Sidecar, parallelism: int = 3) -> OperatorHandle:
+        coordinator = FileSinkCoordinator(place.out)
+        settings: dict[str, Any] = {"mode": "streaming", "checkpoint": OFTEN, "allow_fewer": True}
+        return sidecar.coordinate("lines", coordinator, parallelism=parallelism, **settings)
+
+    def run(sidecar: Sidecar, handle: OperatorHandle, day: str, partitions: int, operator: Any = Lines) -> None:
+        sidecar.run(place.action(handle, day, operator=operator, partitions=partitions), restart=ONCE, input_id=day)
+
+    with place.sidecar() as sidecar:
+        handle = coordinate(sidecar)
+        with pytest.raises(Exception, match="by the test"):
+            run(sidecar, handle, "monday", 2, _Half)
+        with pytest.raises(Exception, match=r"in 3 partitions, but when .* it was in 2 partitions"):
+            run(sidecar, handle, "monday", 3)
+    for parallelism in (3, 4):
+        with place.sidecar() as sidecar, pytest.raises(Exception, match="run it in 2 partitions"):
+            run(sidecar, coordinate(sidecar, parallelism), "monday", parallelism)
+    with place.sidecar() as sidecar:
+        handle = coordinate(sidecar)
+        run(sidecar, handle, "monday", 2)
+        run(sidecar, handle, "tuesday", 3)
+    assert place.written() == {"monday": 20, "tuesday": 20}
 
 
 class CommitsLate(FileSinkCoordinator):

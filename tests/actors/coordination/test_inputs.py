@@ -11,13 +11,15 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.coordination import InputRefused, OperatorCoordinator
+from actors.coordination import OperatorCoordinator
 from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.inputs import ActionId, BatchInput
 from headgate import CheckpointConfig
+from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.subtask.context import SubtaskContext
+from spark_bridge.subtask.function import FunctionOperator
 from spark_bridge.subtask.operator import SubtaskOperator
 from tests.actors.coordination import operator_world
 
@@ -131,6 +133,39 @@ async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_na
     async with running_operator(**STREAMING, restored=world.checkpoints[0], restored_input="other") as world:
         world.input_id = "wednesday"
         assert await run_well(world, [7]) == [7], "the second one"
+
+
+class Recognises(Positions):
+    """Its state does not count Spark's records."""
+
+    counts_records = False
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+async def test_the_same_input_in_other_partitions_is_refused_if_records_are_counted(parallelism: int) -> None:  # H174
+    async with running_operator(parallelism=2, mode="streaming") as world:
+        world.input_id = "monday"
+        await begin(world, 1, 2)
+    settings: dict[str, Any] = {"parallelism": parallelism, "mode": "streaming", "restored": world.checkpoints[-1]}
+    for input_id, made_of, refused in [
+        ("monday", Positions, True),
+        ("monday", Recognises, False),
+        ("monday", lambda: FunctionOperator(list, False), False),
+        ("tuesday", Positions, False),
+    ]:
+        said: Any = "other" if input_id == "tuesday" else None
+        async with running_operator(**settings, restored_input=said) as world:
+            world.input_id = input_id
+            task = await world.launch_operator(parallelism - 1, made_of, [7, 8, 9])
+            await world.advance(1.0)
+            assert (task.outcome != "success") is refused, input_id
+            assert task.outputs == [] if refused else task.outputs
+            if refused:
+                text = str(task.error)
+                assert f"in {parallelism} partition" in text
+                assert "it was in 2 partitions" in text
+                for way_out in ("run it in 2 partitions", 'restored_input="other"', "counts_records = False"):
+                    assert way_out in text
 
 
 async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_taken_a_checkpoint() -> (
