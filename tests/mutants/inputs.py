@@ -73,6 +73,21 @@ a-claim-fails-a-streaming-operator [new; H174 H75]
   @ protocol.attempts.admission:why_not_both
   - if len(task.streaming) < 2 or not task.confirmed:
   + if len(task.streaming) < 2:
+a-plain-run-hides-the-last-batch [found; H174]
+  After a plain run between two batches, a batch that Spark repeats is written again.
+  @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
+  - else found.batch
+  + else None
+finished-names-are-forgotten-after-another-kind-of-run [found; H174]
+  An input that was finished before a run without a name, or before a micro-batch, is written again.
+  @ actors.coordination.checkpoint_labels:_names_before
+  - if found is None:
+  + if found is None or not isinstance(begins, NamedInput):
+a-stray-micro-batch-runs [new; H174 H175]
+  A streaming operator runs in a foreachBatch that nothing has announced, and writes repeated batches twice.
+  @ spark_bridge.task_entry:_refuse_stray_batch
+  - if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
+  + if False:
 another-name-is-taken-for-an-interrupted-one [new; H174]
   A run with another input_id continues the input that was interrupted.
   @ actors.coordination.inputs:compare

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from headgate import FixedDelay, Sidecar, SidecarConfig
 from headgate.errors import InputRefused
@@ -198,7 +199,7 @@ def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **ado
     """A query with one micro-batch for each day, which begins its own ``checkpointLocation``."""
     handle = place.coordinate(sidecar)
     source = place.folder / name
-    source.mkdir()
+    source.mkdir(exist_ok=True)
     for number, day in enumerate(days):
         file = source / f"{number}.txt"
         file.write_text("".join(f"{day}-{row}\n" for row in range(20)))
@@ -241,6 +242,37 @@ def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) ->
         handle = batches_of(place, sidecar, ["b", "c"], "first")
         sidecar.run(place.action(handle, "d"))
     assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20}
+
+
+def test_a_batch_that_spark_repeats_after_a_plain_run_is_still_skipped(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        handle = batches_of(place, sidecar, ["a"], "first")
+        sidecar.run(place.action(handle, "b"))
+    for file in (place.folder / "first-query" / "commits").glob("*0*"):
+        file.unlink()  # as if the driver had died before Spark recorded the end of the batch
+    with place.sidecar() as sidecar:
+        batches_of(place, sidecar, ["a", "c"], "first")
+    assert place.written() == {"a": 20, "b": 20, "c": 20}
+
+
+def test_a_streaming_operator_in_a_plain_foreach_batch_is_refused_with_the_way_out(place: Place) -> None:  # H175 H174
+    def start(name: str, function: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        rows = place.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
+        writer = rows.writeStream.foreachBatch(function)
+        return writer.option("checkpointLocation", str(place.folder / name)).start()
+
+    with place.sidecar() as sidecar:
+        handle, other = place.coordinate(sidecar), sidecar.coordinate("other", mode="streaming", parallelism=PARTITIONS)
+
+        def write(frame: DataFrame, batch_id: int) -> None:
+            rows = frame.repartition(PARTITIONS).rdd.map(lambda row: str(row.value))
+            rows.mapPartitions(handle.subtask(Lines, place.out)).count()
+
+        for number, function in enumerate((write, sidecar.for_each_batch(other, write))):
+            query = start(f"query{number}", function)
+            with pytest.raises(Exception, match=r"Pass sidecar.for_each_batch\(handle, function\) of this operator"):
+                query.awaitTermination()
+    assert place.written() == {}
 
 
 class NumberedRows(TwoPhaseSinkOperator):

@@ -13,7 +13,7 @@ import pytest
 
 from actors.coordination import OperatorCoordinator
 from actors.coordination.checkpoint_labels import CheckpointLabels
-from actors.coordination.inputs import ActionId, BatchInput
+from actors.coordination.inputs import ActionId, BatchInput, InputPosition, UnnamedInput
 from headgate import CheckpointConfig
 from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
@@ -288,6 +288,42 @@ def test_a_run_after_a_batch_is_none_of_its_query() -> None:  # H174
     _complete(labels, 1)
     labels.withdraw()
     assert "start its query again" in labels.run_begins("")[1]
+
+
+def _run_well(labels: CheckpointLabels, action: str, checkpoint_id: int) -> None:
+    assert labels.run_begins(action)[1] == ""
+    labels.run_ended(True)
+    _complete(labels, checkpoint_id)
+
+
+def test_runs_between_the_batches_of_a_query_leave_what_its_last_batch_was() -> None:  # H174
+    labels = CheckpointLabels()
+    labels.announce(BatchInput("q", 0), adopted=False)
+    _run_well(labels, "", 1)
+    labels.withdraw()
+    for number in (2, 3):
+        _run_well(labels, str(ActionId("0" * 15 + str(number))), number)
+    found = InputPosition.read(labels.completed)
+    assert found is not None
+    assert isinstance(found.input, UnnamedInput)
+    assert str(found.batch) == "batch 0 of q: done"
+    labels.announce(BatchInput("q", 1), adopted=False)
+    _run_well(labels, "", 4)
+    assert labels.completed == "batch 1 of q: done"
+
+
+def test_the_names_of_finished_inputs_outlive_batches_and_runs_without_a_name() -> None:  # H174
+    monday = str(ActionId("0" * 16, 0, "monday"))
+    labels = CheckpointLabels()
+    _run_well(labels, monday, 1)
+    _run_well(labels, "", 2)
+    labels.announce(BatchInput("q", 0), adopted=False)
+    _run_well(labels, "", 3)
+    labels.announce(BatchInput("q", 1), adopted=False)
+    labels.done_without_run(BatchInput("q", 1))
+    _complete(labels, 4)
+    labels.withdraw()
+    assert "input 'monday' is finished" in labels.run_begins(monday)[1]
 
 
 def _complete(labels: CheckpointLabels, checkpoint_id: int) -> str:
