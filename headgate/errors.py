@@ -41,7 +41,6 @@ from headgate._lazy import lazy
 
 if TYPE_CHECKING:
     from actors.coordination.checkpoint_requests import CheckpointFailed
-    from actors.coordination.given import InputRefused
     from actors.errors import AskTimeout
     from protocol.errors import (
         AttemptOver,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         EventEncodeError,
         GatewayFull,
         HeadgateError,
+        InputRefused,
         RequestFailed,
     )
     from spark_bridge.errors import (
@@ -80,7 +80,7 @@ _MODULES = {
     # On the driver
     "AskTimeout": "actors.errors",
     "CheckpointFailed": "actors.coordination.checkpoint_requests",
-    "InputRefused": "actors.coordination.given",
+    "InputRefused": "protocol.errors",
     "SidecarError": "spark_bridge.errors",
     "BatchFailed": "spark_bridge.errors",
     "BatchRefused": "spark_bridge.errors",

@@ -75,6 +75,14 @@ class RequestFailed(ProtocolError):
     """
 
 
+class RunRefused(HeadgateError):
+    """A run may not begin, and another try would be refused in the same way."""
+
+
+class InputRefused(RunRefused):
+    """It is not known which records of a run the restored checkpoint has: the text says what to do."""
+
+
 class CheckpointCorrupt(ProtocolError):
     """The bytes are not a complete checkpoint. The message says what is wrong."""
 

@@ -16,19 +16,33 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protocol.describing import describe, name_of
-from protocol.errors import HeadgateError
+from protocol.errors import HeadgateError, InputRefused
 from protocol.wire import event_classes
+from protocol.wire.messages import RestoreMode
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["ACTION_PROPERTY", "ACTION_TAG", "NotInsideTask", "SubtaskTask", "current_task"]
+__all__ = [
+    "ACTION_PROPERTY",
+    "ACTION_TAG",
+    "BATCH_PROPERTY",
+    "QUERY_ID",
+    "NotInsideTask",
+    "SubtaskTask",
+    "current_task",
+]
 
 ACTION_PROPERTY = "headgate.action"
 """The Spark local property that names the ``run`` call to which a job belongs."""
 ACTION_TAG = "headgate.action."
 """With Spark Connect, the job tag that does the same begins like this; clients cannot set local properties."""
+
+QUERY_ID = "sql.streaming.queryId"
+"""The local property in which Spark's stream thread keeps the query's id."""
+BATCH_PROPERTY = "headgate.batch"
+"""The Spark local property that names the operator whose ``for_each_batch`` calls the function now."""
 
 _HINT = (
     "pass it to mapPartitions, mapInPandas, mapInArrow or foreachPartition, instead of map, flatMap, filter, foreach, "
@@ -80,6 +94,7 @@ class SubtaskTask:
                 passed to ``map``, ``flatMap``, ``foreach`` or another method that does not pass whole partitions.
         """
         identity = current_task()
+        _refuse_stray_batch(self._endpoint)
         if rest or not _may_be_a_partition(records):
             given = ", ".join(type(value).__name__ for value in (records, *rest))
             raise TypeError(
@@ -216,6 +231,26 @@ def _wants_no_outputs(records: object) -> bool:
     With Spark Connect, ``foreachPartition`` calls the function with a generator, and drops what it returns.
     """
     return isinstance(records, GeneratorType) and records.gi_code.co_filename.endswith("sql/connect/dataframe.py")
+
+
+def _refuse_stray_batch(endpoint: TaskEndpoint) -> None:
+    """Raise ``InputRefused`` if nothing decides which micro-batch of a query this run belongs to (H174, H175).
+
+    The operator would take every batch for another input, and write one again that Spark repeats after a crash.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None or endpoint.mode is not RestoreMode.STREAMING:
+        return
+    query_id = context.getLocalProperty(QUERY_ID)
+    if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
+        raise InputRefused(
+            f"operator {endpoint.operator_id!r} is in streaming mode and runs in a micro-batch of query {query_id}, "
+            "which sidecar.for_each_batch has not begun for it. So a batch that Spark repeats after a crash would be "
+            "written twice. Pass sidecar.for_each_batch(handle, function) of this operator to foreachBatch; put "
+            'several operators of one query into a chain; or coordinate it with mode="batch"'
+        )
 
 
 def current_task() -> TaskIdentity:

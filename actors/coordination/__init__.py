@@ -10,7 +10,7 @@ from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.chain import CoordinatorChain
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.given import GivenCoordinator, InputRefused, ResetNotSupported
+from actors.coordination.given import GivenCoordinator, ResetNotSupported
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.operator_config import OperatorConfig, OperatorPorts
@@ -33,7 +33,6 @@ __all__ = [
     "CoordinatorContext",
     "CoordinatorStore",
     "GivenCoordinator",
-    "InputRefused",
     "LatencyRecorder",
     "LiveGateways",
     "OperatorConfig",

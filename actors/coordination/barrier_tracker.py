@@ -23,7 +23,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
-from actors.coordination.given import InputRefused, ResetNotSupported, why_not_resettable
+from actors.coordination.given import ResetNotSupported, why_not_resettable
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AnnounceBatch,
@@ -89,6 +89,7 @@ from protocol.barrier_tracker import (
     TriggerCheckpoint,
 )
 from protocol.describing import describe
+from protocol.errors import InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
@@ -123,6 +124,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
         self._run_id = -1
+        self._partitions = config.parallelism  # of the run's input
         self._has_run = False
         self._input_refused: InputRefused | None = None
         self._held: deque[LedgerDecided] = deque()  # of a run that waits for the commit of the previous one's output
@@ -291,7 +293,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case RunEnded(succeeded=succeeded):
                 self._run_is_on = False
                 self._labels.run_ended(succeeded)
-            case AttemptAccepted(attempt):
+            case AttemptAccepted(attempt, partitions=partitions):
+                self._partitions = partitions or self._config.parallelism
                 if self._input_refused is not None:
                     # This comes before the answer to the registration, so no attempt of the run is ever ready.
                     error, self._input_refused = self._input_refused, None
@@ -352,7 +355,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 context.log.error("too many checkpoints failed", cause=cause)
                 self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
             case RestoreAttempt(attempt=attempt):
-                self._gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
+                connection, before, refused = self._accepting.pop(attempt.task_attempt_id), effect.partitions_before, ""
+                if before:
+                    refused = self._labels.why_not_counted(before, self._partitions)
+                self._gateways.open(effect, connection, refused)
             case TriggerCheckpoint():
                 pass  # carried out after the other effects, because it leads to new ones
             case _:

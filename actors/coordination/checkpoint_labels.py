@@ -20,6 +20,7 @@ from actors.coordination.inputs import (
     RestoredInput,
     UnnamedInput,
     compare,
+    why_not_counted,
     why_refused,
 )
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -53,6 +54,7 @@ class CheckpointLabels:
         self._action = ""
         self._runs_of_action = 0
         self._names: tuple[str, ...] = ()  # of the inputs that were finished before the present one
+        self._last_batch: InputPosition | None = None
 
     def announce(self, batch: BatchInput, *, adopted: bool) -> None:
         """The next run is this batch, for the first time or again. ``adopted``: whatever the restored checkpoint is."""
@@ -65,7 +67,7 @@ class CheckpointLabels:
 
     def done_without_run(self, batch: BatchInput) -> None:
         """The batch had nothing for the operator: the next checkpoint commits it."""
-        self._input, self._names = batch, ()
+        self._input, self._names, self._last_batch = batch, _names_before(self._found(), batch), None
         self._now = self._label(done=True)
 
     def run_begins(self, action: str) -> tuple[bool, str]:
@@ -76,7 +78,7 @@ class CheckpointLabels:
         """
         self.runs += 1
         begins = self._input = self._batch or self._input_of(action)
-        found = InputPosition.read(self.completed)
+        found = self._found()
         is_done = found is not None and found.done and found.input == begins
         if self._batch and is_done:
             return True, f"a second run, although one run has done {begins} and committed its output"
@@ -89,12 +91,20 @@ class CheckpointLabels:
             return False, why_refused(comparison, found, begins)
         same = comparison is Comparison.SAME
         self._names = _names_before(found, begins)
+        self._last_batch = None if found is None or isinstance(begins, BatchInput) else found.batch
         # What is done stays done while a run of the same input skips it.
         self._now = self._label(done=same and is_done)
         return same, ""
 
+    def why_not_counted(self, before: int, now: int) -> str:
+        """Why the run must not count the records of a partition: its input was in another number of them before."""
+        return why_not_counted(self._input, before, now)
+
     def _label(self, *, done: bool) -> str:
-        return str(InputPosition(self._input, done, self._names))
+        return str(InputPosition(self._input, done, self._names, self._last_batch))
+
+    def _found(self) -> InputPosition | None:
+        return InputPosition.read(self.completed)
 
     def _input_of(self, action: str) -> Input:
         self._runs_of_action = self._runs_of_action + 1 if action == self._action else 0
@@ -149,12 +159,13 @@ class CheckpointLabels:
 
 def _names_before(found: InputPosition | None, begins: Input) -> tuple[str, ...]:
     """The names of the inputs that were finished before ``begins``."""
-    if found is None or not isinstance(begins, NamedInput) or not isinstance(found.input, NamedInput):
+    if found is None:
         return ()
-    if found.input.input_id == begins.input_id:
-        return found.finished
-    names = (*found.finished, found.input.input_id) if found.done else found.finished
-    return tuple(name for name in names if name != begins.input_id)[-NAMES_KEPT:]
+    begins_id = begins.input_id if isinstance(begins, NamedInput) else None
+    names = found.finished
+    if found.done and isinstance(found.input, NamedInput):
+        names = (*names, found.input.input_id)
+    return tuple(name for name in names if name != begins_id)[-NAMES_KEPT:]
 
 
 __all__ = ["CheckpointLabels"]

@@ -16,27 +16,17 @@ from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.describing import name_of, show
-from protocol.errors import HeadgateError
+from protocol.errors import RunRefused
 
 __all__ = [
     "GivenCoordinator",
-    "InputRefused",
     "ResetNotSupported",
-    "RunRefused",
     "built_anew_or_kept",
     "why_not_resettable",
 ]
 
 GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
 """An instance, or a class or factory that is called without arguments for each new coordinator."""
-
-
-class RunRefused(HeadgateError):
-    """A run may not begin, and another try would be refused in the same way."""
-
-
-class InputRefused(RunRefused):
-    """It is not known whether a run has the same input as the restored checkpoint: the text says what to do."""
 
 
 class ResetNotSupported(RunRefused):

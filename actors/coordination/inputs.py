@@ -11,6 +11,9 @@ input and of no other. There are three kinds of identity:
 - any other run (``UnnamedInput``). It is known by the call of ``run`` that it belongs to, if there is one, and by its
   place: how many inputs this application had finished before it.
 
+A label also keeps what later runs must not forget: the names of finished inputs, and the last batch of a query, to
+which a plain run between two batches says nothing.
+
 ``compare`` decides about a run that begins. An application that has died cannot say whether the next one repeats its
 job, so an unnamed run continues an interrupted unnamed run in the same place.
 
@@ -26,7 +29,7 @@ job, so an unnamed run continues an interrupted unnamed run in the same place.
 | named, begun | same name, same run of it | same; another run of it: refused |
 | named, done | same name, same run of it | same; a later one: other; an earlier one: refused |
 | named, done | another name, or unnamed | other |
-| named | a name that was finished before the found one | refused |
+| any | a name that was finished before the found one | refused |
 | unnamed, begun | unnamed, in the same place | same; otherwise refused |
 | unnamed, done | same call, same run of it | same; a later one: other; an earlier one: refused |
 | unnamed, done | another call, or named | other |
@@ -53,6 +56,7 @@ __all__ = [
     "UnnamedInput",
     "check_input_id",
     "compare",
+    "why_not_counted",
     "why_refused",
 ]
 
@@ -149,7 +153,8 @@ _ACTION = re.compile(r"([0-9a-f]{16})(?:\.(\d{1,9})(?:\.([0-9a-f]*))?)?")
 _LABEL = re.compile(
     r"(?:(?P<none>no input)|batch (?P<batch>0|[1-9]\d{0,18}) of (?P<query>\S+)"
     r"|run (?P<run>[1-9]\d{0,9}) of (?:input (?P<input>\"[^\n]*\")|call (?P<call>\S{1,64}) after (?P<after>\d{1,18})))"
-    r": (?P<state>begun|done)(?:, finished before: (?P<finished>\[[^\n]*\]))?"
+    r": (?P<state>begun|done)(?:, after (?P<last>batch \d+ of \S+: (?:begun|done)))?"
+    r"(?:, finished before: (?P<finished>\[[^\n]*\]))?"
 )
 
 
@@ -157,16 +162,24 @@ _LABEL = re.compile(
 class InputPosition:
     """An input, and whether its run had ended well. ``str`` makes the label, and ``read`` parses one.
 
-    ``finished``: the names of the inputs that were finished before it, the latest last, for a ``NamedInput``.
+    ``finished``: the names of the inputs that were finished before it, the latest last. ``last_batch``: the position in
+    the last batch before it, for an input that is not a batch itself.
     """
 
     input: Input
     done: bool
     finished: tuple[str, ...] = ()
+    last_batch: InputPosition | None = None
 
     def __str__(self) -> str:
+        after = f", after {self.last_batch}" if self.last_batch else ""
         before = f", finished before: {json.dumps(self.finished)}" if self.finished else ""
-        return f"{self.input}: {'done' if self.done else 'begun'}{before}"
+        return f"{self.input}: {'done' if self.done else 'begun'}{after}{before}"
+
+    @property
+    def batch(self) -> InputPosition | None:
+        """The position in the last batch of a query; None if there was none."""
+        return InputPosition(self.input, self.done) if isinstance(self.input, BatchInput) else self.last_batch
 
     @classmethod
     def read(cls, label: str) -> InputPosition | None:
@@ -174,22 +187,25 @@ class InputPosition:
         match = _LABEL.fullmatch(label)
         if match is None:
             return None
-        done = match["state"] == "done"
-        if match["none"]:
-            return cls(NoInput(), done)
-        if match["batch"] is not None:
-            return cls(BatchInput(match["query"], int(match["batch"])), done)
-        run = int(match["run"]) - 1
-        if match["input"] is None:
-            call = match["call"]
-            return cls(UnnamedInput("" if call == "-" else call, run, int(match["after"])), done)
         try:
-            input_id, finished = json.loads(match["input"]), json.loads(match["finished"] or "[]")
+            input_id, finished = json.loads(match["input"] or '""'), json.loads(match["finished"] or "[]")
         except ValueError:
             return None
         if not all(isinstance(one, str) for one in (input_id, *finished)):
             return None
-        return cls(NamedInput(input_id, run), done, tuple(finished))
+        last = None if match["last"] is None else cls.read(match["last"])
+        return cls(_input_in(match, input_id), match["state"] == "done", tuple(finished), last)
+
+
+def _input_in(match: re.Match[str], input_id: str) -> Input:
+    if match["none"]:
+        return NoInput()
+    if match["batch"] is not None:
+        return BatchInput(match["query"], int(match["batch"]))
+    run, call = int(match["run"]) - 1, match["call"]
+    if call is None:
+        return NamedInput(input_id, run)
+    return UnnamedInput("" if call == "-" else call, run, int(match["after"]))
 
 
 class Comparison(Enum):
@@ -224,7 +240,7 @@ def compare(found: InputPosition | None, begins: Input) -> Comparison:
             return Comparison.SAME if old == new else Comparison.OTHER
         case NamedInput() as old, NamedInput() as new if old.input_id == new.input_id:
             return _runs_of_one(old.run, new.run, found.done)
-        case NamedInput(), NamedInput(input_id) if input_id in found.finished:
+        case _, NamedInput(input_id) if input_id in found.finished:
             return Comparison.FINISHED
         case UnnamedInput() as old, UnnamedInput() as new:
             if new.call and old.call == new.call:
@@ -281,6 +297,22 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         f"{_name(begins)} begins, but the restored checkpoint is from the middle of {_name(found.input)}, which was"
         f" interrupted, and its positions say nothing about other records. Either {finish}; or use {say}"
     )
+
+
+def why_not_counted(begins: Input, before: int, now: int) -> str:
+    """The reason why a run of the same input, in another number of partitions, cannot count records."""
+    return (
+        f"{_name(begins)} begins again in {_count(now)}, but when the restored checkpoint was taken it was in"
+        f" {_count(before)}, so the number of records that a partition has processed says nothing now."
+        f" Either run it in {_count(before)}, with parallelism and repartition() as before; or leave this call out if"
+        ' that input is finished; or, in a new application, coordinate(..., restored_input="other") writes all of its'
+        " records again. If the operator's state says nothing about Spark's records, for example because it reads none,"
+        " set counts_records = False in its class"
+    )
+
+
+def _count(partitions: int) -> str:
+    return f"{partitions} partition{'s' if partitions > 1 else ''}"
 
 
 def _id_of(one: Input) -> str:

@@ -68,7 +68,7 @@ class OpenGateways:
         self._open: dict[int, _Gateway] = {}
         self._sights: dict[int, GatewaySight] = {}
 
-    def open(self, effect: RestoreAttempt, connection: AttemptConnection) -> None:
+    def open(self, effect: RestoreAttempt, connection: AttemptConnection, positions_refused: str = "") -> None:
         """The attempt is accepted: tell it on its connection what to restore."""
         context, attempt, limits = self._context, effect.attempt, self._config.gateway
         registered = Registered(
@@ -85,6 +85,7 @@ class OpenGateways:
             limits.heartbeat_interval_s or 0.0,
             self._config.checkpoint.hold_events,
             effect.input_begins_again,
+            positions_refused,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(

@@ -65,6 +65,7 @@ class Acceptance:
 Verdict = Wait | Refusal | BeginRun | Acceptance
 
 _WAIT_FOR_RIVAL = Wait(WaitsFor.RIVAL)
+_WAIT_FOR_PARTITIONS = Wait(WaitsFor.PARTITIONS)
 
 
 def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
@@ -110,6 +111,23 @@ def why_divided(known: OperatorRecord, stage: StageRecord) -> str:
     )
 
 
+def why_not_both(task: TaskRecord) -> str:
+    """Why the operators of a task cannot restore together: each would skip what another one has not output (H174).
+
+    Empty if at most one is in streaming mode. What only a registration claims proves nothing (H75).
+    """
+    if len(task.streaming) < 2 or not task.confirmed:
+        return ""
+    names = " and ".join(map(repr, sorted(task.streaming)))
+    return (
+        f"operators {names} are in streaming mode and run in the same tasks, one after the other or zipped. After a"
+        " retry, the first one continues from its own checkpoint, and the other one would take its outputs for those"
+        " from the beginning, and lose rows. Make one operator of them, coordinate(..., chain(first=..., second=...)),"
+        ' whose checkpoints hold both; or coordinate all but the last one with mode="batch", if they yield the same'
+        " outputs in the same order again"
+    )
+
+
 def decide(
     known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig, now: float
 ) -> Verdict:
@@ -143,7 +161,7 @@ def decide(
         failed = f"attempt {task.stage_attempt} of barrier stage {message.run_id} failed"
         return Refusal(RefusalCode.ATTEMPT_OVER, failed)
     subtask = run.subtasks.get(message.subtask)
-    return Acceptance() if subtask is None else _beside_rivals(held, subtask, stage, task)
+    return _as_first(known, held, stage) if subtask is None else _beside_rivals(held, subtask, stage, task)
 
 
 def runs_elsewhere(task_attempt_id: int, place: TaskPlace) -> str:
@@ -159,10 +177,19 @@ def _give_up(known: OperatorRecord, held: HeldRegistration, engine: EngineRecord
     waited = f"no answer came from Spark within {config.give_up_after_s:g} s"
     if held.waits_for is WaitsFor.OTHER_RUN and known.run is not None:
         return Refusal(RefusalCode.CONCURRENT_RUN, f"{in_use(known, known.run, engine)} ({waited})")
+    if held.waits_for is WaitsFor.PARTITIONS:
+        text = f"Spark did not report how many partitions stage {held.message.run_id} has, and {waited}: run it again"
+        return Refusal(RefusalCode.ATTEMPT_OVER, text)
     return Refusal(
         RefusalCode.ATTEMPT_OVER,
         f"another attempt of subtask {held.message.subtask} stands in the way, and {waited}",
     )
+
+
+def _as_first(known: OperatorRecord, held: HeldRegistration, stage: StageRecord) -> Wait | Acceptance:
+    """Accept a task, unless its position may count records and Spark has not said in how many partitions (H174)."""
+    unknown = known.allow_fewer and held.message.mode == RestoreMode.STREAMING and not stage.partitions
+    return _WAIT_FOR_PARTITIONS if unknown else Acceptance()
 
 
 # --- the attempts of one subtask ----------------------------------------------------------------------------

@@ -176,7 +176,8 @@ class OperatorLedger:
         mode = MODES[message.mode]
         entry = AttemptRecord(attempt, beside, self.now, mode is RestoreMode.STREAMING)
         subtask.attempts[message.task_attempt_id] = run.by_task[message.task_attempt_id] = entry
-        self.out.append(AttemptAccepted(attempt, mode, message.run_id, held.connection_id))
+        partitions = self.engine.stages[message.run_id].partitions if record.allow_fewer else 0
+        self.out.append(AttemptAccepted(attempt, mode, message.run_id, held.connection_id, partitions))
 
     def _end_earlier(self, acceptance: admission.Acceptance) -> None:
         for entry in acceptance.superseded:

@@ -22,7 +22,7 @@ from protocol.attempts.table import ALIVE, AttemptState
 from protocol.attempts.types import FailureKind
 from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskPlace, TaskStarted
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import Register
+from protocol.wire.messages import Register, RestoreMode
 
 STRANGE_STAGES_MAX = 512
 """The maximum number of stages without an operator that are kept; the oldest is dropped first."""
@@ -60,6 +60,7 @@ class TaskRecord:
     executor_id: str = ""
     host: str = ""
     operators: tuple[str, ...] = ()  # that it has registered for
+    streaming: tuple[str, ...] = ()  # of these, the ones in streaming mode
     end: TaskOutcome | None = None
     end_reason: str = ""
     start_order: int | None = None  # positions of its start and end in the order of the bus, if they came that way
@@ -348,6 +349,8 @@ class EngineRecords:
         task = stage.tasks[message.task_attempt_id]
         if message.operator_id not in task.operators:
             task.operators += (message.operator_id,)
+            if message.mode == RestoreMode.STREAMING:
+                task.streaming += (message.operator_id,)
             stage.operators.add(message.operator_id)
             stage.in_one_task = stage.in_one_task or len(task.operators) > 1
             stage.may_be_divided = len(stage.operators) > 1 and not stage.in_one_task
@@ -437,6 +440,7 @@ class WaitsFor(Enum):
 
     RIVAL = "what becomes of another attempt of its subtask"
     OTHER_RUN = "the end of another run of the operator"
+    PARTITIONS = "the number of partitions of its stage"
 
 
 class Seen(IntEnum):

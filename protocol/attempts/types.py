@@ -187,13 +187,15 @@ class RunStarted:
 class AttemptAccepted:
     """Build the attempt's gateway and answer its registration, which came on ``connection_id``.
 
-    The attempt's number is given out here (H2).
+    The attempt's number is given out here (H2). ``partitions``: those of the run's RDD, if they may be fewer than the
+    subtasks; 0 if there are as many.
     """
 
     attempt: ExecutionAttempt
     mode: RestoreMode
     run_id: int
     connection_id: int
+    partitions: int = 0
 
 
 @value

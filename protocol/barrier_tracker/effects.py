@@ -134,7 +134,8 @@ class RefuseCheckpoint:
 class RestoreAttempt:
     """The answer to ``AttemptAccepted``: restore this. ``held`` is sent first, before anything new (H31).
 
-    ``input_begins_again``: ``states`` are of the input of the attempt's run (H174).
+    ``input_begins_again``: ``states`` are of the input of the attempt's run (H174). ``partitions_before``: in how many
+    partitions this input was when positions in the checkpoint were taken, if it is in another number now; otherwise 0.
     """
 
     attempt: ExecutionAttempt
@@ -143,6 +144,7 @@ class RestoreAttempt:
     held: tuple[HeldEvent, ...]
     events_sent: int
     input_begins_again: bool = False
+    partitions_before: int = 0
 
 
 @value

@@ -217,6 +217,7 @@ class PendingCheckpoint:
     at_rest: dict[int, SubtaskSnapshot]
     savepoint: bool = False
     hold_events: bool = True
+    partitions: int = 0  # see ``CompletedCheckpoint``
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
     stored: CompletedCheckpoint | None = None  # what is being written
@@ -342,7 +343,11 @@ class PendingCheckpoint:
             assert part.snapshot is not None
             states[subtask] = part.snapshot
         return CompletedCheckpoint(
-            self.checkpoint_id, parallelism, self.coordinator_state, dict(sorted(states.items()))
+            self.checkpoint_id,
+            parallelism,
+            self.coordinator_state,
+            dict(sorted(states.items())),
+            partitions=self.partitions,
         )
 
     def view(self) -> CheckpointView:

@@ -16,7 +16,8 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
     The part of subtask j goes to subtask ``j % parallelism``. If several meet, their states are next to each other, in
     the order of the subtasks that took them, for the operator to merge. Held events are in the order of the old
     subtasks, each with its first sender and in its old order. A position belongs to the history of one old subtask, so
-    the count of events starts again at 0 (H32).
+    the count of events starts again at 0 (H32). What positions in the states count were records in the old number of
+    partitions (H174).
 
     Raises ``LocalProtocolError`` for a part outside the checkpoint's own parallelism, and if two states of one subtask
     would meet. The latter needs a second change of parallelism before a subtask has restored after the first one.
@@ -42,4 +43,5 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
             )
         earlier = part.earlier_input and (old % parallelism not in parts or mine.earlier_input)
         parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held), earlier_input=earlier)
-    return replace(checkpoint, parallelism=parallelism, subtask_states=parts)
+    partitions = checkpoint.partitions or checkpoint.parallelism
+    return replace(checkpoint, parallelism=parallelism, subtask_states=parts, partitions=partitions)

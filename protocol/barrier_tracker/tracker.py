@@ -158,6 +158,8 @@ class BarrierTracker:
         self._closes = config.hold_events or barriers_apart  # whether subtasks are asked to close
         self._schedule = CheckpointSchedule(config)
         self._foreign_up_to = VIRTUAL_EMPTY_CHECKPOINT  # checkpoints of another input than the current run's (H174)
+        self._partitions = parallelism  # of the current run's input
+        self._counted_in = 0 if self._completed is None else self._completed.partitions  # of the subtasks' positions
 
     @property
     def phase(self) -> Phase:
@@ -309,6 +311,7 @@ class BarrierTracker:
         if self._is_foreign(self._restore_point()):
             at_rest = {subtask: replace(one, earlier_input=True) for subtask, one in at_rest.items()}
         pending = self._under_way.start_queued(parts, at_rest, now)
+        pending.partitions = self._counted_in
         if not pending.savepoint:
             self._schedule.started(pending.checkpoint_id)
         if self._closes:
@@ -329,9 +332,19 @@ class BarrierTracker:
         """Whether the positions in a checkpoint count the records of another input than the current one (H174)."""
         return point is not None and point.checkpoint_id <= self._foreign_up_to
 
+    def _partitions_before(self, point: CompletedCheckpoint | None) -> int:
+        """In how many partitions the current input was when positions in a checkpoint were taken, if that was another
+        number than now; otherwise 0. Then they say nothing about the records of a subtask, if they count them (H174).
+        """
+        if point is None or point.partitions in (0, self._partitions) or self._is_foreign(point):
+            return 0
+        has_positions = any(not part.earlier_input for part in point.subtask_states.values())
+        return point.partitions if has_positions else 0
+
     def _accepted(self, input: AttemptAccepted, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
         self._mode = RestoreMode(input.mode)
+        self._partitions = input.partitions or self._attempts.parallelism
         point = self._restore_point()
         nothing = SubtaskSnapshot(earlier_input=True)
         snapshot = nothing if point is None else point.subtask_states.get(attempt.subtask, nothing)
@@ -340,11 +353,14 @@ class BarrierTracker:
         copies = self._attempts.copies()
         if copies:
             self._under_way.abort_all(copies, out)
-        restore = (snapshot.states, snapshot.held, snapshot.events_sent, begins_again)
+        restore = (snapshot.states, snapshot.held, snapshot.events_sent, begins_again, self._partitions_before(point))
         out.append(RestoreAttempt(attempt, self.restore_id, *restore))
 
     def _ready(self, input: SubtaskReady, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.become_ready(input.attempt)
+        # Not before: an operator that counts records is never ready after ``partitions_before``, and a checkpoint in
+        # the meantime has only the positions of the run before.
+        self._counted_in = self._partitions if self._mode is RestoreMode.STREAMING else 0
         self._under_way.tell_ready(input.attempt, out)
 
     def _failed(self, input: SubtaskFailed, now: float, out: list[TrackerEffect]) -> None:

@@ -72,7 +72,8 @@ class SubtaskSnapshot:
 class CompletedCheckpoint:
     """A complete checkpoint. A subtask that is missing in ``subtask_states`` took part without a state.
 
-    ``label`` says which input it belongs to; see ``actors.coordination.inputs``.
+    ``label`` says which input it belongs to; see ``actors.coordination.inputs``. ``partitions``: in how many partitions
+    that input was, whose records positions in the states count (H174); 0 if that is not known, and in batch mode.
     """
 
     # H47
@@ -82,6 +83,7 @@ class CompletedCheckpoint:
     coordinator_state: bytes
     subtask_states: dict[int, SubtaskSnapshot] = field(default_factory=dict)
     label: str = ""
+    partitions: int = 0
 
 
 # --- inputs: requests -------------------------------------------------------------------------------------

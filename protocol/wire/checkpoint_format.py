@@ -20,8 +20,10 @@ nests and each value must lie within the body, so no memory is used for bytes th
 
 Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request;
 its label may be empty. Format 4 adds one value for each subtask, at its end: whether its states are of an earlier input
-than the label's. A checkpoint is written in the lowest format that can hold it, so that an earlier release can restore
-it. In formats 1 and 2, a held request is indistinguishable from an event, and is restored as one.
+than the label's; and one after the label: in how many partitions its input was. Without this value, they were as many
+as the parallelism if there is a label, and it is not known if there is none. A checkpoint is written in the lowest
+format that can hold it, so that an earlier release can restore it. In formats 1 and 2, a held request is
+indistinguishable from an event, and is restored as one.
 
 Functions here are pure and may be called from any thread.
 """
@@ -156,9 +158,16 @@ def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
     if any(part.earlier_input for part in checkpoint.subtask_states.values()):
         return 4
+    if checkpoint.partitions != _partitions_unsaid(checkpoint.parallelism, checkpoint.label):
+        return 4
     if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
         return 3
     return 2 if checkpoint.label else 1
+
+
+def _partitions_unsaid(parallelism: int, label: str) -> int:
+    """What formats 1 to 3 say about the number of partitions."""
+    return parallelism if label else 0
 
 
 def _values(stored: StoredCheckpoint) -> Iterator[object]:
@@ -190,6 +199,8 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
             yield _flag(snapshot.earlier_input, "whether a state is of an earlier input")
     if version >= 2:
         yield _text(checkpoint.label, "the label", may_be_empty=version >= 3)
+    if version >= 4:
+        yield _integer(checkpoint.partitions, "the partitions", most=PARALLELISM_MAX)
 
 
 class _Body:
@@ -232,7 +243,10 @@ class _Body:
         label = ""
         if self._version >= 2:
             label = _text(self._next(), "the label", may_be_empty=self._version >= 3)
-        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label)
+        partitions = _partitions_unsaid(parallelism, label)
+        if self._version >= 4:
+            partitions = _integer(self._next(), "the partitions", most=PARALLELISM_MAX)
+        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label, partitions)
         return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)
 
     def _read_part(self) -> SubtaskSnapshot:

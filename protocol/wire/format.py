@@ -188,7 +188,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
         Registered,
         (
             *(_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds),
-            *(_POSITIVE, _POSITIVE, _NATURAL, _token, _seconds, _flag, _flag),
+            *(_POSITIVE, _POSITIVE, _NATURAL, _token, _seconds, _flag, _flag, text),
         ),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),

@@ -242,7 +242,8 @@ class Registered:
 
     Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74). ``heartbeat_interval_s``: how often
     the task gives a sign of life; 0 if it need not (H94). ``hold_events``: whether checkpoints hold events back (H79).
-    ``input_begins_again``: whether the records before the restored checkpoint come again (H174).
+    ``input_begins_again``: whether the records before the restored checkpoint come again (H174). ``positions_refused``:
+    why an operator that counts Spark's records must not begin; empty if it may.
     """
 
     task_attempt_id: int
@@ -258,6 +259,7 @@ class Registered:
     heartbeat_interval_s: float = 0.0
     hold_events: bool = True
     input_begins_again: bool = False
+    positions_refused: str = ""
 
 
 @value
@@ -279,6 +281,7 @@ class RefusalCode(IntEnum):
     SHUTTING_DOWN = 6
     DUPLICATE_REGISTRATION = 7
     TOO_FEW_PARTITIONS = 8
+    SECOND_OPERATOR = 9  # H174
 
 
 @value

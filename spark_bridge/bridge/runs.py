@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from actors.coordination.given import RunRefused
 from protocol.attempts import LedgerEffect, RunEnded, RunStarted
+from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
 __all__ = ["RunningJobs"]

@@ -12,7 +12,7 @@ from enum import Enum
 
 from actors.coordination.inputs import BatchInput, InputPosition, NoInput
 
-__all__ = ["BatchDecision", "batch_in", "decide", "why_refused"]
+__all__ = ["BatchDecision", "decide", "why_refused"]
 
 
 class BatchDecision(Enum):
@@ -26,29 +26,24 @@ class BatchDecision(Enum):
     UNKNOWN = "the checkpoint is of no query"
 
 
-def batch_in(found: InputPosition | None) -> BatchInput | None:
-    """The batch of a position; None if it is not of a query."""
-    return found.input if found is not None and isinstance(found.input, BatchInput) else None
-
-
 def decide(found: InputPosition | None, query_id: str, batch_id: int) -> BatchDecision:
     """Decide about a batch. ``found`` is the position of the last completed checkpoint, or None.
 
-    A position that is of no query is that of a run outside of one: whether a batch may follow it is decided when the
-    batch's own run begins.
+    Runs outside of a query are between its batches: whether a batch may follow such a run is decided when the batch's
+    own run begins. If there was no batch before them, only the first batch of a query may.
 
     Spark repeats a batch with the same data until it has recorded the end of the batch, and only then runs the next.
     """
-    batch = batch_in(found)
-    if found is None or batch is None:
+    last = None if found is None else found.batch
+    if last is None or not isinstance(batch := last.input, BatchInput):
         return BatchDecision.RUN if batch_id == 0 else BatchDecision.UNKNOWN
     if batch.query_id != query_id:
         return BatchDecision.OTHER_QUERY
     if batch.batch_id == batch_id:
-        return BatchDecision.SKIP if found.done else BatchDecision.RUN
+        return BatchDecision.SKIP if last.done else BatchDecision.RUN
     if batch.batch_id > batch_id:
         return BatchDecision.AHEAD
-    return BatchDecision.RUN if found.done and batch.batch_id == batch_id - 1 else BatchDecision.GAP
+    return BatchDecision.RUN if last.done and batch.batch_id == batch_id - 1 else BatchDecision.GAP
 
 
 _ADOPT = "to continue from the existing state without the missing batches, use for_each_batch(..., adopt=True)"
@@ -62,20 +57,20 @@ def why_refused(
     ``matching_file`` holds the checkpoint after the previous batch, if it is still stored.
     """
     asked = f"Spark asks for batch {batch_id} of query {query_id}, but"
-    batch = batch_in(found)
-    if found is not None and batch is None and found.input != NoInput():
+    last = None if found is None else found.batch
+    if found is not None and last is None and found.input != NoInput():
         return (
             f"{asked} the last checkpoint belongs to a run outside of the query, so it is not known which batches are"
             " committed: an operator belongs to one query or to such runs. Use another operator for them, and restore"
             " this one from a checkpoint of the query with coordinate(restore=...), which"
             f" `python -m headgate checkpoints` lists; or, {_ADOPT}"
         )
-    if found is None or batch is None:
+    if last is None or not isinstance(batch := last.input, BatchInput):
         return (
             f"{asked} there is no checkpoint of any query: the operator is new in this query, or its storage is not"
             f" the one of earlier runs. Use that storage; {_ADOPT}"
         )
-    where = f"{'after' if found.done else 'during'} batch {batch.batch_id}"
+    where = f"{'after' if last.done else 'during'} batch {batch.batch_id}"
     match decision:
         case BatchDecision.OTHER_QUERY:
             return (

@@ -44,15 +44,13 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.errors import BatchFailed, BatchRefused, SidecarError
+from spark_bridge.task_entry import BATCH_PROPERTY, QUERY_ID
 
 __all__ = ["ForEachBatch", "MicroBatch", "MicroBatches"]
 
 T = TypeVar("T")
 BatchFunction = Callable[[Any, int], object]
 log = get_logger("headgate.micro_batches")
-
-QUERY_ID = "sql.streaming.queryId"
-"""The local property in which Spark's stream thread keeps the query's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,9 @@ class MicroBatch:
     def input(self) -> BatchInput:
         return BatchInput(self.query_id, self.batch_id)
 
-    @property
-    def done(self) -> str:
-        """The label of the checkpoint that commits it."""
-        return str(InputPosition(self.input, done=True))
+    def is_done(self, label: str) -> bool:
+        """Whether the checkpoint with this label commits it."""
+        return _is_of(self.input, label)
 
 
 class MicroBatches:
@@ -123,12 +120,12 @@ class MicroBatches:
                 await self._commit_without_run(operator, batch)
                 uncommitted, work = await self._settle(batch), await self._work(operator)
             if work.failed:
-                what = "is committed, but then" if work.completed == batch.done else "is not committed:"
+                what = "is committed, but then" if batch.is_done(work.completed) else "is not committed:"
                 raise BatchFailed(
                     f"{batch} {what} the operator failed: {operator.failure}. Start the query again: it repeats "
                     "the batch"
                 ) from operator.failure
-            if work.completed != batch.done:
+            if not batch.is_done(work.completed):
                 why = uncommitted or "its run did not succeed, although the function returned"
                 raise BatchFailed(f"{batch} is not committed: {why}. Start the query again: it repeats the batch")
         finally:
@@ -172,9 +169,9 @@ class MicroBatches:
             return
         matching = None
         if decision is BatchDecision.AHEAD and batch.batch_id > 0:
-            label = str(InputPosition(BatchInput(batch.query_id, batch.batch_id - 1), done=True))
+            before = BatchInput(batch.query_id, batch.batch_id - 1)
             infos = await self._operators.retained(batch.operator_id)
-            matching = next((info.file for info in reversed(infos) if info.label == label and not info.void), None)
+            matching = next((i.file for i in reversed(infos) if _is_of(before, i.label or "") and not i.void), None)
         why = why_refused(decision, found, batch.query_id, batch.batch_id, matching)
         raise BatchRefused(f"operator {batch.operator_id!r}: {why}")
 
@@ -184,6 +181,12 @@ class MicroBatches:
             await self._operators.checkpoint(batch.operator_id, timeout_s=self._settle_timeout_s)
         except (CheckpointFailed, AskTimeout) as error:
             raise BatchFailed(f"{batch} ran no coordinated task, and could not be committed: {error}") from error
+
+
+def _is_of(batch: BatchInput, label: str) -> bool:
+    """Whether the checkpoint with this label was taken after the run of a batch had ended well."""
+    found = InputPosition.read(label)
+    return found is not None and found.done and found.input == batch
 
 
 class ForEachBatch:
@@ -214,11 +217,17 @@ class ForEachBatch:
         if operator is None:
             self._adopt = False
             return
+        context = frame.sparkSession.sparkContext
+        before = context.getLocalProperty(BATCH_PROPERTY)
+        context.setLocalProperty(BATCH_PROPERTY, self._operator_id)
         try:
             self._function(frame, batch_id)
         except BaseException:
             with suppress(SidecarError):  # closed in the meantime; the function's own exception says more
                 self._call(lambda batches: batches.abandon(operator))
             raise
+        finally:
+            with suppress(Exception):  # the context has stopped
+                context.setLocalProperty(BATCH_PROPERTY, before)
         self._call(lambda batches: batches.finish(operator, batch))
         self._adopt = False  # only now: until a batch is committed, its checkpoint may be asked for again

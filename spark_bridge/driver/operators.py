@@ -404,6 +404,8 @@ class Operators:
     async def uncommitted(self, timeout_s: float, skipped: Collection[str], patience_s: float) -> str:
         """Return why the last output of some operators is not committed, or "". Waits like ``settle``, concurrently.
 
+        An operator of which no attempt has run has no output, whatever its coordinator does.
+
         ``skipped`` are operators whose run is being failed. What ``run`` or a micro-batch has already reported is left
         out (H71). If a method of a coordinator does not return for ``patience_s`` from now on, the wait for this
         operator ends (H70).
@@ -432,13 +434,14 @@ class Operators:
             if why and settled != self._operators[operator_id].told:
                 found[operator_id] = why
 
+        ran = {operator_id for operator_id, operator in self._operators.items() if operator.statistics.attempts}
         async with anyio.create_task_group() as tasks:
             for operator_id in self._operators:
                 if operator_id not in skipped:
                     tasks.start_soon(look, operator_id)
         if gone:
             raise gone[0]
-        return "; ".join(f"operator {operator_id!r}: {why}" for operator_id, why in sorted(found.items()))
+        return "; ".join(f"operator {name!r}: {why}" for name, why in sorted(found.items()) if name in ran)
 
     async def _told(self, operator_id: str, timeout_s: float) -> Settled:
         settled = await self._settled(operator_id, timeout_s)

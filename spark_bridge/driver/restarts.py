@@ -20,9 +20,9 @@ from typing import Protocol, TypeVar
 import anyio
 
 from actors.coordination import CheckpointFailed
-from actors.coordination.given import RunRefused
 from actors.logs import get_logger
 from protocol.describing import text_of
+from protocol.errors import RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning

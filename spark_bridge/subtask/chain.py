@@ -73,6 +73,11 @@ class OperatorChain(SubtaskOperator):
         """See ``SubtaskOperator``: that of the main operator."""
         return self.main.snapshot_anywhere
 
+    @property
+    def counts_records(self) -> bool:
+        """See ``SubtaskOperator``: that of the main operator. The other parts do not read records."""
+        return self.main.counts_records
+
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         main, states = (None, {}) if state is None else split_states(state, self.parts)
         _live.append(self)

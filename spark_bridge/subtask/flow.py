@@ -64,6 +64,14 @@ class Flow(SubtaskOperator):
         """Whether a snapshot can be taken now, if the stage that runs is waiting or has yielded."""
         return self._consistent(self._running + 1)
 
+    @property
+    def counts_records(self) -> bool:
+        """Whether a stage does that has the records before a restored checkpoint again."""
+        for stage in self._stages:
+            if stage.counts_records or stage.goes_on_after_restore:
+                return stage.counts_records
+        return False
+
     def _consistent(self, count: int) -> bool:
         """Whether each of the first ``count`` stages can be cut after an output."""
         return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._stages[:count]))

@@ -40,14 +40,24 @@ class SubtaskOperator(Generic[Received, Sent]):
         waits_for_subtask_ready: set it to False if the operator needs no initial values. Then ``process`` begins
             without waiting for the coordinator, which saves one round trip, and events that ``subtask_ready`` sends
             arrive at any time.
-        goes_on_after_restore: set it to True if ``process`` continues after the records of the restored checkpoint, as
-            a source does that keeps its positions. Otherwise it begins with its first record again, because Spark
-            computes the records again. The later stages of a ``chain`` see it in ``context.input_begins_again``.
+        goes_on_after_restore: set it to True if the outputs of ``process`` continue after the restored checkpoint, as
+            those of a source do that keeps its positions, and those of an operator that skips the records that its
+            state counts. Otherwise they begin with the first record again, because Spark computes the records again.
+            The later stages of a ``chain`` see it in ``context.input_begins_again``.
+        counts_records: set it to False if the state does not depend on which of Spark's records were processed, for
+            example because the operator reads none. Otherwise a run that has the same input again fails if Spark
+            divides it into another number of partitions. By default, an operator with a state counts records.
     """
 
     snapshot_anywhere: bool = False
     goes_on_after_restore: bool = False
     waits_for_subtask_ready: bool = True
+
+    @property
+    def counts_records(self) -> bool:
+        """See above."""
+        own = type(self)
+        return (own.snapshot_state, own.final_state) != (SubtaskOperator.snapshot_state, SubtaskOperator.final_state)
 
     def open(self, context: SubtaskContext[Sent], state: bytes | None) -> None:
         """Prepare, and restore ``state``, which is None if there is nothing to restore. Keep ``context`` for later.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from protocol.describing import describe, readable
-from protocol.errors import AttemptOver
+from protocol.errors import AttemptOver, InputRefused
 from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.closing import close_quietly
@@ -120,6 +120,8 @@ class _Run:
         registered = self._channel.open(serve)
         self._registered = True
         self._operator = operator = make_operator()
+        if registered.positions_refused and operator.counts_records:  # H174
+            raise InputRefused(f"operator {self._endpoint.operator_id!r}: {registered.positions_refused}")
         context = SubtaskContext(self._channel, operator, self._endpoint, identity, registered)
         context.open_operator(restored_state(operator, registered.states))
         self._context = context

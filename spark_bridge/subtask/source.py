@@ -73,6 +73,7 @@ class SplitReader(SubtaskOperator):
     """
 
     goes_on_after_restore = True
+    counts_records = False
     splits_open_max: int = 1
     idle_wait_s: float = 0.1
     rate_limit_per_s: float | None = None

@@ -101,7 +101,20 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "awaited_s": lambda random: random.choice((0.0, 10.5, 1e300)),
     "reconnect_timeout_s": lambda random: random.choice((0.0, 0.5, 30.0, 1e300, 5e-324)),
 }
-_TEXTS = frozenset({"action", "call", "place", "location", "python_version", "reason", "failure", "message", "error"})
+_TEXTS = frozenset(
+    {
+        "action",
+        "call",
+        "place",
+        "location",
+        "python_version",
+        "reason",
+        "failure",
+        "message",
+        "error",
+        "positions_refused",
+    }
+)
 
 
 def message(random: Random, kind: type[Message] | None = None) -> Message:

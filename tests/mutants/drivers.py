@@ -47,4 +47,9 @@ exit-of-a-factory-ends-the-loop [feared; H48]
   @ spark_bridge.standalone.process:SidecarProcess._call_factory
   - raise contained(name, error)
   + raise
+an-operator-that-never-ran-has-lost-output [found; H71]
+  Leaving a sidecar complains of the output of an operator of which no task has run, because its checkpoint hangs.
+  @ spark_bridge.driver.operators:Operators.uncommitted
+  - for name, why in sorted(found.items()) if name in ran)
+  + for name, why in sorted(found.items()))
 """)

@@ -33,6 +33,61 @@ rescaled-states-forget-their-input [new; H174]
   @ protocol.barrier_tracker.rescale:rescaled
   - earlier_input=earlier
   + earlier_input=False
+positions-count-in-other-partitions [found; H174]
+  A run of the same input in another number of partitions skips as many records as other partitions had processed.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._partitions_before
+  - return point.partitions if has_positions else 0
+  + return 0
+a-wrong-number-of-partitions-becomes-the-right-one [new; H174]
+  A checkpoint during a run whose operator is never ready says that its positions count in the partitions of that run.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._accepted
+  - self._partitions = input.partitions or self._attempts.parallelism
+  + self._counted_in = self._partitions = input.partitions or self._attempts.parallelism
+an-earlier-input-fixes-the-partitions [new; H174]
+  A run is refused because an earlier input was in another number of partitions.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._partitions_before
+  - any(not part.earlier_input for part in point.subtask_states.values())
+  + True
+a-change-of-parallelism-is-forgotten [new; H174 H52]
+  After a change of parallelism, positions count as if the input had always been in so many partitions.
+  @ protocol.barrier_tracker.rescale:rescaled
+  - partitions = checkpoint.partitions or checkpoint.parallelism
+  + partitions = parallelism
+partitions-are-not-waited-for [new; H174 H58]
+  A run begins before Spark has said in how many partitions its input is, and counts as one in all of them.
+  @ protocol.attempts.admission:_as_first
+  - return _WAIT_FOR_PARTITIONS if unknown else Acceptance()
+  + return Acceptance()
+an-operator-with-positions-begins-all-the-same [new; H174]
+  A task that counts records begins, although its input is in another number of partitions.
+  @ spark_bridge.subtask.runner:_Run.open
+  - if registered.positions_refused and operator.counts_records:
+  + if False:
+one-streaming-operator-counts-the-outputs-of-another [found; H174]
+  Two operators in streaming mode run in the same tasks, and the second one loses rows after a retry.
+  @ protocol.attempts.admission:why_not_both
+  - if len(task.streaming) < 2 or not task.confirmed:
+  + if True:
+a-claim-fails-a-streaming-operator [new; H174 H75]
+  A registration for a task that Spark has not confirmed fails the run of another operator.
+  @ protocol.attempts.admission:why_not_both
+  - if len(task.streaming) < 2 or not task.confirmed:
+  + if len(task.streaming) < 2:
+a-plain-run-hides-the-last-batch [found; H174]
+  After a plain run between two batches, a batch that Spark repeats is written again.
+  @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
+  - else found.batch
+  + else None
+finished-names-are-forgotten-after-another-kind-of-run [found; H174]
+  An input that was finished before a run without a name, or before a micro-batch, is written again.
+  @ actors.coordination.checkpoint_labels:_names_before
+  - if found is None:
+  + if found is None or not isinstance(begins, NamedInput):
+a-stray-micro-batch-runs [new; H174 H175]
+  A streaming operator runs in a foreachBatch that nothing has announced, and writes repeated batches twice.
+  @ spark_bridge.task_entry:_refuse_stray_batch
+  - if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
+  + if False:
 another-name-is-taken-for-an-interrupted-one [new; H174]
   A run with another input_id continues the input that was interrupted.
   @ actors.coordination.inputs:compare
@@ -86,7 +141,7 @@ files-are-looked-for-once-ever [new; H174]
 sinks-skip-whatever-comes [new; H174]
   A sink skips as many records as its state says, whosever they are.
   @ spark_bridge.sinks.two_phase.task:TwoPhaseSinkOperator.restore_position
-  - if position is None or not self.context.input_begins_again:
-  + if position is None:
+  - if position is not None and self.context.input_begins_again:
+  + if position is not None:
 """
 )

@@ -161,6 +161,11 @@ late-task-has-the-first-value [new; H110]
   @ spark_bridge.primitives.shared_value.driver:_Coordinator.subtask_ready
   - whole=True
   + whole=False
+a-key-keeps-its-type-in-the-tasks [found; H110]
+  If a dict's key 1 becomes True, tasks that get the difference keep 1.
+  @ spark_bridge.primitives.shared_value.encoding:difference
+  - if key in kept and _same(kept[key], key)}
+  + if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
   @ actors.coordination.coordinator:CoordinatorActor._handle_event

@@ -87,8 +87,8 @@ late-confirmation-never-leaves [feared; H30]
 events-sent-not-restored [feared; H32]
   After a restore, positions are counted from nothing again.
   @ protocol.barrier_tracker.tracker:BarrierTracker._accepted
-  - snapshot.states, snapshot.held, snapshot.events_sent, begins_again)
-  + snapshot.states, snapshot.held, 0, begins_again)
+  - snapshot.states, snapshot.held, snapshot.events_sent, begins_again,
+  + snapshot.states, snapshot.held, 0, begins_again,
 rescale-loses-held-events [feared; H52]
   With another parallelism, where the parts of two subtasks meet, the held events of one are lost.
   @ protocol.barrier_tracker.rescale:rescaled

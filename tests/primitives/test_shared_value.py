@@ -123,6 +123,22 @@ async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
     assert value["key 3"] == "three"
 
 
+async def test_a_key_that_only_changes_its_type_changes_in_the_tasks_too() -> None:  # H110
+    rules: SharedValue[dict[Any, Any]] = SharedValue("rules", {number: str(number) for number in range(100)})
+    async with running_operator(parallelism=1, uses=[rules]) as world:
+        task = await world.launch_operator(0, reading(rules))
+        await world.settle()
+        rules.update(lambda value: {True if key == 1 else key: text for key, text in value.items()})
+        await world.settle()
+        rules.update(lambda value: {2.0 if key == 2 else key: text for key, text in value.items()})
+        await world.settle()
+        task.feed(1)
+        await until_done(world, [task])
+    ((version, value, _),) = task.outputs
+    assert version == 3
+    assert {repr(key) for key in value} == {"0", "True", "2.0", *map(str, range(3, 100))}
+
+
 async def test_a_task_that_starts_after_a_small_change_gets_the_whole_value_without_asking() -> None:
     rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
     async with running_operator(parallelism=1, uses=[rules]) as world:
@@ -290,6 +306,9 @@ async def test_a_restored_task_has_what_the_program_has_set() -> None:
         assert task.outputs == [(1, "second", True)]
 
 
+OTHERS: dict[Any, Any] = {"a": 1, "b": 2, "c": 3}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -297,6 +316,9 @@ async def test_a_restored_task_has_what_the_program_has_set() -> None:
         ({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2}, ({}, ["c"])),
         ({"a": 1, "b": 2}, {"a": True, "b": 2}, ({"a": True}, [])),
         ({"a": [1], "b": 2}, {"a": [1.0], "b": 2}, ({"a": [1.0]}, [])),
+        ({1: 1, **OTHERS}, {True: 1, **OTHERS}, ({True: 1}, [1])),
+        ({(1, 2): 1, **OTHERS}, {(1.0, 2): 1, **OTHERS}, ({(1.0, 2): 1}, [(1, 2)])),
+        ({1: "a", "b": 2}, {1: "a", "b": 2}, ({}, [])),
         ({"a": 1}, {"b": 1}, None),
         ([1], [1], None),
     ],

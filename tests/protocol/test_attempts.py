@@ -20,6 +20,7 @@ from protocol.attempts import (
     OperatorAdded,
     OperatorRemoved,
     OperatorReset,
+    RefuseRegistration,
     RunEnded,
     SubtaskFailed,
 )
@@ -847,6 +848,29 @@ def test_fewer_partitions_are_accepted_if_allowed() -> None:  # H58
     assert book.feed(stage(tasks=2, partitions=2)) == []
 
 
+def test_a_streaming_run_that_may_have_fewer_partitions_waits_until_their_number_is_known() -> None:  # H174, H58
+    """Its positions count the records of one of so many partitions."""
+    for streaming in (True, False):
+        book = Playbook(operators=())
+        book.feed(OperatorAdded("words", 4, allow_fewer=True), job())
+        told = book.feed(reg(10, 0, mode=RestoreMode.STREAMING if streaming else RestoreMode.BATCH))
+        assert told == ["start run 1", *([] if streaming else ["accept 0#0 task 10"])]
+        assert book.feed(stage(tasks=2, partitions=3)) == (["accept 0#0 task 10"] if streaming else [])
+        [accepted] = (effect for effect in book.effects if isinstance(effect, AttemptAccepted))
+        assert accepted.partitions == (3 if streaming else 0)
+    book = Playbook(parallelism=4)
+    assert book.feed(job(), reg(10, 0, mode=RestoreMode.STREAMING)) == ["start run 1", "accept 0#0 task 10"]
+
+
+def test_a_number_of_partitions_that_never_comes_ends_the_wait() -> None:  # H174, H19
+    book = Playbook(operators=())
+    book.feed(OperatorAdded("words", 4, allow_fewer=True), job())
+    book.feed(reg(10, 0, mode=RestoreMode.STREAMING))
+    assert "refuse task 10 ATTEMPT_OVER" in book.wait(LedgerConfig().give_up_after_s)
+    refusal = next(effect for effect in book.effects if isinstance(effect, RefuseRegistration))
+    assert "Spark did not report how many partitions stage 1 has" in refusal.message
+
+
 def test_the_end_of_a_run_says_that_its_job_left_partitions_out() -> None:  # H58, H55
     book = Playbook(parallelism=4)
     book.feed(job(), stage(tasks=1, partitions=4), reg(10, 0), start(10, 0), opened(10))
@@ -893,6 +917,35 @@ def test_operators_that_follow_each_other_in_each_task_are_accepted(order: tuple
     )
     assert sum(line.startswith("accept") for line in told) == 8
     assert not any(line.startswith(("refuse", "failed")) for line in told)
+
+
+def test_two_streaming_operators_in_one_task_are_refused_with_every_way_out() -> None:  # H174
+    """One after the other, or zipped: the second one counts what the first one yields, which skips after a retry."""
+    for late in (False, True):
+        book = a_union()
+        if not late:
+            book.feed(start(10, 0))
+        told = book.feed(reg(10, 0, operator="right", mode=RestoreMode.STREAMING))
+        told += book.feed(reg(10, 0, operator="left", mode=RestoreMode.STREAMING))
+        if late:
+            assert not any(line.startswith("failed") for line in told)  # a claim proves nothing (H75)
+            told = book.feed(start(10, 0))
+        assert "failed 0#0 GLOBAL_FAILURE" in told
+        assert "cancel [0]" in told
+        cancel = next(effect.reason for effect in book.effects if isinstance(effect, CancelJobs))
+        for words in ("'left' and 'right'", "chain(first=..., second=...)", 'mode="batch"'):
+            assert words in cancel
+        assert ("refuse task 10 SECOND_OPERATOR" in told) is not late
+
+
+@pytest.mark.parametrize("streaming", ["left", "right"])
+def test_one_streaming_operator_among_others_in_one_task_is_accepted(streaming: str) -> None:  # H174, H58
+    book = a_union()
+    book.feed(start(10, 0), start(11, 1))
+    for name in ("right", "left"):
+        mode = RestoreMode.STREAMING if name == streaming else RestoreMode.BATCH
+        assert book.feed(reg(10, 0, operator=name, mode=mode))[-1] == "accept 0#0 task 10"
+    assert book.feed(reg(11, 1, operator=streaming, mode=RestoreMode.STREAMING)) == ["accept 1#0 task 11"]
 
 
 def test_a_union_is_accepted_if_subtasks_may_be_missing() -> None:  # H58

@@ -27,7 +27,9 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None: 
     assert tell(t.CoordinatorSnapshotTaken(1, b"c")) == []
     assert dialogue.tracker.phase.value == "acknowledging"
     assert tell(t.SubtaskAcknowledged(A, 1, b"a", (HeldEvent(0, b"x"), HeldEvent(0, b"y")))) == []
-    whole = t.CompletedCheckpoint(1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")})
+    whole = t.CompletedCheckpoint(
+        1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")}, partitions=2
+    )
     assert tell(t.SubtaskAcknowledged(B, 1, b"b")) == [t.StoreCheckpoint(whole)]
     assert tell(t.CheckpointStored(1)) == [t.NotifyCheckpointComplete(1)]
     assert dialogue.tracker.phase is t.Phase.IDLE
@@ -73,7 +75,7 @@ def test_a_subtask_that_never_started_takes_part_as_empty() -> None:  # H47
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.CloseSubtask(B, 1)]
     dialogue.tell(t.SubtaskClosed(B, 1), t.CoordinatorSnapshotTaken(1, b"c"))
     assert dialogue.acknowledge(1, B) == [
-        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {1: snapshot_of(1, b"1 at 1", b"held")}))
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {1: snapshot_of(1, b"1 at 1", b"held")}, partitions=2))
     ]
 
 
@@ -116,7 +118,7 @@ def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_sta
     effects = dialogue.tell(t.SubtaskFinalState(A, b"final"))
     if reached == "closed":
         effects += dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    whole = t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")})
+    whole = t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}, partitions=1)
     assert effects == [t.ReopenSubtask(A, 1), t.StoreCheckpoint(whole)]
 
 
@@ -152,7 +154,7 @@ def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:  # H47,
     dialogue.tell(t.SubtaskFinalState(A, b"final"), SubtaskFinished(A), RunEnded("words", 7, True))
     dialogue.tell(t.CheckpointTriggered(1))
     assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [
-        t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}))
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}, partitions=1))
     ]
 
 

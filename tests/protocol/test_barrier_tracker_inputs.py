@@ -109,6 +109,61 @@ def test_one_that_was_asked_for_before_and_begins_after_it_belongs_to_it() -> No
     assert not retried(dialogue, A, attempt_of(0, 1)), "the subtask did not take part yet"
 
 
+def partitions_before(dialogue: Dialogue, attempt: ExecutionAttempt, now: int = 2) -> int:
+    [effect] = dialogue.tell(replace(accepted(attempt), partitions=now))
+    assert isinstance(effect, t.RestoreAttempt)
+    return effect.partitions_before
+
+
+@pytest.mark.parametrize(
+    ("restored", "same", "now", "before"),
+    [
+        (replace(RESTORED, partitions=2), True, 2, 0),
+        (replace(RESTORED, partitions=1), True, 2, 1),
+        (replace(RESTORED, partitions=2), True, 1, 2),
+        (replace(RESTORED, partitions=1), False, 2, 0),
+        (replace(RESTORED, partitions=1, subtask_states={}), True, 2, 0),
+        (RESTORED, True, 1, 0),  # an earlier release did not note it
+        (rescaled(replace(RESTORED, parallelism=3), 2), True, 2, 3),
+        (rescaled(replace(RESTORED, parallelism=3, partitions=2), 2), True, 2, 0),
+    ],
+)
+def test_positions_count_the_records_of_so_many_partitions(
+    restored: t.CompletedCheckpoint, same: bool, now: int, before: int
+) -> None:  # H174
+    dialogue = Dialogue(2, restored=restored)
+    dialogue.tell(t.InputBegan(same))
+    assert partitions_before(dialogue, A, now) == before
+    others = replace(restored, subtask_states={1: snapshot_of(1, b"s1")} if restored.subtask_states else {})
+    dialogue = Dialogue(2, restored=others)
+    dialogue.tell(t.InputBegan(same))
+    assert partitions_before(dialogue, A, now) == before, "a subtask without a state must not begin at its first record"
+
+
+def test_a_checkpoint_keeps_the_number_of_partitions_until_a_subtask_is_ready_in_another() -> None:  # H174
+    """An operator that counts records never is. So the right number still continues after the wrong one was refused."""
+    restored = replace(RESTORED, partitions=1)
+    dialogue = Dialogue(2, restored=restored)
+    dialogue.tell(t.InputBegan(True))
+    assert partitions_before(dialogue, A) == 1
+    dialogue.store(5)
+    dialogue.tell(t.CheckpointStored(5))
+    assert dialogue.tracker._completed is not None
+    assert dialogue.tracker._completed.partitions == 1
+    dialogue.tell(SubtaskReady(A))
+    dialogue.complete(6, A)
+    assert dialogue.tracker._completed.partitions == 2
+    assert partitions_before(dialogue, B) == 0
+
+
+def test_states_of_an_earlier_input_at_rest_do_not_keep_the_next_run_from_beginning() -> None:  # H174
+    dialogue = Dialogue(2, restored=replace(RESTORED, partitions=1))
+    dialogue.tell(t.InputBegan(False))
+    dialogue.store(5)
+    dialogue.tell(t.CheckpointStored(5), t.InputBegan(True))
+    assert partitions_before(dialogue, A) == 0
+
+
 @pytest.mark.parametrize(
     ("first", "second", "merged"),
     [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],

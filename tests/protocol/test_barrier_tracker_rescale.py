@@ -112,6 +112,7 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
             (HeldEvent(0, b"h0"), HeldEvent(0, b"i0"), HeldEvent(2, b"h2"), HeldEvent(2, b"i2")),
             0,
             True,
+            partitions_before=3,
         )
     ]
     [restore] = dialogue.tell(accepted(B))

@@ -114,7 +114,7 @@ def test_the_same_checkpoint_gives_the_same_bytes_whatever_order_its_parts_came_
 
 
 def test_only_a_label_takes_the_second_format_so_earlier_releases_read_the_rest() -> None:  # H50
-    plain, labelled = encode_checkpoint(SMALL), encode_checkpoint(with_checkpoint(label="batch 3"))
+    plain, labelled = encode_checkpoint(SMALL), encode_checkpoint(with_checkpoint(label="batch 3", partitions=3))
     assert (plain[11], labelled[11]) == (1, 2)
     assert labelled[20:-32] == plain[20:-32] + msgpack.packb("batch 3")
     assert decode_checkpoint(labelled).checkpoint.label == "batch 3"
@@ -125,9 +125,17 @@ HELD_REQUEST = {0: SubtaskSnapshot(held=(HeldEvent(4, b"\xc0"), HeldEvent(5, b"\
 
 @pytest.mark.parametrize("label", ["", "batch 3"])
 def test_only_a_held_request_takes_the_third_format_so_earlier_releases_read_the_rest(label: str) -> None:  # H73, H50
-    stored = with_checkpoint(subtask_states=HELD_REQUEST, label=label)
+    stored = with_checkpoint(subtask_states=HELD_REQUEST, label=label, partitions=3 if label else 0)
     data = encode_checkpoint(stored)
     assert data[11] == 3
+    assert decode_checkpoint(data) == stored
+
+
+@pytest.mark.parametrize(("label", "partitions"), [("", 3), ("batch 3", 2), ("batch 3", 0)])
+def test_only_another_number_of_partitions_takes_the_fourth_format(label: str, partitions: int) -> None:  # H174, H50
+    stored = with_checkpoint(label=label, partitions=partitions)
+    data = encode_checkpoint(stored)
+    assert data[11] == 4
     assert decode_checkpoint(data) == stored
 
 

@@ -146,7 +146,7 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
         with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} (must|1 exceeds max_map_len)"):
-            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b"", 0.0, True, False))
+            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b"", 0.0, True, False, ""))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -374,7 +374,7 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_not_a_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b"", 0.0, True, False))
+        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b"", 0.0, True, False, ""))
 
 
 @given(st.binary(max_size=200))

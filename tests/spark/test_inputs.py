@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from headgate import FixedDelay, Sidecar, SidecarConfig
 from headgate.errors import InputRefused
@@ -46,8 +47,10 @@ class Place:
         )
         return handle
 
-    def action(self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines) -> Callable[[], int]:
-        lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], PARTITIONS)
+    def action(
+        self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines, partitions: int = PARTITIONS
+    ) -> Callable[[], int]:
+        lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], partitions)
         return lines.mapPartitions(handle.subtask(operator, self.out)).count
 
     def written(self) -> Counter[str]:
@@ -138,6 +141,31 @@ def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None: 
     assert place.written()["tuesday"] == 20
 
 
+def test_an_interrupted_day_is_not_continued_in_another_number_of_partitions(place: Place) -> None:  # H174
+    def coordinate(sidecar: Sidecar, parallelism: int = 3) -> OperatorHandle:
+        coordinator = FileSinkCoordinator(place.out)
+        settings: dict[str, Any] = {"mode": "streaming", "checkpoint": OFTEN, "allow_fewer": True}
+        return sidecar.coordinate("lines", coordinator, parallelism=parallelism, **settings)
+
+    def run(sidecar: Sidecar, handle: OperatorHandle, day: str, partitions: int, operator: Any = Lines) -> None:
+        sidecar.run(place.action(handle, day, operator=operator, partitions=partitions), restart=ONCE, input_id=day)
+
+    with place.sidecar() as sidecar:
+        handle = coordinate(sidecar)
+        with pytest.raises(Exception, match="by the test"):
+            run(sidecar, handle, "monday", 2, _Half)
+        with pytest.raises(Exception, match=r"in 3 partitions, but when .* it was in 2 partitions"):
+            run(sidecar, handle, "monday", 3)
+    for parallelism in (3, 4):
+        with place.sidecar() as sidecar, pytest.raises(Exception, match="run it in 2 partitions"):
+            run(sidecar, coordinate(sidecar, parallelism), "monday", parallelism)
+    with place.sidecar() as sidecar:
+        handle = coordinate(sidecar)
+        run(sidecar, handle, "monday", 2)
+        run(sidecar, handle, "tuesday", 3)
+    assert place.written() == {"monday": 20, "tuesday": 20}
+
+
 class CommitsLate(FileSinkCoordinator):
     """Its first final checkpoint is durable, and it fails before it has committed it."""
 
@@ -171,7 +199,7 @@ def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **ado
     """A query with one micro-batch for each day, which begins its own ``checkpointLocation``."""
     handle = place.coordinate(sidecar)
     source = place.folder / name
-    source.mkdir()
+    source.mkdir(exist_ok=True)
     for number, day in enumerate(days):
         file = source / f"{number}.txt"
         file.write_text("".join(f"{day}-{row}\n" for row in range(20)))
@@ -214,6 +242,37 @@ def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) ->
         handle = batches_of(place, sidecar, ["b", "c"], "first")
         sidecar.run(place.action(handle, "d"))
     assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20}
+
+
+def test_a_batch_that_spark_repeats_after_a_plain_run_is_still_skipped(place: Place) -> None:  # H174
+    with place.sidecar() as sidecar:
+        handle = batches_of(place, sidecar, ["a"], "first")
+        sidecar.run(place.action(handle, "b"))
+    for file in (place.folder / "first-query" / "commits").glob("*0*"):
+        file.unlink()  # as if the driver had died before Spark recorded the end of the batch
+    with place.sidecar() as sidecar:
+        batches_of(place, sidecar, ["a", "c"], "first")
+    assert place.written() == {"a": 20, "b": 20, "c": 20}
+
+
+def test_a_streaming_operator_in_a_plain_foreach_batch_is_refused_with_the_way_out(place: Place) -> None:  # H175 H174
+    def start(name: str, function: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        rows = place.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
+        writer = rows.writeStream.foreachBatch(function)
+        return writer.option("checkpointLocation", str(place.folder / name)).start()
+
+    with place.sidecar() as sidecar:
+        handle, other = place.coordinate(sidecar), sidecar.coordinate("other", mode="streaming", parallelism=PARTITIONS)
+
+        def write(frame: DataFrame, batch_id: int) -> None:
+            rows = frame.repartition(PARTITIONS).rdd.map(lambda row: str(row.value))
+            rows.mapPartitions(handle.subtask(Lines, place.out)).count()
+
+        for number, function in enumerate((write, sidecar.for_each_batch(other, write))):
+            query = start(f"query{number}", function)
+            with pytest.raises(Exception, match=r"Pass sidecar.for_each_batch\(handle, function\) of this operator"):
+                query.awaitTermination()
+    assert place.written() == {}
 
 
 class NumberedRows(TwoPhaseSinkOperator):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.coordination.inputs import BatchInput, InputPosition
+from actors.coordination.inputs import BatchInput, InputPosition, UnnamedInput
 from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
@@ -20,9 +20,22 @@ def within(batch_id: int, query_id: str = MINE) -> InputPosition:
     return InputPosition(BatchInput(query_id, batch_id), done=False)
 
 
+def plain_run(last_batch: InputPosition | None, done: bool = True) -> InputPosition:
+    """A run outside of the query, which began after a batch."""
+    return InputPosition(UnnamedInput("aaaa"), done, ("monday",), last_batch)
+
+
 @pytest.mark.parametrize(
     ("found", "batch_id", "decision"),
     [
+        (plain_run(None), 0, BatchDecision.RUN),
+        (plain_run(None), 1, BatchDecision.UNKNOWN),
+        (plain_run(after(0)), 0, BatchDecision.SKIP),
+        (plain_run(after(5), done=False), 5, BatchDecision.SKIP),
+        (plain_run(after(4)), 5, BatchDecision.RUN),
+        (plain_run(after(6)), 5, BatchDecision.AHEAD),
+        (plain_run(within(5)), 5, BatchDecision.RUN),
+        (plain_run(after(4, OTHER)), 5, BatchDecision.OTHER_QUERY),
         (None, 0, BatchDecision.RUN),
         (None, 1, BatchDecision.UNKNOWN),
         (after(4), 5, BatchDecision.RUN),
@@ -56,7 +69,9 @@ def test_in_any_history_of_a_query_only_the_next_batch_runs_and_only_the_last_is
         )
 
 
-@pytest.mark.parametrize("position", [after(0), within(7), after(10**12, "a-name")])
+@pytest.mark.parametrize(
+    "position", [after(0), within(7), after(10**12, "a-name"), plain_run(after(3)), plain_run(None)]
+)
 def test_a_position_is_read_from_its_label(position: InputPosition) -> None:
     assert InputPosition.read(str(position)) == position
 

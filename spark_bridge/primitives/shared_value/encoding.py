@@ -39,6 +39,8 @@ CHUNK_BYTES = 240 * 1024
 CHUNKS_UNCONFIRMED = 2
 """So many chunks are on their way to a task; the next one is encoded when the first of these has arrived."""
 """With what surrounds it, it travels in one frame."""
+_PLAIN = frozenset({str, bytes, int, bool})
+"""Two values of one of these types are equal exactly if their encodings are."""
 _LIMITS = WireLimits(
     message_bytes_max=VALUE_BYTES_MAX + 2**20,
     event_bytes_max=VALUE_BYTES_MAX,
@@ -66,12 +68,15 @@ def digest_of(payload: bytes) -> bytes:
 def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:
     """What of a dict has changed: the new entries and those with another value, and the keys that are gone.
 
-    None for other values, and if more than half of the entries differ.
+    A key of another type, such as True for 1, replaces an equal one: it is new, and the old one is gone. None for other
+    values, and if more than half of the entries differ.
     """
     if type(old) is not dict or type(new) is not dict:
         return None
-    changed = {key: value for key, value in new.items() if key not in old or not _same(old[key], value)}
-    removed = [key for key in old if key not in new]
+    kept = {key: key for key in old}  # as they are in the old one: a look-up finds 1 for True
+    kept = {key: kept[key] for key in new if key in kept and _same(kept[key], key)}
+    changed = {key: value for key, value in new.items() if key not in kept or not _same(old[key], value)}
+    removed = [key for key in old if key not in kept]
     if 2 * (len(changed) + len(removed)) > len(new):
         return None
     return changed, removed
@@ -79,4 +84,6 @@ def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:
 
 def _same(old: Any, new: Any) -> bool:
     """Of one type at every level, and equal. ``==`` says that 1, 1.0 and True are equal, and of arrays nothing."""
-    return old is new or (type(old) is type(new) and encode_value(old) == encode_value(new))
+    if old is new or type(old) is not type(new):
+        return old is new
+    return bool(old == new) if type(old) in _PLAIN else encode_value(old) == encode_value(new)

@@ -11,13 +11,15 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.coordination import InputRefused, OperatorCoordinator
+from actors.coordination import OperatorCoordinator
 from actors.coordination.checkpoint_labels import CheckpointLabels
-from actors.coordination.inputs import ActionId, BatchInput
+from actors.coordination.inputs import ActionId, BatchInput, InputPosition, UnnamedInput
 from headgate import CheckpointConfig
+from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.subtask.context import SubtaskContext
+from spark_bridge.subtask.function import FunctionOperator
 from spark_bridge.subtask.operator import SubtaskOperator
 from tests.actors.coordination import operator_world
 
@@ -131,6 +133,39 @@ async def test_an_input_with_a_name_is_skipped_if_it_was_finished_and_another_na
     async with running_operator(**STREAMING, restored=world.checkpoints[0], restored_input="other") as world:
         world.input_id = "wednesday"
         assert await run_well(world, [7]) == [7], "the second one"
+
+
+class Recognises(Positions):
+    """Its state does not count Spark's records."""
+
+    counts_records = False
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+async def test_the_same_input_in_other_partitions_is_refused_if_records_are_counted(parallelism: int) -> None:  # H174
+    async with running_operator(parallelism=2, mode="streaming") as world:
+        world.input_id = "monday"
+        await begin(world, 1, 2)
+    settings: dict[str, Any] = {"parallelism": parallelism, "mode": "streaming", "restored": world.checkpoints[-1]}
+    for input_id, made_of, refused in [
+        ("monday", Positions, True),
+        ("monday", Recognises, False),
+        ("monday", lambda: FunctionOperator(list, False), False),
+        ("tuesday", Positions, False),
+    ]:
+        said: Any = "other" if input_id == "tuesday" else None
+        async with running_operator(**settings, restored_input=said) as world:
+            world.input_id = input_id
+            task = await world.launch_operator(parallelism - 1, made_of, [7, 8, 9])
+            await world.advance(1.0)
+            assert (task.outcome != "success") is refused, input_id
+            assert task.outputs == [] if refused else task.outputs
+            if refused:
+                text = str(task.error)
+                assert f"in {parallelism} partition" in text
+                assert "it was in 2 partitions" in text
+                for way_out in ("run it in 2 partitions", 'restored_input="other"', "counts_records = False"):
+                    assert way_out in text
 
 
 async def test_what_an_application_says_about_the_restored_input_holds_until_it_has_taken_a_checkpoint() -> (
@@ -253,6 +288,42 @@ def test_a_run_after_a_batch_is_none_of_its_query() -> None:  # H174
     _complete(labels, 1)
     labels.withdraw()
     assert "start its query again" in labels.run_begins("")[1]
+
+
+def _run_well(labels: CheckpointLabels, action: str, checkpoint_id: int) -> None:
+    assert labels.run_begins(action)[1] == ""
+    labels.run_ended(True)
+    _complete(labels, checkpoint_id)
+
+
+def test_runs_between_the_batches_of_a_query_leave_what_its_last_batch_was() -> None:  # H174
+    labels = CheckpointLabels()
+    labels.announce(BatchInput("q", 0), adopted=False)
+    _run_well(labels, "", 1)
+    labels.withdraw()
+    for number in (2, 3):
+        _run_well(labels, str(ActionId("0" * 15 + str(number))), number)
+    found = InputPosition.read(labels.completed)
+    assert found is not None
+    assert isinstance(found.input, UnnamedInput)
+    assert str(found.batch) == "batch 0 of q: done"
+    labels.announce(BatchInput("q", 1), adopted=False)
+    _run_well(labels, "", 4)
+    assert labels.completed == "batch 1 of q: done"
+
+
+def test_the_names_of_finished_inputs_outlive_batches_and_runs_without_a_name() -> None:  # H174
+    monday = str(ActionId("0" * 16, 0, "monday"))
+    labels = CheckpointLabels()
+    _run_well(labels, monday, 1)
+    _run_well(labels, "", 2)
+    labels.announce(BatchInput("q", 0), adopted=False)
+    _run_well(labels, "", 3)
+    labels.announce(BatchInput("q", 1), adopted=False)
+    labels.done_without_run(BatchInput("q", 1))
+    _complete(labels, 4)
+    labels.withdraw()
+    assert "input 'monday' is finished" in labels.run_begins(monday)[1]
 
 
 def _complete(labels: CheckpointLabels, checkpoint_id: int) -> str:

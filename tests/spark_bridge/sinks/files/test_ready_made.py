@@ -82,25 +82,15 @@ def test_a_record_that_is_not_a_line_says_what_to_override(record: Any, tmp_path
         operator.process(iter([record]))
 
 
-def test_a_number_of_records_means_nothing_with_other_partitions(tmp_path: Path) -> None:
-    """H52."""
-    operator = FileSinkOperator(str(tmp_path))
-    opened(operator)
-    state = operator.snapshot_state(1)
-    with pytest.raises(
-        ValueError, match=r"2 partitions in the middle of this input, and now there are 3.*snapshot_position"
-    ):
-        opened(FileSinkOperator(str(tmp_path)), state, parallelism=3)
-    merged = FileSinkOperator(str(tmp_path)).merge_states({0: state, 1: state})
-    with pytest.raises(ValueError, match=r"2 partitions in .* and now there are 1"):
-        opened(FileSinkOperator(str(tmp_path)), merged, parallelism=1)
-
+def test_a_sink_counts_records_unless_it_has_another_position(tmp_path: Path) -> None:  # H174
     class OwnPosition(FileSinkOperator):
         def snapshot_position(self) -> bytes:
             return b"my own"
 
+    assert FileSinkOperator(str(tmp_path)).counts_records
+    assert not OwnPosition(str(tmp_path)).counts_records
     with pytest.raises(TypeError, match="merge_states"):
-        OwnPosition(str(tmp_path)).merge_states({0: state, 1: state})
+        OwnPosition(str(tmp_path)).merge_states({0: b"a", 1: b"b"})
 
 
 def test_a_position_counts_the_records_of_one_input_only(tmp_path: Path) -> None:  # H174
