@@ -134,7 +134,7 @@ class SubtaskTask:
 
             try:
                 check_operator(operator)
-            except TypeError:
+            except (TypeError, ValueError):
                 close_quietly(operator)
                 raise
         return operator

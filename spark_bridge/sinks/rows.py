@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["refuse_unknown", "rows_of"]
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+
+__all__ = ["check_columns", "refuse_unknown", "rows_of"]
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raise ``SinkMisused`` if there are none, or two of one name."""
+    if not columns or len(set(columns)) < len(columns):
+        raise SinkMisused(f"columns must be a list of names, each once and at least one, not {list(columns)}")
 
 
 def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:

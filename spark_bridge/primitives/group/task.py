@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from protocol.arguments import INT64, Rule, checked
 from protocol.describing import describe
@@ -125,7 +125,7 @@ class GroupMember:
         return decode_event(sent)
 
     @checked()
-    def all_reduce(self, array: ArrayLike, op: str = "sum") -> NDArray[Any]:
+    def all_reduce(self, array: ArrayLike, op: Literal["sum", "prod", "max", "min"] = "sum") -> NDArray[Any]:
         """Return the elementwise reduction over the NumPy arrays of all members, with their shape and dtype.
 
         All members get the same bits. The order of the operations depends only on the number of members and the size
