@@ -271,6 +271,9 @@ def is_wrong(value: Any, name: str, hint: Any, default: Any, also_right: list[An
 class Stranger:
     """A class that makes nothing that is expected."""
 
+    def __init__(self, *args: Any) -> None:
+        pass
+
 
 async def a_coroutine_function(*args: Any) -> None:
     """Has the wrong colour where its result is used."""
