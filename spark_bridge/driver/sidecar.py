@@ -308,7 +308,8 @@ class Sidecar(PartFactories):
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
-        The result is empty if everything moves. The log says the same unasked after ``SidecarConfig.stalled_report_s``.
+        The log says the same unasked after ``SidecarConfig.stalled_report_s``. Another sentence names each operator
+        whose last action was several jobs for Spark, as ``take`` is. Otherwise the result is empty if everything moves.
         Raises ``AskTimeout`` as ``status`` does.
         """
         return self._call(SidecarRuntime.explain, waiting_s=waiting_s)
