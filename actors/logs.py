@@ -21,6 +21,8 @@ from typing import Any, TextIO
 
 import structlog
 
+from protocol.describing import type_name
+
 __all__ = ["ROOT", "Log", "get_logger"]
 
 ROOT = "headgate"
@@ -172,7 +174,7 @@ def _value(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
     except BaseException as error:  # an exit too: nothing that is logged ends the one who logs
-        return f"<not shown: {type(error).__name__}>"
+        return f"<not shown: {type_name(error)}>"
     if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
         return repr(text)
     return text

@@ -32,7 +32,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from protocol.describing import show
+from protocol.describing import show, type_name
 
 __all__ = [
     "ACTION",
@@ -338,7 +338,7 @@ class _Expected:
             expected = (
                 f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
             )
-        given = f"a {type(value).__name__}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
+        given = f"a {type_name(value)}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
         return f"{self.name} must be {expected}, not {given}"
 
 

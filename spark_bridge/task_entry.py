@@ -15,7 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protocol.describing import describe, name_of
+from protocol.describing import describe, name_of, type_name
 from protocol.errors import HeadgateError
 from protocol.wire import event_classes
 
@@ -81,7 +81,7 @@ class SubtaskTask:
         """
         identity = current_task()
         if rest or not _may_be_a_partition(records):
-            given = ", ".join(type(value).__name__ for value in (records, *rest))
+            given = ", ".join(type_name(value) for value in (records, *rest))
             raise TypeError(
                 f"a subtask takes the iterator over one partition, but Spark called it with {given}: {_HINT}"
             )
@@ -125,7 +125,7 @@ class SubtaskTask:
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{name_of(self._make_operator)} returned a {type(operator).__name__}; a subtask needs a "
+                f"{name_of(self._make_operator)} returned a {type_name(operator)}; a subtask needs a "
                 "SubtaskOperator, or a function whose first required argument takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from protocol.describing import type_name
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
 __all__ = ["check_columns", "refuse_unknown", "rows_of"]
@@ -46,7 +47,7 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
             )
         return [record]
     raise TypeError(
-        f"a {type(record).__name__} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
+        f"a {type_name(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
         "the operator"
     )
 

@@ -57,8 +57,10 @@ def pairs(rdd: RDD[int]) -> RDD[Any]:
     return rdd.map(lambda record: (record % 3, record))
 
 
+NUMBERED = r"call repartition\(2\) after its subtasks and before the union\(\) instead.*cartesian\(\)"
 DIVIDED = r"repartition\({n}\) on each of them after its subtasks and before the union\(\)"
 SEVERAL = r"use repartition\(\) in place of coalesce\(\)"
+SHARED = r"cache\(\) what is used twice"
 TWICE = r"coordinate\(\) another operator"
 
 TABLE: dict[str, tuple[Build, str]] = {
@@ -67,7 +69,7 @@ TABLE: dict[str, tuple[Build, str]] = {
     "zip, one of them in a group": (lambda on, base: on("a", 2)(base).zip(on("group", 2)(base)), ""),
     "union, two subtasks each": (
         lambda on, base: on("a", 2)(base).union(on("b", 2)(base)),
-        DIVIDED.format(n=2),
+        NUMBERED,
     ),
     "union, as many subtasks as the stage has tasks": (
         lambda on, base: on("a", 4)(base).union(on("b", 4)(base)),
@@ -83,22 +85,26 @@ TABLE: dict[str, tuple[Build, str]] = {
     ),
     "subtasks after the union": (lambda on, base: on("a", 4)(base.union(base)), ""),
     "one operator twice in a task": (lambda on, base: on("a", 2)(on("a", 2)(base)), TWICE),
-    "zipped with itself": (lambda on, base: (one := on("a", 2)(base)).zip(one), TWICE),
+    "zipped with itself": (lambda on, base: (one := on("a", 2)(base)).zip(one), SHARED),
     "zipped with itself, cached": (lambda on, base: (one := filled(on("a", 2)(base))).zip(one), ""),
     "coalesce after the subtasks": (lambda on, base: on("a", 2)(base).coalesce(1), SEVERAL),
     "coalesce before the subtasks": (lambda on, base: on("a", 1)(base.coalesce(1)), ""),
     "repartition after the subtasks, in place of coalesce": (lambda on, base: on("a", 2)(base).repartition(1), ""),
-    "cartesian": (lambda on, base: on("a", 2)(base).cartesian(on("b", 2)(base)), SEVERAL),
+    "cartesian": (lambda on, base: on("a", 2)(base).cartesian(on("b", 2)(base)), rf"{SHARED}|{NUMBERED}"),
+    "cartesian, as many subtasks as the stage has tasks": (
+        lambda on, base: on("a", 4)(base).cartesian(on("b", 4)(base)),
+        SHARED,
+    ),
     "cartesian, repartitioned after the subtasks": (
         lambda on, base: on("a", 2)(base).repartition(2).cartesian(on("b", 2)(base).repartition(2)),
         "",
     ),
-    "cogroup": (lambda on, base: pairs(on("a", 2)(base)).cogroup(pairs(on("b", 2)(base))), DIVIDED.format(n=2)),
+    "cogroup": (lambda on, base: pairs(on("a", 2)(base)).cogroup(pairs(on("b", 2)(base))), NUMBERED),
     "cogroup, repartitioned after the subtasks": (
         lambda on, base: pairs(on("a", 2)(base).repartition(2)).cogroup(pairs(on("b", 2)(base).repartition(2))),
         "",
     ),
-    "join": (lambda on, base: pairs(on("a", 2)(base)).join(pairs(on("b", 2)(base))), DIVIDED.format(n=2)),
+    "join": (lambda on, base: pairs(on("a", 2)(base)).join(pairs(on("b", 2)(base))), NUMBERED),
 }
 
 
@@ -145,21 +151,20 @@ def test_it_works_exactly_or_is_refused_with_the_way_out(spark: SparkSession, ca
             assert len(sums) == handle.endpoint.parallelism
 
 
-def test_a_cached_output_is_computed_once_and_what_was_evicted_is_a_run_of_its_own(spark: SparkSession) -> None:
-    """What the documentation says of ``take``: a run over some of the partitions, of which counters keep all."""
+def test_a_cached_output_is_computed_once_and_what_is_missing_is_a_run_of_its_own(spark: SparkSession) -> None:
+    """What is missing was evicted, or never computed, as here: Spark computes it again, in a stage with the rest."""
     with Sidecar(spark) as sidecar:
         handles = Handles(sidecar)
-        base = spark.sparkContext.parallelize(range(10), 2)
-        cached = filled(handles.on("a", 2)(base))
-        before = sidecar.request("a", None)
-        assert cached.union(cached).collect() == [*range(10), *range(10)]  # no subtask runs
-        assert sidecar.request("a", None) == before
-        evict(spark, cached, 1)
+        cached = handles.on("a", 2)(spark.sparkContext.parallelize(range(10), 2)).persist(StorageLevel.MEMORY_ONLY)
+        assert cached.take(1) == [0]
+        assert sidecar.request("a", None) == {0: sum(range(5))}
         assert sorted(cached.collect()) == [*range(10)]
-        assert sidecar.request("a", None) == {1: sum(range(5, 10))}  # of the evicted partition only
+        assert sidecar.request("a", None) == {1: sum(range(5, 10))}  # of the missing partition only
+        assert cached.union(cached).collect() == [*range(10), *range(10)]  # no subtask runs
+        assert sidecar.request("a", None) == {1: sum(range(5, 10))}
         cached.unpersist(True)
         assert sorted(cached.collect()) == [*range(10)]
-        assert sidecar.request("a", None) == before
+        assert sidecar.request("a", None) == {0: sum(range(5)), 1: sum(range(5, 10))}
 
 
 def test_an_action_that_is_several_jobs_is_explained_until_the_next_one(spark: SparkSession) -> None:
@@ -172,11 +177,3 @@ def test_an_action_that_is_several_jobs_is_explained_until_the_next_one(spark: S
         assert any("the last action over 'a' was 2 jobs" in one for one in sidecar.explain())
         counted.collect()
         assert not any("jobs" in one for one in sidecar.explain())
-
-
-def evict(spark: SparkSession, rdd: RDD[Any], partition: int) -> None:
-    """Remove one block from memory, as Spark does if it needs the room."""
-    context: Any = spark.sparkContext
-    jvm = context._jvm
-    block = jvm.org.apache.spark.storage.RDDBlockId(rdd.id(), partition)
-    jvm.org.apache.spark.SparkEnv.get().blockManager().removeBlock(block, True)

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, ID, checked
+from protocol.describing import type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
 from spark_bridge.sinks.files.sealed import SealedFile, check_affixes
@@ -98,7 +99,7 @@ class SinkWriter:
             row = f"{row}\n".encode()
         elif not isinstance(row, (bytes, bytearray, memoryview)):
             raise TypeError(
-                f"a {type(row).__name__} is not a line of a file: yield text or bytes from the stage before the sink, "
+                f"a {type_name(row)} is not a line of a file: yield text or bytes from the stage before the sink, "
                 "such as the JSON of each row"
             )
         self._check()
