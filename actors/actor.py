@@ -15,6 +15,7 @@ from actors.ref import ActorRef
 from actors.signals import Signal
 from actors.supervision import Supervision
 from actors.timers import Timers
+from protocol.describing import type_name
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -51,7 +52,7 @@ class Actor(Generic[M]):
 
     def called_for(self, message: object) -> str:
         """The name under which the log and hooks speak of the code that handles ``message``: by default, its type."""
-        return type(message).__name__
+        return type_name(message)
 
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
         """Whether to continue after foreign code has cancelled the actor's task between two messages.

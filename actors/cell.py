@@ -54,7 +54,7 @@ from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
 from protocol.arguments import checked
-from protocol.describing import name_of, show
+from protocol.describing import name_of, show, type_name
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -368,7 +368,7 @@ class ActorCell(Generic[M]):
         try:
             handle(self.context, message)
         except BaseException as error:
-            failure = as_exception(f"actor {self.path!r}: {type(message).__name__}", error)
+            failure = as_exception(f"actor {self.path!r}: {type_name(message)}", error)
             self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
             self.mailbox.signal(FailCommand(failure))
         finally:
@@ -391,10 +391,10 @@ class ActorCell(Generic[M]):
         instance = self._instance
         assert instance is not None
         try:
-            self.handling = _Call(type(signal).__name__)
+            self.handling = _Call(type_name(signal))
             await instance.signal(self.context, signal)
         except BaseException as failure:
-            return self._failed(self._own_failure(failure, type(signal).__name__))
+            return self._failed(self._own_failure(failure, type_name(signal)))
         return None
 
     async def _back_off(self, delay_s: float) -> bool:
@@ -424,7 +424,7 @@ class ActorCell(Generic[M]):
     # ------------------------------------------------------------- failure
 
     def _message_failed(self, item: Any, message: Any, failure: BaseException) -> _Verdict | None:
-        name = type(message).__name__
+        name = type_name(message)
         try:
             cause = self._own_failure(failure, name)
         except asyncio.CancelledError:
@@ -664,7 +664,7 @@ class ActorCell(Generic[M]):
         handling, instance = self.handling, self._instance
         if isinstance(handling, _Call):
             return handling.what
-        return type(handling).__name__ if instance is None else instance.called_for(handling)
+        return type_name(handling) if instance is None else instance.called_for(handling)
 
 
 def cell_of(ref: ActorRef[Any]) -> ActorCell[Any]:

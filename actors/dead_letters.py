@@ -15,7 +15,7 @@ from typing import Any
 from actors.mailbox import DeadLetterReason
 from actors.ref import ActorRef
 from protocol.arguments import checked
-from protocol.describing import name_of
+from protocol.describing import name_of, type_name
 
 __all__ = ["DeadLetter", "DeadLetterReason", "DeadLetters"]
 
@@ -83,7 +83,7 @@ class DeadLetters:
         self._log.warning(
             "message not handled",
             actor=letter.target.name,
-            message_type=type(letter.message).__name__,
+            message_type=type_name(letter.message),
             reason=letter.reason.name,
             more_are_only_counted=self._logged == LOGGED_MAX,
         )

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, readable
+from protocol.describing import TEXT_CHARS_MAX, readable, type_name
 
 __all__ = ["ROOT", "Log", "get_logger"]
 
@@ -182,7 +182,7 @@ def _value(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
     except BaseException as error:  # an exit too: nothing that is logged ends the one who logs
-        return f"<not shown: {type(error).__name__}>"
+        return f"<not shown: {type_name(error)}>"
     if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
         return repr(text)
     return text

@@ -18,6 +18,7 @@ from actors.gate import Gate
 from actors.mailbox import DeadLetterReason, Envelope, Mailbox, MailboxStatistics, OnFull
 from actors.waits import Named, WaitBoard, current_actor
 from protocol.arguments import REAL, WAIT_MAX_S, check_wait
+from protocol.describing import type_name
 
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
@@ -214,7 +215,7 @@ class ActorRef(Generic[M_contra]):
 
         def expire() -> None:
             if not future.done():
-                future.set_exception(AskTimeout(cell.path, type(message).__name__, timeout_s))
+                future.set_exception(AskTimeout(cell.path, type_name(message), timeout_s))
 
         deadline = system.deadlines.start(timeout_s, expire)
         wait = system.waits.begin("an answer from", cell, message)

@@ -41,6 +41,7 @@ from actors.system import ActorSystem
 from actors.virtual_clock import VirtualClock, settle
 from actors.virtual_loop import VirtualLoop, virtual_loop
 from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
+from protocol.describing import type_name
 
 __all__ = [
     "Candidate",
@@ -238,7 +239,7 @@ class DeterministicKit:
             return None
         chosen = self._choose(candidates)
         cell, item = self._cells()[chosen], candidates[chosen].item
-        delivery = Delivery(cell.path, type(item).__name__)
+        delivery = Delivery(cell.path, type_name(item))
         self.trace.append(delivery)
         self._gate.release(cell)
         await settle()

@@ -21,7 +21,7 @@ from anyio._core._eventloop import get_async_backend
 
 from actors.clock import Scheduled
 from actors.virtual_clock import VirtualClock
-from protocol.describing import name_of
+from protocol.describing import name_of, type_name
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class _Redirection:
             loop.run_in_executor = run_in_executor
         except AttributeError as error:
             raise RuntimeError(
-                f"a deterministic system needs asyncio's own event loop, not {type(loop).__name__}: run the test on "
+                f"a deterministic system needs asyncio's own event loop, not {type_name(loop)}: run the test on "
                 "the default loop"
             ) from error
 

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.describing import type_name
+
 
 class Named(Protocol):
     """An actor, as far as this module needs to know it."""
@@ -75,7 +77,7 @@ class WaitBoard:
         """All waits, the oldest first."""
         now = self._now()
         return [
-            Wait(_name(waiter), what, target.path, type(message).__name__, now - since)
+            Wait(_name(waiter), what, target.path, type_name(message), now - since)
             for waiter, what, target, message, since in self._open.values()
         ]
 

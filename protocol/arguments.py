@@ -10,7 +10,10 @@ annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Wit
 
 - a number must be finite; one whose name ends in ``_s`` is a positive number of seconds;
 - an integer must be 0 or more, and fit into 64 bits;
-- a str must not be empty, unless that is its default; a ``name`` and an ``operator_id`` must be a name.
+- a str must not be empty, unless that is its default, and has no NUL characters and lone surrogates; a ``name`` and an
+  ``operator_id`` must be a name;
+- the same holds for the elements of a collection, and for the values of a mapping; a text is not a collection;
+- an async function is not a function where its result is used, and a class is one only if it makes what is expected.
 
 The check costs some microseconds, so what is called for each event is not decorated.
 """
@@ -22,13 +25,14 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from itertools import chain, repeat
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from protocol.describing import show
+from protocol.describing import show, type_name
 
 __all__ = [
     "ACTION",
@@ -50,24 +54,31 @@ __all__ = [
     "REAL",
     "SCHEMA",
     "SECONDS",
+    "TEXT",
     "WAIT",
     "WAIT_MAX_S",
     "Rule",
+    "between",
+    "check_attributes",
     "check_fields",
+    "check_settings",
     "check_wait",
     "checked",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 NAME_CHARS_MAX = 256
 SHOWN_CHARS_MAX = 100
 _HUGE = 2**63
 _PATHS = frozenset({"directory", "path", "restore", "savepoint_directory", "url"})
 """Arguments that take a path or a URL as text, and a ``Path`` as well."""
+_FOR_PEOPLE = frozenset({"cause", "error", "failure", "reason"})
+"""Arguments that take any text, because it is only shown."""
 _USUAL = frozenset({int, float, str, bool, bytes, dict, type(None)})
 """Types of most values, which stay as they are."""
-_SECRET = frozenset({"config", "conninfo", "options", "password", "status_token", "storage_options"})
+_SECRET = frozenset({"catalog", "config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
 
 
@@ -75,8 +86,8 @@ _SECRET = frozenset({"config", "conninfo", "options", "password", "status_token"
 class Rule:
     """What is expected of a value, in addition to its type. ``expected`` completes "must be", in an error.
 
-    ``accepts`` is only called with a number or a text that has the type. With ``is_type`` it judges the type instead,
-    of values whose class is not imported here.
+    ``accepts`` is only called with a number or a text that has the type; a path is a text. With ``is_type`` it judges
+    the type instead, of values whose class is not imported here.
     """
 
     expected: str
@@ -94,7 +105,12 @@ def _is_name(value: str) -> bool:
     return "/" not in value and _is_label(value)
 
 
+def _is_text(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+
+
 def between(least: float, most: float, expected: str) -> Rule:
+    """A rule for a number from ``least`` to ``most``."""
     return Rule(expected, lambda value: least <= value <= most)
 
 
@@ -119,7 +135,13 @@ ID = between(-1, _HUGE - 1, "the id of a checkpoint, or -1 for none")
 FACTOR = Rule("a number of at least 1", lambda value: _is_finite(value) and value >= 1)
 FRACTION = between(0, 1, "a number from 0 to 1")
 ACTION = Rule("a function without arguments, such as lambda: rdd.count()", callable, is_type=True)
-SCHEMA = Rule("a pyarrow.Schema", lambda value: hasattr(value, "names") and hasattr(value, "types"), is_type=True)
+SCHEMA = Rule(
+    "a pyarrow.Schema",
+    lambda value: not isinstance(value, type) and hasattr(value, "names") and hasattr(value, "types"),
+    is_type=True,
+)
+TEXT = Rule("a str without NUL characters and lone surrogates", _is_text)
+"""Also an empty one."""
 PORT = between(0, 65_535, "a port from 0 to 65535")
 LABEL = Rule(f"a str of 1 to {NAME_CHARS_MAX} characters, without control characters and lone surrogates", _is_label)
 ACTOR_NAME = Rule(
@@ -143,7 +165,8 @@ def _of_class(hint: Any, value: object) -> bool:
     if hint is bytes:
         return isinstance(value, bytes | bytearray | memoryview)
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
-        return all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
+        names = [name for name in vars(hint) if not name.startswith("_")]
+        return not isinstance(value, type) and all(hasattr(value, name) for name in names)
     try:
         return isinstance(value, hint)
     except TypeError:  # not a class: a type variable, or a type that is only for type checkers
@@ -154,15 +177,66 @@ def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
     """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
     if not isinstance(value, origin):
         return False
-    if isinstance(value, str | bytes | bytearray):  # its characters are seldom meant
-        return origin is collections.abc.Iterable
+    if isinstance(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
+        return False
     if not args or not isinstance(value, list | tuple | set | frozenset | dict):
         return True
+    if isinstance(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
+        return False
     if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
         return True
     if origin is tuple and args[-1] is not Ellipsis:
         return len(value) == len(args) and all(map(has_type, value, args))
     return all(has_type(one, args[0]) for one in value)
+
+
+def is_async(value: Any) -> bool:
+    """Whether calling a function only makes a coroutine or an async generator."""
+    while isinstance(value, partial):
+        value = value.func
+    functions = (value, getattr(type(value), "__call__", None))  # noqa: B004 - not whether it can be called
+    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in functions)
+
+
+def _is_function(value: object, signature: tuple[Any, ...]) -> bool:
+    """Whether a value can be called with so many arguments, for such a result, as far as that is certain."""
+    if not callable(value):
+        return False
+    if not signature:
+        return True
+    given, result = signature
+    if isinstance(given, list) and not _takes(value, len(given)):
+        return False
+    if isinstance(value, type):
+        return _makes(value, result)
+    if get_origin(result) in (collections.abc.Awaitable, collections.abc.Coroutine):
+        return not inspect.isgeneratorfunction(value) and not inspect.isasyncgenfunction(value)
+    return not is_async(value)
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # it has none that Python knows, or the user's code raises
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _makes(kind: type, hint: Any) -> bool:
+    """Whether a class makes what has the type of an annotation."""
+    if hint is Any or hint is object or isinstance(hint, TypeVar):
+        return True
+    origin = get_origin(hint)
+    if origin is Union or origin is types.UnionType:
+        return any(_makes(kind, one) for one in get_args(hint))
+    try:
+        return issubclass(kind, (float, int) if hint is float else origin or hint)
+    except TypeError:  # as in _of_class
+        return True
 
 
 def has_type(value: object, hint: Any) -> bool:
@@ -175,9 +249,9 @@ def has_type(value: object, hint: Any) -> bool:
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(hint))
     if origin is collections.abc.Callable or hint is collections.abc.Callable:
-        return callable(value)
+        return _is_function(value, get_args(hint))
     if origin is type:
-        return isinstance(value, type)
+        return isinstance(value, type) and _makes(value, get_args(hint)[0])
     if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
         return _has_elements(origin, get_args(hint), value)
     return _of_class(hint if origin is None else origin, value)
@@ -193,7 +267,7 @@ _PLAIN = {
     "Callable": "a function",
     "Sequence": "a list",
     "Collection": "a list",
-    "Iterable": "an iterable",
+    "Iterable": "an iterable, not a text",
 }
 
 
@@ -201,15 +275,32 @@ def _named(hint: Any) -> str:
     """What is expected, from an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Union or origin is types.UnionType:
-        kinds = list(dict.fromkeys(_named(one) for one in args if one is not types.NoneType))
-        return f"{', '.join(kinds[:-1]).replace(' or False', ', False')} or {kinds[-1]}" if kinds[1:] else kinds[0]
+        return _either(list(dict.fromkeys(_named(one) for one in args if one is not types.NoneType)))
     if origin is Literal:
-        return " or ".join(map(repr, args))
+        return _either(list(map(repr, args)))
     name = getattr(origin or hint, "__name__", str(hint))
     named = _PLAIN.get(name) or (f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}")
-    if named in ("a list", "an iterable") and args and isinstance(args[0], type) and args[0] is not Any:
-        return f"{named} whose elements are each {_named(args[0])}"
+    if named == "a function" and len(args) == 2:
+        return _named_function(*args)
+    if named == "a class" and args:
+        return f"a class derived from {getattr(args[0], '__name__', args[0])}"
     return named
+
+
+def _either(kinds: list[str]) -> str:
+    return f"{', '.join(kinds[:-1]).replace(' or False', ', False')} or {kinds[-1]}" if kinds[1:] else kinds[0]
+
+
+def _named_function(given: Any, result: Any) -> str:
+    takes = ""
+    if isinstance(given, list):
+        takes = f" of {len(given)} argument{'' if len(given) == 1 else 's'}" if given else " without arguments"
+    if get_origin(result) in (collections.abc.Awaitable, collections.abc.Coroutine):
+        return f"an async function{takes}"
+    kinds = get_args(result) if get_origin(result) in (Union, types.UnionType) else (result,)
+    names = [_named(one) for one in kinds if isinstance(get_origin(one) or one, type) and one not in (Any, object)]
+    names = [one for one in names if one != "a NoneType"]
+    return f"a function{takes}, not an async one" + (f", that returns {' or '.join(names)}" if names else "")
 
 
 # --- the check of one value -------------------------------------------------------------------------------------------
@@ -222,6 +313,8 @@ class _Expected:
     name: str
     hint: Any
     rule: Rule | None
+    each: Rule | None = None
+    """For the elements of a collection, and for the values of a mapping."""
 
     def check(self, value: object) -> Any:
         """Return the value, as the annotated type if it is only another form of it. Raise if it is something else."""
@@ -231,13 +324,21 @@ class _Expected:
             kinds = (self.hint, *get_args(self.hint))
             is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
             raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
-        if rule is not None and _is_ruled(value) and not rule.accepts(value):
+        if rule is not None and not _keeps(value, rule):
             raise ValueError(self._text(value))
+        if self.each is not None and not isinstance(value, str) and isinstance(value, collections.abc.Collection):
+            many = value.values() if isinstance(value, collections.abc.Mapping) else value
+            if not all(_keeps(one, self.each) for one in many):
+                raise ValueError(self._text(value))
         return value
 
     def _text(self, value: object) -> str:
         expected = (self.rule.expected if self.rule is not None else "") or _named(self.hint)
-        given = f"a {type(value).__name__}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
+        if self.each is not None:
+            expected = (
+                f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
+            )
+        given = f"a {type_name(value)}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
         return f"{self.name} must be {expected}, not {given}"
 
 
@@ -251,7 +352,7 @@ def _as_annotated(value: object, hint: Any, name: str) -> object:
         if isinstance(value, Integral) and not origins.isdisjoint((int, float)):
             return int(value)
         return float(value) if float in origins else value
-    if name in _PATHS and str in origins and hasattr(value, "__fspath__"):
+    if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not isinstance(value, type):
         return value.__fspath__()
     if isinstance(value, tuple) and list in origins and tuple not in origins:
         return list(value)
@@ -260,21 +361,42 @@ def _as_annotated(value: object, hint: Any, name: str) -> object:
     return value
 
 
-def _is_ruled(value: object) -> bool:
-    """Whether rules apply to a value: to numbers and texts."""
-    return isinstance(value, int | float | str) and not isinstance(value, bool)
+def _keeps(value: Any, rule: Rule) -> bool:
+    """Whether a value keeps a rule. Rules are for numbers, texts and paths."""
+    if hasattr(value, "__fspath__") and not isinstance(value, type):
+        value = value.__fspath__()
+    return not isinstance(value, int | float | str) or isinstance(value, bool) or rule.accepts(value)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _rule_for_each(name: str, hint: Any) -> Rule | None:
+    for kind in _kinds(hint):
+        origin, args = get_origin(kind), get_args(kind)
+        if args and isinstance(origin, type) and issubclass(origin, collections.abc.Collection):
+            rule = _rule_for(name, args[-1] if issubclass(origin, collections.abc.Mapping) else args[0], None)
+            if rule is not None:
+                return WAIT if rule is SECONDS else rule
+    return None
 
 
 def _rule_for(name: str, hint: Any, default: object) -> Rule | None:
-    kinds = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
+    kinds = set(_kinds(hint))
     if float in kinds:
         return SECONDS if name.endswith("_s") else ANY_NUMBER
     if int in kinds:
         return AT_LEAST_0
     if str in kinds and name in ("name", "part", "operator_id"):
         return NAME if name == "operator_id" else LABEL
-    if str in kinds and not (isinstance(default, str) and not default):
-        return Rule(f"{_named(hint)} that is not empty", bool)
+    if str in kinds and name in _FOR_PEOPLE:
+        return None if default == "" else Rule(f"{_named(hint)} that is not empty", bool)
+    if str in kinds and default == "":
+        return TEXT
+    if str in kinds:
+        expected = f"{_named(hint)} that is not empty, without NUL characters and lone surrogates"
+        return Rule(expected, lambda value: bool(value) and _is_text(value))
     return None
 
 
@@ -301,7 +423,7 @@ def _expectations(
         hint = hints.get(name, Any)
         rule = rules[name] if name in rules else _rule_for(name, hint, defaults.get(name))
         if hint is not Any or rule is not None:
-            found[name] = _Expected(name, hint, rule)
+            found[name] = _Expected(name, hint, rule, _rule_for_each(name, hint))
     return found
 
 
@@ -323,8 +445,8 @@ def check_wait(name: str, value: object) -> None:
 def checked(**rules: Rule) -> Callable[[F], F]:
     """Check the arguments of a function, each time it is called and before anything else happens.
 
-    Arguments in ``*args`` and ``**kwargs``, and those whose annotation is ``Any``, are not checked. Raises
-    ``TypeError`` or ``ValueError``; an async function raises when it is called, not when it is awaited.
+    Arguments in ``**kwargs``, and those whose annotation is ``Any``, are not checked. Raises ``TypeError`` or
+    ``ValueError``; an async function raises when it is called, not when it is awaited.
     """
 
     def decorate(function: F) -> F:
@@ -337,6 +459,7 @@ def checked(**rules: Rule) -> Callable[[F], F]:
         given_defaults = dict(zip(reversed(positional), reversed(inner.__defaults__ or ()), strict=False))
         defaults = given_defaults | (inner.__kwdefaults__ or {})
         takes_any = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        more = code.co_varnames[len(names)] if code.co_flags & inspect.CO_VARARGS else ""
         unknown = set(rules) - set(names)
         if unknown:
             raise TypeError(f"{function.__qualname__} has no parameter {', '.join(sorted(unknown))}")
@@ -345,9 +468,9 @@ def checked(**rules: Rule) -> Callable[[F], F]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not expected:  # at the first call: then everything is imported
-                annotations = {name: one for name, one in inner.__annotations__.items() if name in names}
+                annotations = {name: one for name, one in inner.__annotations__.items() if name in (*names, more)}
                 expected.update(_expectations(annotations, inner.__globals__, defaults, rules))
-            for place, (name, value) in enumerate(zip(positional, args, strict=False)):
+            for place, (name, value) in enumerate(zip(chain(positional, repeat(more)), args, strict=False)):
                 if name in expected and value is not defaults.get(name, call):
                     plain = expected[name].check(value)
                     args = args if plain is value else (*args[:place], plain, *args[place + 1 :])
@@ -366,6 +489,48 @@ def checked(**rules: Rule) -> Callable[[F], F]:
         return cast("F", call)
 
     return decorate
+
+
+def check_attributes(**rules: Rule) -> Callable[[type[T]], type[T]]:
+    """Check the attributes that a class annotates in its body, each time one of them is set.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        names: dict[str, Any] = kind.__annotations__
+        expected: dict[str, _Expected] = {}
+        inherited = kind.__setattr__
+
+        def set_checked(self: T, name: str, value: Any) -> None:
+            if name in names:
+                if not expected:  # as in checked
+                    expected.update(_expectations(names, _globals_of(kind), {}, rules))
+                value = expected[name].check(value)
+            inherited(self, name, value)
+
+        kind.__setattr__ = set_checked  # type: ignore[method-assign, assignment]
+        return kind
+
+    return decorate
+
+
+def check_settings(subject: object, owner: type, **rules: Rule) -> None:
+    """Check the attributes that ``owner`` annotates and sets, in a subclass or an instance. A property is not checked.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+    annotations = {name: one for name, one in owner.__annotations__.items() if name in vars(owner)}
+    kind = subject if isinstance(subject, type) else type(subject)
+    for name, one in _expectations(annotations, _globals_of(owner), vars(owner), rules).items():
+        value = inspect.getattr_static(subject, name)
+        if not hasattr(type(value), "__get__"):
+            replace(one, name=f"{kind.__name__}.{name}").check(value)
+
+
+def _globals_of(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in vars(kind).values() if inspect.isfunction(one)).__globals__
+    return found
 
 
 _FIELDS: dict[type, dict[str, _Expected]] = {}

@@ -12,16 +12,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["TEXT_CHARS_MAX", "describe", "name_of", "readable", "show", "text_of"]
+__all__ = [
+    "TEXT_CHARS_MAX",
+    "class_name",
+    "describe",
+    "full_name",
+    "name_of",
+    "readable",
+    "show",
+    "text_of",
+    "type_name",
+]
 
 SHOWN_CHARS_MAX: Final = 300
 TEXT_CHARS_MAX: Final = 16_384
 """The texts of exceptions are kept, logged and sent, some of them for a long time."""
+_NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 
 
 def describe(error: BaseException) -> str:
     """The type and the text of ``error``."""
-    return f"{type(error).__name__}: {text_of(error)}"
+    return f"{type_name(error)}: {text_of(error)}"
+
+
+def type_name(value: object) -> str:
+    """The name of the type of ``value``, whatever its metaclass or its ``__class__`` says."""
+    return class_name(type(value))
+
+
+def class_name(kind: type) -> str:
+    """The name of a class, whatever its metaclass says."""
+    name: str = _NAME(kind)
+    return name
+
+
+def full_name(kind: type) -> str:
+    """The module and the qualified name of a class, or its name alone if its metaclass does not say them."""
+    try:
+        return f"{str.__str__(kind.__module__)}.{str.__str__(kind.__qualname__)}"
+    except BaseException:
+        return class_name(kind)
 
 
 def text_of(error: BaseException) -> str:
@@ -33,7 +63,7 @@ def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
     """What ``repr(value)`` returns, cut after so many characters; or the type, and why there is nothing."""
     shown = _plain(value, repr, "__repr__")
     if shown.startswith("<its "):
-        shown = f"{type(value).__name__} {shown}"
+        shown = f"{type_name(value)} {shown}"
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
 
 
@@ -47,14 +77,13 @@ def readable(text: str) -> str:
 def name_of(function: Callable[..., Any]) -> str:
     """How to name a function or another callable of a user in a text."""
     try:
-        name = getattr(function, "__qualname__", None)
-    except BaseException:
-        name = None
-    return str.__str__(name) if isinstance(name, str) else show(function)
+        return str.__str__(function.__qualname__)
+    except BaseException:  # it has none, or one that is no str
+        return show(function)
 
 
 def _plain(value: object, convert: Callable[[object], str], method: str) -> str:
     try:
         return readable(str.__str__(convert(value)))
     except BaseException as broken:  # an exit too: it must not replace what is described
-        return f"<its {method} raised {type(broken).__name__}>"
+        return f"<its {method} raised {type_name(broken)}>"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import SequenceMatcher
 from types import CodeType, FunctionType
 
+from protocol.describing import type_name
 from protocol.values import value
 
 __all__ = ["NeverCalled", "errors_in_overrides", "names_never_called"]
@@ -133,7 +134,7 @@ def _functions(member: object) -> Iterator[FunctionType]:
 def _not_a_method(member: object) -> str:
     if callable(member) or hasattr(member, "__get__"):
         return ""
-    return f"is {type(member).__name__}, not a method: remove it, or define the method"
+    return f"is {type_name(member)}, not a method: remove it, or define the method"
 
 
 def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:

@@ -4,7 +4,26 @@
 
 from __future__ import annotations
 
-__all__ = ["parse_address", "written"]
+from ipaddress import IPv6Address
+
+from protocol.arguments import Rule
+
+__all__ = ["ADDRESS", "HOST", "parse_address", "written"]
+
+HOST_CHARS_MAX = 255
+
+
+def _is_host(value: str) -> bool:
+    if ":" in value:
+        try:
+            IPv6Address(value)
+        except ValueError:
+            return False
+        return True
+    return 0 < len(value) <= HOST_CHARS_MAX and all(one.isalnum() or one in "-._" for one in value)
+
+
+HOST = Rule("the name or the address of a host, without a port, such as 127.0.0.1 or ::1", _is_host)
 
 
 def written(host: str, port: int) -> str:
@@ -19,8 +38,19 @@ def parse_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""  # an IPv6 address without brackets: its last group would be taken for the port
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
-        raise ValueError(
-            f"invalid address {text!r}: expected HOST:PORT, for example 127.0.0.1:7650, or [::1]:7650 for IPv6"
-        )
+    if not (
+        colon and _is_host(host) and len(port) <= 5 and port.isascii() and port.isdigit() and 0 < int(port) <= 65_535
+    ):
+        raise ValueError(f"invalid address {text!r}: expected {ADDRESS.expected}")
     return host, int(port)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+ADDRESS = Rule("HOST:PORT, for example 127.0.0.1:7650, or [::1]:7650 for IPv6", _is_address)

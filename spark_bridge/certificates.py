@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocol.arguments import ANY, check_fields
+from protocol.arguments import TEXT, check_fields
 from protocol.wire.keys import KeyRing
 from spark_bridge.errors import SidecarError
 from spark_bridge.subtask.tls import digest_of
@@ -42,7 +42,7 @@ class TlsCertificate:
     password: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_fields(self, password=ANY)
+        check_fields(self, password=TEXT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,21 @@ from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; argparse ends the process for wrong usage and for ``--help``."""
-    parser = argparse.ArgumentParser(prog="python -m headgate", description="Headgate for Apache Spark.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
+    made = argparse.ArgumentParser(prog="python -m headgate", description="Headgate for Apache Spark.")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspection.add_command(commands)
     history.add_command(commands)
     command.add_command(commands)
     top.add_command(commands)
     server_files.add_command(commands)
     installation.add_commands(commands)
-    parsed = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; argparse ends the process for wrong usage and for ``--help``."""
+    parsed = parser().parse_args(arguments)
     status: int = parsed.run(parsed)
     return status

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from protocol.describing import type_name
 from spark_bridge import foreign_packages
 
 __all__ = ["JAVA_MAJOR_MIN", "add_commands", "check_packages", "find_java", "java_major"]
@@ -151,7 +152,7 @@ class _WithSpark:
         try:
             self._spark = builder.master("local[1]").appName("headgate check").getOrCreate()
         except Exception as error:  # Py4J, PySpark and the operating system have their own
-            raise CheckFailed(f"Spark did not start ({type(error).__name__}: {error})") from error
+            raise CheckFailed(f"Spark did not start ({type_name(error)}: {error})") from error
         return f"ok, {pyspark.__version__}"
 
     def check_workers(self) -> str:
@@ -180,7 +181,7 @@ class _WithSpark:
             raise CheckFailed(str(error)) from error
         except Exception as error:  # the job's: Spark has a class for each of its sides
             raise CheckFailed(
-                f"the request of a task to its coordinator failed ({type(error).__name__}: {error})"
+                f"the request of a task to its coordinator failed ({type_name(error)}: {error})"
             ) from error
         if answers != ["answer"]:
             raise CheckFailed(f"a task sent its coordinator a request and received {answers!r}")

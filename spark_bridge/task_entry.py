@@ -15,7 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protocol.describing import describe, name_of
+from protocol.describing import describe, name_of, type_name
 from protocol.errors import HeadgateError, InputRefused
 from protocol.wire import event_classes
 from protocol.wire.messages import RestoreMode
@@ -96,7 +96,7 @@ class SubtaskTask:
         identity = current_task()
         _refuse_stray_batch(self._endpoint)
         if rest or not _may_be_a_partition(records):
-            given = ", ".join(type(value).__name__ for value in (records, *rest))
+            given = ", ".join(type_name(value) for value in (records, *rest))
             raise TypeError(
                 f"a subtask takes the iterator over one partition, but Spark called it with {given}: {_HINT}"
             )
@@ -140,7 +140,7 @@ class SubtaskTask:
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{name_of(self._make_operator)} returned a {type(operator).__name__}; a subtask needs a "
+                f"{name_of(self._make_operator)} returned a {type_name(operator)}; a subtask needs a "
                 "SubtaskOperator, or a function whose first required argument takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here
@@ -149,7 +149,7 @@ class SubtaskTask:
 
             try:
                 check_operator(operator)
-            except TypeError:
+            except (TypeError, ValueError):
                 close_quietly(operator)
                 raise
         return operator

@@ -11,6 +11,7 @@ the reason.
 
 from __future__ import annotations
 
+import argparse
 import collections.abc
 import dataclasses
 import inspect
@@ -26,6 +27,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 import headgate
 import headgate.actors
@@ -36,8 +38,12 @@ import headgate.testing
 import headgate.types
 from actors import cell
 from actors.coordination.coordinator_context import ContextOfActor
-from protocol.arguments import SHOWN_CHARS_MAX, has_type
+from protocol.arguments import SHOWN_CHARS_MAX, check_settings, has_type
 from protocol.describing import show
+from spark_bridge import option_types
+from spark_bridge.command import main as command_main
+from spark_bridge.command import parser
+from spark_bridge.subtask.checks import check_operator
 
 MODULES = (
     headgate,
@@ -50,13 +56,13 @@ MODULES = (
 )
 
 HUGE = 10**400
-SURROGATE = "a\ud800"
+SURROGATE, NUL = "a\ud800", "a\0b"
 LONG = "x" * 100_000
 THING, FUNCTION, NOTHING, MAPPING = object(), lambda: None, list[Any](), dict[str, Any]()
 THINGS = [THING]
 BYTES = b"bytes"
 NUMBERS: list[Any] = [5, 0, -1, HUGE, 0.5, math.nan, math.inf, -math.inf]
-TEXTS: list[Any] = ["5", "", SURROGATE, LONG]
+TEXTS: list[Any] = ["5", "", SURROGATE, NUL, LONG]
 POOL: list[Any] = [None, True, *NUMBERS, *TEXTS, NOTHING, THINGS, MAPPING, THING, int, FUNCTION, BYTES]
 
 FITS: dict[Any, list[Any]] = {
@@ -68,7 +74,7 @@ FITS: dict[Any, list[Any]] = {
     type(None): [None],
     type: [int],
     collections.abc.Callable: [int, FUNCTION],
-    collections.abc.Iterable: [*TEXTS, NOTHING, THINGS, MAPPING, BYTES],
+    collections.abc.Iterable: [NOTHING, THINGS, MAPPING],
     collections.abc.Iterator: [],
     collections.abc.Collection: [NOTHING, THINGS, MAPPING],
     collections.abc.Sequence: [NOTHING, THINGS],
@@ -120,7 +126,13 @@ NOT_FOR_USERS: dict[str, str] = {
             ),
             *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.LiveGateways.seen_by", "types.Confirmation.settle"),
-            *("SubtaskContext.open_operator", "SubtaskContext.records", "types.OperatorStatus.attempts_of"),
+            *(
+                "SidecarRuntime.end_trace",
+                "SidecarRuntime.start_trace",
+                "SubtaskContext.open_operator",
+                "SubtaskContext.records",
+                "types.OperatorStatus.attempts_of",
+            ),
             *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),
             *("SourceCoordinator.assign_splits", "SourceCoordinator.assigned_splits", "SourceCoordinator.attempts"),
             *("SourceCoordinator.has_no_more_splits", "SourceCoordinator.send", "SourceCoordinator.take_back_splits"),
@@ -169,6 +181,11 @@ _GIVEN = "takes the context that Headgate has just given to the operator"
 CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask"}
 """They are called for each message, and look at their arguments themselves."""
 
+HINTS: dict[str, Any] = {
+    **dict.fromkeys(["Sidecar(spark)", "start(spark)", "AttachedSidecar(spark)"], SparkSession),
+}
+"""Annotations of parameters that are ``Any`` because the class is not imported there."""
+
 ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
@@ -188,9 +205,6 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "WorkQueue.add(priority)": [-1],
     "TlsCertificate(password)": [""],
     "Reply.fail(error)": [""],
-    "SidecarConfig(bind_host)": [""],
-    "SidecarConfig(advertised_host)": [""],
-    "SidecarConfig(status_host)": [""],
     "sinks.PostgresSink(conninfo)": [""],
     "sources.PostgresSource(conninfo)": [""],
     "sinks.SinkWriter(prefix)": [""],
@@ -201,6 +215,9 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "actors.testing.deterministic_system(seed)": [-1, HUGE],
 }
 """Values of the pool that are right, though a number or a text like this is usually wrong."""
+
+FOR_PEOPLE = ("cause", "error", "failure", "reason")
+"""Texts that are only shown."""
 
 VALID: dict[str, Any] = {"columns": ["a"], "subtask": 0, "attempt": 0, "parallelism": 1, "every_s": 1.0, "delay_s": 1.0}
 """Values for required parameters, by name, for the calls in which another one is wrong."""
@@ -245,8 +262,80 @@ def is_wrong(value: Any, name: str, hint: Any, default: Any, also_right: list[An
     if isinstance(value, str):
         if name in ("operator_id", "name", "part") and (value in (SURROGATE, LONG)):
             return True
-        return value == "" and takes_text(hint) and not (isinstance(default, str) and default == "")
+        if name in FOR_PEOPLE:
+            return value == "" and default != ""
+        return takes_text(hint) and (value in (SURROGATE, NUL) or (value == "" and default != ""))
     return False
+
+
+class Stranger:
+    """A class that makes nothing that is expected."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+async def a_coroutine_function(*args: Any) -> None:
+    """Has the wrong colour where its result is used."""
+
+
+async def an_async_generator_function(*args: Any) -> Any:
+    """Nothing awaits it."""
+    yield
+
+
+def a_generator_function(*args: Any) -> Any:
+    """Cannot be awaited."""
+    yield
+
+
+def with_many_arguments(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
+    """Takes more than any function that Headgate calls."""
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def plausible(name: str, hint: Any) -> list[Any]:
+    """What looks right and is wrong, for the annotation of one parameter."""
+    wrong: list[Any] = []
+    kinds = kinds_of(hint)
+    callables = [one for one in kinds if (get_origin(one) or one) is collections.abc.Callable]
+    for kind in kinds:
+        origin, args = get_origin(kind) or kind, get_args(kind)
+        if kind in callables:
+            awaited = len(args) == 2 and get_origin(args[1]) in (collections.abc.Awaitable, collections.abc.Coroutine)
+            wrong += [an_async_generator_function, a_generator_function if awaited else a_coroutine_function]
+            wrong += [with_many_arguments] if isinstance(args[0], list) else []
+            if is_own_class(args[1]):
+                wrong += [Stranger, *([] if args[1] in kinds else [blank(args[1])])]
+        elif origin is typing.Literal:
+            wrong += [f"{args[0]}x", str(args[0]).upper(), str(args[0]).encode()]
+        elif isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
+            wrong += [dict.fromkeys(("a",), bad) for bad in wrong_elements(name, args[1])] if args else []
+        elif isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and origin is not str:
+            wrong += [[bad] for bad in wrong_elements(name, args[0])] if args and origin is not bytes else []
+            wrong += [] if str in kinds else ["text"]
+        elif is_own_class(origin) and not callables:
+            wrong.append(origin)  # the class, where an instance is expected
+    return wrong
+
+
+def is_own_class(kind: Any) -> bool:
+    return isinstance(kind, type) and kind.__module__ not in ("builtins", "typing", __name__)
+
+
+def wrong_elements(name: str, hint: Any) -> list[Any]:
+    """What must not be in a collection."""
+    if hint is Any or isinstance(hint, typing.TypeVar) or hint is object:
+        return []
+    kinds = kinds_of(hint)
+    wrong: list[Any] = [None, THING]
+    wrong += ["", NUL, SURROGATE, BYTES] if str in kinds else ["text"]
+    wrong += [math.nan, math.inf, -1.0, HUGE, True] if float in kinds else [0.5]
+    wrong += [-1, HUGE, True] if int in kinds else []
+    return wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,9 +430,9 @@ def parameters() -> Iterator[Parameter]:
         hints = hints_of(function)
         for parameter in list(inspect.signature(function).parameters.values())[len(bound) :]:
             kind = parameter.kind
-            if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) or f"{short}({parameter.name})" in ANYTHING:
+            if kind is kind.VAR_KEYWORD or f"{short}({parameter.name})" in ANYTHING:
                 continue
-            hint = hints.get(parameter.name, Any)
+            hint = HINTS.get(f"{short}({parameter.name})", hints.get(parameter.name, Any))
             yield Parameter(short, parameter.name, function, bound, hint, parameter.default)
 
 
@@ -357,6 +446,9 @@ def call_with(parameter: Parameter, value: Any, *, others: bool) -> BaseExceptio
     positional: list[Any] = list(parameter.bound)
     for one in list(signature.parameters.values())[len(parameter.bound) :]:
         wrong = one.name == parameter.name
+        if one.kind is one.VAR_POSITIONAL:
+            positional += [value] if wrong else []
+            continue
         needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
         if wrong or (needed and others):
             argument = value if wrong else VALID.get(one.name, "valid")
@@ -383,9 +475,8 @@ def call_with(parameter: Parameter, value: Any, *, others: bool) -> BaseExceptio
 def test_a_wrong_argument_is_refused_with_its_name_what_was_given_and_what_is_expected(parameter: Parameter) -> None:
     also_right = ALSO_RIGHT.get(str(parameter), [])
     bad = []
-    for value in POOL:
-        if not is_wrong(value, parameter.name, parameter.hint, parameter.default, also_right):
-            continue
+    pool = [one for one in POOL if is_wrong(one, parameter.name, parameter.hint, parameter.default, also_right)]
+    for value in [*pool, *plausible(parameter.name, parameter.hint)]:
         error = call_with(parameter, value, others=False)
         if error is not None and not names_all(str(error), parameter.name, value):
             error = call_with(parameter, value, others=True)
@@ -409,6 +500,108 @@ def test_the_tables_name_only_what_exists() -> None:
         for name in inspect.signature(function).parameters
     }
     assert set(ANYTHING) | set(ALSO_RIGHT) <= everything, (set(ANYTHING) | set(ALSO_RIGHT)) - everything
+
+
+OPTIONS_WRONG: dict[str, list[str]] = {
+    "port": ["-1", "65536", "1e3", "nan", "", "x"],
+    "open_port": ["-1", "0", "65536", "x", ""],
+    "seconds": ["-1", "0", "nan", "inf", "x", ""],
+    "host": ["", "a b", "127.0.0.1:7650", "[::1]", "http://a", "a/b", NUL, "x" * 1000],
+    "label": ["", "a\nb", NUL, "x" * 1000],
+    "path": ["", NUL],
+    "text": ["", NUL],
+}
+
+
+def options() -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """Each option of each command that takes a value: its name, the arguments before it, and wrong values."""
+    main_parser = parser()
+    (commands,) = (one for one in main_parser._actions if isinstance(one, argparse._SubParsersAction))
+    for command, sub in commands.choices.items():
+        taking = [one for one in sub._actions if one.nargs != 0]
+        for option in taking:
+            needed = [one for one in taking if one is not option and (one.required or not one.option_strings)]
+            before = [word for one in needed for word in (*one.option_strings[:1], "valid")]
+            name = option.option_strings[0] if option.option_strings else option.metavar or option.dest
+            wrong = ["resumed", ""] if option.choices else OPTIONS_WRONG[option_type_name(option)]
+            yield f"{command} {name}", str(name), [command, *before], wrong
+
+
+def option_type_name(option: argparse.Action) -> str:
+    return next(name for name in option_types.__all__ if getattr(option_types, name) is option.type)
+
+
+@pytest.mark.parametrize(("name", "arguments", "wrong"), [pytest.param(*rest, id=id_) for id_, *rest in options()])
+def test_a_wrong_option_is_refused_with_its_name_what_was_given_and_what_is_expected(
+    name: str, arguments: list[str], wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in wrong:
+        given = [f"{name}={value}"] if name.startswith("-") else ["--", value]
+        with pytest.raises(SystemExit) as ended:
+            command_main([*arguments, *given])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert f"argument {name}: " in said, said
+        assert show(value, SHOWN_CHARS_MAX) in said, said
+        assert "must be" in said or "choose from" in said, said
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[str, Any], object], dict[str, list[Any]]]] = {
+    "Task": (
+        lambda name, value: setattr(blank(headgate.testing.Task), name, value),
+        {
+            **{key: [None, 1, "yes", THING] for key in ("busy", "unresponsive", "handles_urgent")},
+            "state": [None, "text", 5, [1]],
+            "declines": [None, True, b"no", 5],
+        },
+    ),
+    "World": (
+        lambda name, value: setattr(blank(headgate.testing.World), name, value),
+        {"input_id": ["", 5, b"x", NUL], "storage_error": ["full", OSError, 5]},
+    ),
+    "a subclass of SplitReader": (
+        lambda name, value: check_operator(type("Reader", (headgate.SplitReader,), {name: value})),
+        {
+            "splits_open_max": [0, -1, 1.5, True, "2", None],
+            "idle_wait_s": [0, -1, math.nan, "1", None],
+            "rate_limit_per_s": [0, -1, math.inf, "1"],
+            "snapshot_anywhere": [None, 1, "yes"],
+        },
+    ),
+    "a subclass of TwoPhaseSink": (
+        lambda name, value: headgate.sinks.TwoPhaseSinkCoordinator(
+            type("Sink", (headgate.sinks.TwoPhaseSink,), {name: value})()
+        ),
+        {"name": ["", 5, b"x", "a" * 300], "atomic": [None, 1, "yes"]},
+    ),
+    "a subclass of TwoPhaseCommitter": (
+        lambda name, value: check_settings(
+            type("Committer", (headgate.sinks.TwoPhaseCommitter,), {name: value}), headgate.sinks.TwoPhaseCommitter
+        ),
+        {"transient_errors": [OSError, [OSError], (int,), ("OSError",), None]},
+    ),
+}
+"""What a user sets as an attribute: how, and wrong values."""
+
+
+@pytest.mark.parametrize("owner", ATTRIBUTES)
+def test_a_wrong_attribute_is_refused_with_its_name_what_was_given_and_what_is_expected(owner: str) -> None:
+    put, names = ATTRIBUTES[owner]
+    for name, values in names.items():
+        for value in values:
+            with pytest.raises((TypeError, ValueError)) as refused:
+                put(name, value)
+            assert names_all(str(refused.value), name, value), f"{owner}.{name}: {refused.value}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"key": ["b"]}, {"key": ["a", "b"]}, {"columns": ["a", "a"]}, {"columns": []}, {"mode": "stagd"}],
+)
+def test_columns_of_a_sink_that_do_not_fit_together_are_refused(settings: Any) -> None:
+    name = next(iter(settings))
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        headgate.sinks.PostgresSink("", "t", **({"columns": ["a"]} | settings))
 
 
 def test_a_list_of_anything_is_not_looked_through() -> None:

@@ -92,7 +92,7 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
-    Layer("spark_bridge/subtask/urls.py", STDLIB | {"spark_bridge.subtask", "fsspec"}),
+    Layer("spark_bridge/subtask/urls.py", STDLIB | {"protocol", "spark_bridge.subtask", "fsspec"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),
@@ -104,6 +104,7 @@ LAYERS = (
         | {
             "spark_bridge.storage",
             "spark_bridge.errors",
+            "spark_bridge.option_types",
             "actors.logs",
             "actors.threads",
             "protocol",
@@ -153,7 +154,7 @@ LAYERS = (
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
-    Layer("spark_bridge/observability/history.py", STDLIB),
+    Layer("spark_bridge/observability/history.py", STDLIB | {"spark_bridge.option_types"}),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
         "spark_bridge/observability/",

@@ -31,6 +31,7 @@ from actors.coordination.user_calls import call_each
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
 from protocol.chain import join_states_in_steps, split_states_in_steps
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 
@@ -171,7 +172,7 @@ class CoordinatorChain(OperatorCoordinator):
                 state = await part.checkpoint_coordinator(checkpoint_id)
                 if not isinstance(state, bytes | bytearray | memoryview):
                     raise TypeError(
-                        f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
+                        f"checkpoint_coordinator returned {type_name(state)}, not bytes; return b'' for no state"
                     )
                 states[name] = bytes(state)
                 self.cut.snapshot_taken(name)

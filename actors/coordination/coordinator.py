@@ -75,7 +75,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
-from protocol.describing import describe
+from protocol.describing import describe, type_name
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
@@ -461,7 +461,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 return
             if not isinstance(state, bytes | bytearray | memoryview):
                 raise TypeError(
-                    f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
+                    f"checkpoint_coordinator returned {type_name(state)}, not bytes; return b'' for no state"
                 )
         except Exception as error:
             reason = f"checkpoint_coordinator: {describe(true_cause(error))}"

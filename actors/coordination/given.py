@@ -15,7 +15,7 @@ from actors.coordination.chain import users_coordinators
 from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
-from protocol.describing import name_of, show
+from protocol.describing import name_of, show, type_name
 from protocol.errors import RunRefused
 
 __all__ = [
@@ -99,7 +99,7 @@ def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> st
     """Why ``coordinator`` cannot serve a second run, with both fixes; empty if it can."""
     for stage, one in users_coordinators(coordinator).items():
         if getattr(one.reset_to_checkpoint, "__func__", None) is OperatorCoordinator.reset_to_checkpoint:
-            name = type(one).__name__
+            name = type_name(one)
             instead = f"chain({stage}=({name}, ...))" if stage else f"coordinate({operator_id!r}, {name}, ...)"
             return (
                 f"the coordinator cannot serve a second run: it is an instance of {name}, which does not override"

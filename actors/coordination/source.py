@@ -35,9 +35,9 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
 from actors.coordination.turns import Begun, in_turns
 from actors.coordination.user_calls import call_each
-from protocol.arguments import AT_LEAST_1, checked
+from protocol.arguments import AT_LEAST_1, check_settings, checked
 from protocol.attempts import FailureKind, FailureReason
-from protocol.describing import describe, show
+from protocol.describing import describe, name_of, show
 from protocol.enumerations import CurrentEnumeration
 from protocol.errors import EventEncodeError
 from protocol.facts import StageLook
@@ -592,6 +592,12 @@ class SourceCoordinator(OperatorCoordinator):
 
     def _build_checked(self, state: bytes | None) -> SplitEnumerator:
         enumerator = self._build(state)
+        if not isinstance(enumerator, SplitEnumerator):
+            raise TypeError(
+                f"{name_of(self._build)} returned {show(enumerator)}, which is not a SplitEnumerator: return a new one "
+                "each time it is called"
+            )
+        check_settings(enumerator, SplitEnumerator)
         if errors := errors_in_overrides(enumerator):
             raise TypeError("; ".join(errors))
         return enumerator

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.arguments import checked
 from protocol.attempts import FailureReason
 
 Call: TypeAlias = tuple[Any, ...]
@@ -33,6 +34,7 @@ class RecordingCoordinator(OperatorCoordinator):
         self.context: CoordinatorContext
         """The context that ``start`` received."""
 
+    @checked()
     def calls_of(self, *names: str) -> list[Call]:
         """The recorded calls of these methods, in order."""
         return [call for call in self.calls if call[0] in names]

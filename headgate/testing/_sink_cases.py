@@ -105,6 +105,7 @@ class SinkCase:
     def __str__(self) -> str:
         return self.name
 
+    @checked()
     def run(self, target: SinkTarget) -> None:
         """Run the case on ``target``, in this thread. It may be on an event loop's thread only if that loop is idle.
 

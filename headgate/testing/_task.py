@@ -12,7 +12,7 @@ from actors import ActorRef
 from actors.clock import Clock
 from actors.coordination.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
-from protocol.arguments import ANY, checked
+from protocol.arguments import ANY, check_attributes, checked
 from protocol.ids import ExecutionAttempt
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
@@ -88,6 +88,7 @@ class MemoryConnection:
             self.on_the_way.clear()
 
 
+@check_attributes(declines=ANY)
 class Task:
     """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 
@@ -96,6 +97,12 @@ class Task:
 
     After the attempt is over (``outcome``), further messages from it are dropped.
     """
+
+    busy: bool
+    unresponsive: bool
+    declines: str
+    state: bytes
+    handles_urgent: bool
 
     def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Clock) -> None:
         self.attempt = attempt

@@ -33,7 +33,7 @@ from actors.testing import DeterministicKit, Schedule, deterministic_system
 from headgate.testing._answer import Answer
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._task import MemoryConnection, Task
-from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
+from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, check_attributes, checked
 from protocol.attempts import (
     AttemptAccepted,
     AttemptLedger,
@@ -78,6 +78,7 @@ TaskT = TypeVar("TaskT", bound=Task)
 Mode = RestoreMode | Literal["batch", "streaming"]
 
 
+@check_attributes()
 class World:
     """A Spark application with one operator, in which the test plays Spark. ``running_operator`` makes it.
 
@@ -90,6 +91,9 @@ class World:
     nothing more can happen without another call or time passing. Only one may run at a time; a second one raises
     ``RuntimeError``. After the ``async with`` they raise ``LocalProtocolError``.
     """
+
+    input_id: str | None
+    storage_error: Exception | None
 
     def __init__(
         self,

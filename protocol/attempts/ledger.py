@@ -32,6 +32,7 @@ from protocol.attempts.types import (
 )
 from protocol.attempts.unwanted import why_unwanted
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView, view_attempts, view_run
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
     ApplicationEnded,
@@ -168,7 +169,7 @@ class AttemptLedger:
     def _word_said(self, word: AttemptWord) -> None:
         operator = self._operators.get(word.operator_id)
         if operator is None:
-            self._out.append(ReportStale(type(word).__name__, word.operator_id, word.task_attempt_id))
+            self._out.append(ReportStale(type_name(word), word.operator_id, word.task_attempt_id))
         else:
             operator.take_word(word)
 
@@ -223,7 +224,7 @@ class AttemptLedger:
                 f"needs parallelism={partitions}, or repartition({record.parallelism}) before its subtasks: "
                 "without an explicit number, adaptive execution chooses one, and may choose another next time. If it "
                 f"is one side of a union(), call repartition({record.parallelism}) after its subtasks and before the "
-                "union() instead: a stage numbers the partitions of both sides in one row",
+                "union() instead: a stage numbers the partitions of both sides in one row. So it does for cartesian()",
             )
         if operator.has_registered(message.task_attempt_id):
             return (

@@ -47,6 +47,7 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.describing import type_name
 from protocol.facts import StatusReported, TaskOutcome, TaskPlace, TaskState
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RefusalCode, RestoreMode
@@ -315,7 +316,7 @@ class OperatorLedger:
                 self._report_stale(word)
 
     def _report_stale(self, word: AttemptWord) -> None:
-        self.out.append(ReportStale(type(word).__name__, self.record.operator_id, word.task_attempt_id))
+        self.out.append(ReportStale(type_name(word), self.record.operator_id, word.task_attempt_id))
 
     def _take_word_of_stranger(self, word: AttemptWord) -> None:
         """Take an input about a task that waits for its answer: only the loss of its connection counts."""

@@ -59,6 +59,7 @@ from protocol.barrier_tracker.vocabulary import (
     SubtaskDeclined,
     SubtaskSnapshot,
 )
+from protocol.describing import type_name
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import HeldEvent, SubtaskState
 
@@ -277,7 +278,7 @@ class PendingCheckpoint:
 
     def describe(self, word: SubtaskWord | DriverWord) -> str:
         """Say, for a message to people, why a report about this checkpoint was not taken."""
-        name = type(word).__name__
+        name = type_name(word)
         if isinstance(word, SUBTASK_WORDS):
             if not self.has_part(word.attempt):
                 return f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"

@@ -121,6 +121,7 @@ from protocol.barrier_tracker.vocabulary import (
     SubtaskSnapshot,
     TrackerInput,
 )
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
@@ -272,13 +273,13 @@ class BarrierTracker:
     def _why_not_news(self, input: SubtaskReady | SubtaskFinished | SubtaskFinalState) -> str | None:
         known = self._attempts.get(input.attempt)
         if known is None:
-            return f"{type(input).__name__} of {input.attempt}, which is over or unknown"
+            return f"{type_name(input)} of {input.attempt}, which is over or unknown"
         repeated = {
             SubtaskReady: known.ready,
             SubtaskFinished: known.finished,
             SubtaskFinalState: known.final is not None,
         }[type(input)]
-        return f"{type(input).__name__} of {input.attempt}, said before" if repeated else None
+        return f"{type_name(input)} of {input.attempt}, said before" if repeated else None
 
     # --- requests ---
 

@@ -63,6 +63,7 @@ from protocol.barrier_tracker.vocabulary import (
     SubtaskDeclined,
     SubtaskSnapshot,
 )
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.subtask.outbound import HELD_OVERHEAD_BYTES
@@ -155,7 +156,7 @@ class CheckpointsUnderWay:
         """Say why the report is stale, or None. Raises ``LocalProtocolError`` if it must not come in this phase."""
         pending = self.pending.get(word.checkpoint_id)
         if pending is None:
-            return f"{type(word).__name__} for checkpoint {word.checkpoint_id}, which is not pending"
+            return f"{type_name(word)} for checkpoint {word.checkpoint_id}, which is not pending"
         verdict = pending.judge(word)
         if verdict is Verdict.ILLEGAL:
             raise LocalProtocolError(pending.describe(word))

@@ -36,6 +36,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, get_args
 
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
@@ -228,7 +229,7 @@ class GatewayInbound:
                 self._kept.append(item)
 
     def _refuse_stale(self, item: OfCheckpointUp, effects: Effects) -> None:
-        name = f"{type(item).__name__} of {self._attempt}"
+        name = f"{type_name(item)} of {self._attempt}"
         why = "was reported before" if self._outbound.knows(item.checkpoint_id) else "is over or unknown"
         effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} {why}"))
 
@@ -237,7 +238,7 @@ class GatewayInbound:
         if self._peer is _RESTORING or isinstance(item, ClosedForCheckpoint):
             return True
         self.stream.take(item.seq)
-        effects.append(RefuseMessage(f"{type(item).__name__} of {self._attempt}, which has finished"))
+        effects.append(RefuseMessage(f"{type_name(item)} of {self._attempt}, which has finished"))
         return False
 
     def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:

@@ -79,6 +79,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
+from protocol.describing import type_name
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.inbound import GatewayInbound
 from protocol.gateway.outbound import Effects, GatewayOutbound
@@ -410,7 +411,7 @@ class GatewayMachine:
     def _refuse(self, input: MessageReceived, now: float, effects: Effects) -> None:
         over = self._state is _OVER
         why = f"the attempt is over: {self._reason}" if over else "no connection is up"
-        effects.append(RefuseMessage(f"{type(input.message).__name__} from {self.attempt}: {why}"))
+        effects.append(RefuseMessage(f"{type_name(input.message)} from {self.attempt}: {why}"))
 
     # --- down ---------------------------------------------------------------------------------------------
     # An item of a checkpoint confirms whatever can be confirmed, so it needs no ``Confirm`` after it.
@@ -444,7 +445,7 @@ class GatewayMachine:
     def _receive(self, message: Any, now: float, effects: Effects) -> int:
         """Take one message, an ``UpMessage``; return when to confirm it."""
         if message.task_attempt_id != self._id:
-            name = f"{type(message).__name__} of task {message.task_attempt_id}"
+            name = f"{type_name(message)} of task {message.task_attempt_id}"
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
             return _LATER
         kind = type(message)
@@ -458,7 +459,7 @@ class GatewayMachine:
                 if isinstance(message, Heartbeat):  # a sign of life, as its bytes were
                     return _LATER
                 raise RemoteProtocolError(
-                    f"unexpected {type(message).__name__} on the established connection of {self.attempt}"
+                    f"unexpected {type_name(message)} on the established connection of {self.attempt}"
                 )
         return _AGAIN if self._inbound.receive(message, now, effects) else _NOW
 
@@ -466,7 +467,7 @@ class GatewayMachine:
         """Take an item of a checkpoint, then what it confirms; return when to confirm it."""
         confirmed = word.confirmed
         if confirmed > self._outbound.stream.last_seq:
-            raise RemoteProtocolError(f"{type(word).__name__} confirms item {confirmed}, which was never sent")
+            raise RemoteProtocolError(f"{type_name(word)} confirms item {confirmed}, which was never sent")
         repeated = self._inbound.receive(word, now, effects)
         if confirmed:
             self._outbound.confirm(confirmed, effects)

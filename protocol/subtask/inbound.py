@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
+from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
 from protocol.streams import IncomingStream, RefuseMessage
 from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
@@ -170,7 +171,7 @@ class SubtaskInbound:
         sender; a checkpoint is told that nothing more will come (H47)."""
         if isinstance(item, PAYLOAD):
             self.stream.advance(0)  # never taken, so never confirmed
-            effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
+            effects.append(RefuseMessage(f"{type_name(item)} {item.seq}: the operator has finished"))
             return
         self.stream.advance()
         if isinstance(item, CloseForCheckpoint):

@@ -64,6 +64,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, cast
 
+from protocol.describing import type_name
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import Reaction, TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, IncomingStream, RefuseMessage
@@ -346,7 +347,7 @@ class SubtaskMachine:
         pass
 
     def _raise_illegal(self, input: SubtaskInput, now: float, effects: Effects) -> None:
-        what, hint = _SENT_OUTSIDE.get(type(input), (type(input).__name__, ""))
+        what, hint = _SENT_OUTSIDE.get(type(input), (type_name(input), ""))
         raise LocalProtocolError(f"{what} when the operator is {self._state.value}{hint}")
 
     def _raise_over(self, input: SubtaskInput, now: float, effects: Effects) -> None:
@@ -423,7 +424,7 @@ class SubtaskMachine:
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
         """Take one message. True if it is an item to be confirmed now, perhaps again."""
         if message.task_attempt_id != self._id or not self._outbound.attached:
-            whose = f"{type(message).__name__} for task {message.task_attempt_id}"
+            whose = f"{type_name(message)} for task {message.task_attempt_id}"
             where = "connected" if self._outbound.attached else "not connected"
             effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
             return False
@@ -437,7 +438,7 @@ class SubtaskMachine:
                 self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
                 return False
             if isinstance(message, PLAIN):
-                raise RemoteProtocolError(f"unexpected {type(message).__name__} on an established connection")
+                raise RemoteProtocolError(f"unexpected {type_name(message)} on an established connection")
         if self._inbound.stream.is_new(message.seq):
             self._take_item(message, effects)
             return isinstance(message, PAYLOAD)
@@ -447,7 +448,7 @@ class SubtaskMachine:
         """Take an item of a checkpoint, then what it confirms. True if it was a duplicate."""
         confirmed = word.confirmed
         if confirmed > self._outbound.stream.last_seq:
-            raise RemoteProtocolError(f"{type(word).__name__} confirms item {confirmed}, which was never sent")
+            raise RemoteProtocolError(f"{type_name(word)} confirms item {confirmed}, which was never sent")
         is_new = self._inbound.stream.is_new(word.seq)
         if is_new:
             self._take_item(cast(DownItem, word), effects)

@@ -39,6 +39,7 @@ from typing import Any
 import msgpack
 
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.describing import type_name
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
@@ -221,9 +222,7 @@ class _Body:
             if self._at != self._size:
                 raise ValueError("there are bytes after its end")
         except (ValueError, TypeError) as error:
-            raise CheckpointCorrupt(
-                f"its body does not have this format: {str(error) or type(error).__name__}"
-            ) from None
+            raise CheckpointCorrupt(f"its body does not have this format: {str(error) or type_name(error)}") from None
         return stored
 
     def _read_all(self) -> StoredCheckpoint:
@@ -296,7 +295,7 @@ class _Body:
 
 def _integer(value: Any, name: str, *, least: int = 0, most: int = _INT_MAX) -> int:
     if type(value) is not int:
-        raise ValueError(f"{name} must be an integer, is {type(value).__name__}")
+        raise ValueError(f"{name} must be an integer, is {type_name(value)}")
     if not least <= value <= most:
         raise ValueError(f"{name} must be from {least} to {most}, is {value}")
     return value
@@ -304,13 +303,13 @@ def _integer(value: Any, name: str, *, least: int = 0, most: int = _INT_MAX) -> 
 
 def _flag(value: Any, name: str) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"{name} must be a bool, is {type(value).__name__}")
+        raise ValueError(f"{name} must be a bool, is {type_name(value)}")
     return value
 
 
 def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     if type(value) is not str:
-        raise ValueError(f"{name} must be a string, is {type(value).__name__}")
+        raise ValueError(f"{name} must be a string, is {type_name(value)}")
     if not value and not may_be_empty:
         raise ValueError(f"{name} must not be empty")
     return value
@@ -318,7 +317,7 @@ def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
 
 def _bytes(value: Any, name: str) -> bytes:
     if type(value) is not bytes:
-        raise ValueError(f"{name} must be bytes, is {type(value).__name__}")
+        raise ValueError(f"{name} must be bytes, is {type_name(value)}")
     return value
 
 

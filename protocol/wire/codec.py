@@ -27,6 +27,7 @@ from typing import Any, get_args
 
 import msgpack
 
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.wire.events import (
     EVENT_STEP_BYTES,
@@ -197,7 +198,7 @@ _OF_CHECKPOINT: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
 def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     entry = BY_KIND.get(type(message))
     if entry is None:
-        raise LocalProtocolError(f"{type(message).__name__} is not a message of this protocol")
+        raise LocalProtocolError(f"{type_name(message)} is not a message of this protocol")
     tag, row = entry
     values: list[Any] = [tag]
     for name, check in row:
@@ -207,14 +208,14 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
         try:
             values.append(check(value, limits))
         except (ValueError, OverflowError) as error:
-            raise LocalProtocolError(f"{type(message).__name__}.{name} {error}") from None
+            raise LocalProtocolError(f"{type_name(message)}.{name} {error}") from None
     try:
         body = _pack(values)
     except (ValueError, OverflowError) as error:
-        raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
+        raise LocalProtocolError(f"{type_name(message)} cannot be encoded: {error}") from error
     if len(body) > limits.message_bytes_max:
         raise LocalProtocolError(
-            f"{type(message).__name__} takes {len(body)} bytes, and a message at most {limits.message_bytes_max}: "
+            f"{type_name(message)} takes {len(body)} bytes, and a message at most {limits.message_bytes_max}: "
             "keep less state in the operator"
         )
     return frame(body)
@@ -418,7 +419,7 @@ def _unpacker(data: bytes, entries_max: int, list_hook: Callable[[list[Any]], An
 
 
 def _detail(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return str(error) or type_name(error)
 
 
 def _continues() -> bool:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from protocol.describing import describe, show, text_of
+from protocol.describing import class_name, describe, full_name, show, text_of, type_name
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
@@ -175,7 +175,7 @@ def _lower(value: Any) -> Any:
         raise _LargeArrayMet
     leaf = _leaves().encode_leaf(value, CODEC_LIMITS.event_bytes_max)
     if leaf is None:
-        raise TypeError(f"can not serialize {kind.__name__!r} object")
+        raise TypeError(f"can not serialize {class_name(kind)!r} object")
     return msgpack.ExtType(*leaf)
 
 
@@ -205,7 +205,7 @@ def _encode_large_arrays(value: object, limits: WireLimits) -> bytes:
             raise _too_many_bytes(size, limits)
         parts = _leaves().encode_large_array(entry)
         if parts is None:
-            raise TypeError(f"can not serialize {type(entry).__name__!r} object")
+            raise TypeError(f"can not serialize {type_name(entry)!r} object")
         arrays.append(parts)
         return msgpack.ExtType(PLACEHOLDER, (len(arrays) - 1).to_bytes(4, "big"))
 
@@ -402,7 +402,7 @@ def _inside(value: Any, place: _Place | None, limits: WireLimits) -> tuple[Colle
             raise EventEncodeError(f"{_path(place)} cannot be encoded: {describe(error)}") from error
     if place is None and _is_leaf(value, place, limits):
         return (), 0
-    raise EventEncodeError(f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, {_remedy(value)}")
+    raise EventEncodeError(f"{_path(place)} is of type {full_name(kind)}, {_remedy(value)}")
 
 
 def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
@@ -975,7 +975,7 @@ def _build_registered(values: list[Any]) -> Any:
     except BaseException as error:  # whatever the user's class raises, an exit too
         raise RemoteProtocolError(
             f"the event cannot be decoded: its {values[1]!r:.100} cannot be built from {len(values) - 2} fields: "
-            f"{type(error).__name__}: {_detail(error)}. Correct the class: what it does when it is built, in "
+            f"{type_name(error)}: {_detail(error)}. Correct the class: what it does when it is built, in "
             "__post_init__ for example, must succeed wherever its event arrives"
         ) from error
 
@@ -984,10 +984,10 @@ def _unhashed(members: list[Any], error: BaseException) -> Exception:
     """What to raise if a set of these members, or a dict with these keys, cannot be built. The classes are a user's."""
     if isinstance(error, _EqualHashes):
         return error
-    names = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in set(map(type, members)) - _SCALARS})
+    names = sorted({full_name(kind) for kind in set(map(type, members)) - _SCALARS})
     return RemoteProtocolError(
         f"the event cannot be decoded: a member of a set, or a key of a dict, of {', '.join(names)[:200]} cannot be "
-        f"hashed or compared: {type(error).__name__}: {_detail(error)}. Correct __hash__ and __eq__ of the class"
+        f"hashed or compared: {type_name(error)}: {_detail(error)}. Correct __hash__ and __eq__ of the class"
     )
 
 
@@ -1019,7 +1019,7 @@ def _nests_deeper(limits: WireLimits) -> RemoteProtocolError:
 
 
 def _detail(error: BaseException) -> str:
-    return (text_of(error) or type(error).__name__)[:400]
+    return (text_of(error) or type_name(error))[:400]
 
 
 def _refuse_extension(code: int, data: bytes) -> None:

@@ -15,6 +15,7 @@ from math import isfinite
 from operator import itemgetter
 from typing import Any
 
+from protocol.describing import type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import (
@@ -62,7 +63,7 @@ Check = Callable[[Any, WireLimits], Any]
 
 def _integer(value: Any, limits: WireLimits, *, least: int = 0, most: int = INT_MAX) -> int:
     if type(value) is not int:
-        raise ValueError(f"must be an integer, is {type(value).__name__}")
+        raise ValueError(f"must be an integer, is {type_name(value)}")
     if not least <= value <= most:
         raise ValueError(f"must be from {least} to {most}, is {value}")
     return value
@@ -70,13 +71,13 @@ def _integer(value: Any, limits: WireLimits, *, least: int = 0, most: int = INT_
 
 def _of_enum(value: Any, limits: WireLimits, *, kind: type[RestoreMode | RefusalCode]) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"must be an integer, is {type(value).__name__}")
+        raise ValueError(f"must be an integer, is {type_name(value)}")
     return kind(value)  # its ValueError names the value
 
 
 def _seconds(value: Any, limits: WireLimits) -> float:
     if type(value) is not float and type(value) is not int:
-        raise ValueError(f"must be a number, is {type(value).__name__}")
+        raise ValueError(f"must be a number, is {type_name(value)}")
     if not (isfinite(value) and value >= 0):
         raise ValueError(f"must be a finite number of seconds, is {value}")
     return float(value)
@@ -84,7 +85,7 @@ def _seconds(value: Any, limits: WireLimits) -> float:
 
 def _name(value: Any, limits: WireLimits) -> str:
     if type(value) is not str:
-        raise ValueError(f"must be a string, is {type(value).__name__}")
+        raise ValueError(f"must be a string, is {type_name(value)}")
     if not 0 < len(value) <= limits.name_chars_max:
         raise ValueError(f"must have 1 to {limits.name_chars_max} characters, has {len(value)}")
     return value
@@ -92,7 +93,7 @@ def _name(value: Any, limits: WireLimits) -> str:
 
 def text(value: Any, limits: WireLimits) -> str:
     if type(value) is not str:
-        raise ValueError(f"must be a string, is {type(value).__name__}")
+        raise ValueError(f"must be a string, is {type_name(value)}")
     if len(value) > limits.text_chars_max:
         raise ValueError(f"must have at most {limits.text_chars_max} characters, has {len(value)}")
     return value
@@ -100,7 +101,7 @@ def text(value: Any, limits: WireLimits) -> str:
 
 def _bytes(value: Any, limits: WireLimits) -> bytes:
     if type(value) is not bytes:
-        raise ValueError(f"must be bytes, is {type(value).__name__}")
+        raise ValueError(f"must be bytes, is {type_name(value)}")
     return value  # the frame bounds it
 
 
@@ -118,7 +119,7 @@ def _token(value: Any, limits: WireLimits) -> bytes:
 
 def _flag(value: Any, limits: WireLimits) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"must be a bool, is {type(value).__name__}")
+        raise ValueError(f"must be a bool, is {type_name(value)}")
     return value
 
 
@@ -127,7 +128,7 @@ def _entries(
 ) -> tuple[Any, ...]:
     """Check a list of lists, each with the fields of ``kind``. There may be 65,536, so no line runs for each."""
     if type(value) is not list and type(value) is not tuple:
-        raise ValueError(f"must be a list of lists, is {type(value).__name__}")
+        raise ValueError(f"must be a list of lists, is {type_name(value)}")
     if len(value) > limits.held_events_max:
         raise ValueError(f"must have at most {limits.held_events_max} entries, has {len(value)}")
     kinds = set(map(type, value))

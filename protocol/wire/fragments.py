@@ -27,6 +27,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import Any, NoReturn, cast
 
+from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import decode_message, encode_message, encode_word
 from protocol.wire.framing import FrameDecoder, WireLimits
@@ -347,7 +348,7 @@ class FragmentDecoder:
     def _open(self, envelope: bytes) -> Message:
         message = decode_message(envelope, self._limits)
         if type(message) not in _ENVELOPES or cast(_WithPayload, message).payload:
-            self._refuse(f"{type(message).__name__} as the envelope of a payload")
+            self._refuse(f"{type_name(message)} as the envelope of a payload")
         return message
 
     def _begin_part(self, size: int) -> None:

@@ -57,7 +57,7 @@ from spark_bridge.bridge.messages import (
     ViewRun,
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact
-from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.bridge.runs import JobsOfAction, RunningJobs
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.errors import OperatorBroken
@@ -81,7 +81,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
         self._running = running or RunningJobs()
         self._awaiting_end: list[AwaitRunsOver] = []
-        self._left_out: dict[str, int] = {}  # how many partitions the last run computed; 0 if all
+        self._jobs: dict[str, JobsOfAction] = {}
         self._warned_of_several: set[str] = set()
         self._deadline = DeadlineTimer()
         self._inherited = InheritedRuns()
@@ -260,6 +260,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             match effect:
                 case AttemptAccepted(connection_id=connection_id, attempt=attempt):
                     connection, _ = self._registering.pop(connection_id)
+                    self._see_several_jobs(context, attempt.operator_id, effect)
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us, connection))
                 case SubtaskReady(attempt) | SubtaskFailed(attempt) | SubtaskFinished(attempt):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
@@ -268,8 +269,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     action = ""
                     if isinstance(effect, RunStarted):
                         action = self._running.action_of(effect.operator_id)
-                    elif isinstance(effect, RunEnded):
-                        self._see_several_jobs(context, effect)
+                    if isinstance(effect, RunStarted | RunEnded):
+                        self._see_several_jobs(context, effect.operator_id, effect)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us, action=action))
                 case RefuseRegistration():
                     self._refuse(context, effect)
@@ -282,12 +283,16 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 case _:
                     raise TypeError(f"unknown effect of the ledger: {effect!r}")
 
-    def _see_several_jobs(self, context: ActorContext[BridgeMessage], ended: RunEnded) -> None:
-        """Warn once if an action runs job after job, each over more partitions, as ``take`` does (H55)."""
-        operator_id = ended.operator_id
-        before, count = self._left_out.get(operator_id, 0), ended.computed
-        self._left_out[operator_id] = count
-        if not (before and count) or before == count or operator_id in self._warned_of_several:
+    def _see_several_jobs(
+        self,
+        context: ActorContext[BridgeMessage],
+        operator_id: str,
+        effect: AttemptAccepted | RunStarted | RunEnded,
+    ) -> None:
+        """Warn once if an action runs job after job, each over other partitions, as ``take`` does (H55)."""
+        jobs = self._jobs.setdefault(operator_id, JobsOfAction())
+        jobs.note(effect)
+        if jobs.count < 2 or operator_id in self._warned_of_several:
             return
         self._warned_of_several.add(operator_id)
         context.log.warning(

@@ -7,14 +7,34 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from protocol.attempts import LedgerEffect, RunEnded, RunStarted
+from protocol.attempts import AttemptAccepted, LedgerEffect, RunEnded, RunStarted
 from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
-__all__ = ["RunningJobs"]
+__all__ = ["JobsOfAction", "RunningJobs"]
 
 ACTIONS_KEPT = 4096
 """The number of stages that are remembered with their action, more than can run at the same time."""
+
+
+@dataclass(slots=True)
+class JobsOfAction:
+    """How many jobs over one operator the last action seems to have made, each over some of the partitions (H55).
+
+    ``take`` and similar actions run job after job. The first of them computes partition 0, and no later one does.
+    """
+
+    count: int = 0
+    _later: bool = False
+
+    def note(self, effect: LedgerEffect) -> None:
+        match effect:
+            case RunStarted():
+                self._later = True
+            case AttemptAccepted(attempt=attempt) if attempt.subtask == 0:
+                self._later = False
+            case RunEnded(computed=computed):
+                self.count = 0 if not computed else self.count + 1 if self._later and self.count else 1
 
 
 @dataclass(slots=True)

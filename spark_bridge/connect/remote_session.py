@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.logs import get_logger
+from protocol.describing import type_name
 from spark_bridge.connect.task import SCHEMA, ExecutorLook
 from spark_bridge.driver.shipping import packages_are_files, write_archive
 from spark_bridge.errors import ConnectRefused
@@ -344,4 +345,4 @@ def _why_no_subtask(text: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type_name(error)])[0]

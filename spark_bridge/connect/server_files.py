@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.wire.keys import KEY_BYTES
+from spark_bridge import option_types
 from spark_bridge.relay_jar import LISTENER_CLASS, jar_bytes
 
 __all__ = ["add_command", "start_options"]
@@ -27,9 +28,15 @@ def add_command(commands: Any) -> None:
         help="write the files that a Spark Connect server needs to serve Headgate's clients",
         description=__doc__,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="for the relay's jar and the file of secrets; made if missing")
+    parser.add_argument(
+        "folder",
+        type=option_types.path,
+        metavar="FOLDER",
+        help="for the relay's jar and the file of secrets; made if missing",
+    )
     parser.add_argument(
         "--new-client",
+        type=option_types.path,
         metavar="FILE",
         help="add a new secret to the file of secrets, and write it to FILE, which is for one client "
         "(SidecarConfig.relay_secret_file); the server reads its file when it starts",

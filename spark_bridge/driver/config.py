@@ -14,6 +14,7 @@ from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
+from spark_bridge.addresses import HOST
 from spark_bridge.bridge.relay import RelayKind
 from spark_bridge.certificates import TlsCertificate
 from spark_bridge.observability.status_server import check_status_access
@@ -144,9 +145,9 @@ class SidecarConfig:
     def __post_init__(self) -> None:
         check_fields(
             self,
-            bind_host=ANY,
-            advertised_host=ANY,
-            status_host=ANY,
+            bind_host=HOST,
+            advertised_host=HOST,
+            status_host=HOST,
             port=PORT,
             advertised_port=PORT,
             relay_port=PORT,

@@ -14,6 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
+from protocol.arguments import Rule
 from protocol.describing import show
 from spark_bridge.bridge.relay import require_driver
 from spark_bridge.errors import SidecarError
@@ -26,15 +27,20 @@ def is_remote(spark: object) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+def _is_spark(value: Any) -> bool:
+    return is_remote(value) or isinstance(getattr(value, "sparkContext", value), SparkContext)
+
+
+SPARK = Rule("the SparkSession or the SparkContext that runs the tasks", _is_spark, is_type=True)
+
+
 def driver_context(spark: Any) -> Any:
     """The classic, running ``SparkContext`` behind a session or a context.
 
     Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
     """
-    if not is_remote(spark) and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
-        raise TypeError(
-            f"{show(spark)} is neither a SparkSession nor a SparkContext: pass the session that runs the tasks"
-        )
+    if not _is_spark(spark):
+        raise TypeError(f"spark must be {SPARK.expected}, not {show(spark)}")
     return require_driver(spark)
 
 

@@ -21,7 +21,7 @@ import anyio
 
 from actors.coordination import CheckpointFailed
 from actors.logs import get_logger
-from protocol.describing import text_of
+from protocol.describing import text_of, type_name
 from protocol.errors import RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.driver.interrupts import holding_interrupts
@@ -206,7 +206,7 @@ class Restarter:
             )
         if not self._runs.ran:
             raise TypeError(
-                f"action must be a function that runs Spark, but it returned a {type(result).__name__}, which is lazy, "
+                f"action must be a function that runs Spark, but it returned a {type_name(result)}, which is lazy, "
                 "and no task of an operator has run: end it with what computes the result, such as .collect(), "
                 ".count() or .write.save(...)"
             )
@@ -236,7 +236,7 @@ class Restarter:
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
-        text = f"{type(error).__name__}: {_in_one_line(error)}"
+        text = f"{type_name(error)}: {_in_one_line(error)}"
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             raise RestartsExhausted(

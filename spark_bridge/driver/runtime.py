@@ -32,6 +32,7 @@ from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
 from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked
 from protocol.barrier_tracker import CheckpointConfig
+from protocol.describing import type_name
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
@@ -866,4 +867,4 @@ def complain_of_output(why: str, exception: BaseException | None) -> None:
     error = OutputNotCommitted(f"the last output is not committed: {why}; run the job again")
     if exception is None:
         raise error
-    exception.add_note(f"{type(error).__name__}: {error}")
+    exception.add_note(f"{type_name(error)}: {error}")

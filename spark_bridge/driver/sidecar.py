@@ -22,7 +22,7 @@ from protocol.arguments import ACTION, WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.environment import is_remote
+from spark_bridge.driver.environment import SPARK, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
@@ -72,9 +72,9 @@ class Sidecar(PartFactories):
     thread-safe and block the calling thread. None may be called on the sidecar's own loop, that is, by a coordinator.
     With ``async with``, use the methods of the ``SidecarRuntime`` that it returns.
 
-    Entering raises ``RelayError`` for a stopped context, ``ConnectRefused`` if a Spark Connect server cannot be served,
-    ``TypeError`` for an object that is not a session, ``SidecarError`` if the workers' Python cannot run a task or the
-    sidecar is already running, and ``ServerStartError`` if the port is in use.
+    Raises ``TypeError`` for an object that is neither a session nor a context. Entering raises ``RelayError`` for a
+    stopped context, ``ConnectRefused`` if a Spark Connect server cannot be served, ``SidecarError`` if the workers'
+    Python cannot run a task or the sidecar is already running, and ``ServerStartError`` if the port is in use.
 
     Leaving fails each job that is still running, with a message that says so, and closes all coordinators. No thread,
     socket or listener is left behind, whether the job is running, has failed, or the context has stopped. In streaming
@@ -85,7 +85,7 @@ class Sidecar(PartFactories):
     Ctrl-C during entering or leaving still shuts the sidecar down completely, and then raises ``KeyboardInterrupt``.
     """
 
-    @checked()
+    @checked(spark=SPARK)
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
         self._spark = spark
         self._config = config or SidecarConfig()
@@ -315,7 +315,8 @@ class Sidecar(PartFactories):
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
-        The result is empty if everything moves. The log says the same unasked after ``SidecarConfig.stalled_report_s``.
+        The log says the same unasked after ``SidecarConfig.stalled_report_s``. Another sentence names each operator
+        whose last action was several jobs for Spark, as ``take`` is. Otherwise the result is empty if everything moves.
         Raises ``AskTimeout`` as ``status`` does.
         """
         return self._call(SidecarRuntime.explain, waiting_s=waiting_s)

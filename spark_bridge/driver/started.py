@@ -21,7 +21,7 @@ from actors.logs import get_logger
 from protocol.arguments import NAME, checked
 from protocol.describing import describe
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.environment import driver_context, is_remote
+from spark_bridge.driver.environment import SPARK, driver_context, is_remote
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError
@@ -58,7 +58,7 @@ _of_the_parent: list[_Started] = []
 """Kept in a forked process, because collecting a running sidecar there would reach for threads that do not exist."""
 
 
-@checked(name=NAME)
+@checked(spark=SPARK, name=NAME)
 def start(spark: Any, config: SidecarConfig | None = None, *, name: str = "default") -> Sidecar:
     """Start a sidecar for a notebook or a service that cannot use a ``with`` block, and return it.
 

@@ -208,6 +208,7 @@ class StatusCollector:
             timeline=tuple(journal.timeline),
             counters=statistics.counter_totals(),
             sources={name: _source(backlog) for name, backlog in statistics.sources().items()},
+            jobs_of_last_action=journal.jobs.count,
         )
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:

@@ -13,7 +13,7 @@ from spark_bridge.observability.status import (
     SidecarStatus,
 )
 
-__all__ = ["WAITING_S", "explain"]
+__all__ = ["WAITING_S", "explain", "waits"]
 
 WAITING_S = 5.0
 """A shorter wait is normal and is not mentioned."""
@@ -24,6 +24,21 @@ BLOCKED_MS = 250.0
 
 
 def explain(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+    """Return what ``waits`` returns, and a sentence for each operator whose last action was several jobs."""
+    several = (one for _, one in sorted(status.operators.items()) if one.jobs_of_last_action > 1)
+    return (*waits(status, waiting_s=waiting_s), *map(_of_jobs, several))
+
+
+def _of_jobs(operator: OperatorStatus) -> str:
+    return (
+        f"the last action over {operator.operator_id!r} was {operator.jobs_of_last_action} jobs, each over some of the "
+        "partitions, as of take(), first(), show(), isEmpty() or limit(). Each job is a run: a coordinator that is "
+        "built for each run has seen only the last one, and counters have all. Use an action over all partitions, such "
+        "as collect(), or cache() the output and count() it first"
+    )
+
+
+def waits(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
     """Return a sentence for everything that has waited for ``waiting_s`` seconds, with what it waits for.
 
     The result is empty if everything moves. Operators are in the order of their names; within one, the cause comes

@@ -21,6 +21,8 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any, NamedTuple
 
+from spark_bridge import option_types
+
 __all__ = ["Entry", "Timeline", "Unreadable", "add_command", "read_timeline"]
 
 _READ, _NO_NOTES, _UNREADABLE = 0, 1, 2
@@ -61,8 +63,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "zstd.",
         epilog="Exit status: 0 printed, 1 there are no notes of Headgate in it, 2 it cannot be read.",
     )
-    parser.add_argument("log", metavar="EVENTLOG", help="the file, or the directory of a rolling event log")
-    parser.add_argument("--operator", metavar="NAME", help="only this operator's notes")
+    parser.add_argument(
+        "log", type=option_types.path, metavar="EVENTLOG", help="the file, or the directory of a rolling event log"
+    )
+    parser.add_argument("--operator", type=option_types.label, metavar="NAME", help="only this operator's notes")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each entry")
     parser.set_defaults(run=run)
 

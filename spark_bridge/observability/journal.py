@@ -37,6 +37,7 @@ from protocol.barrier_tracker import (
     StoreCheckpoint,
 )
 from protocol.describing import describe
+from spark_bridge.bridge.runs import JobsOfAction
 from spark_bridge.observability.status import CheckpointRecord, FailureRecord, TimelineRecord
 
 __all__ = [
@@ -122,6 +123,7 @@ class OperatorJournal:
         self.failures: deque[FailureRecord] = deque(maxlen=FAILURES_KEPT)
         self.timeline: deque[TimelineRecord] = deque(maxlen=TIMELINE_KEPT)
         self.run_began: float | None = None
+        self.jobs = JobsOfAction()
         self.steps = 0
         """How often anything has happened, for those who look whether anything has."""
 
@@ -131,6 +133,8 @@ class OperatorJournal:
         if begun is not None:
             self._enter(observed, *begun, now)
             return
+        if isinstance(observed, RunStarted | AttemptAccepted | RunEnded):
+            self.jobs.note(observed)
         match observed:
             case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
                 self._end(checkpoint_id, "completed", "", now)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from actors import Actor, ActorContext, ActorError
 from protocol.values import value
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
-from spark_bridge.observability.diagnosis import explain
+from spark_bridge.observability.diagnosis import waits
 
 __all__ = ["ObserverActor", "ObserverMessage"]
 
@@ -73,7 +73,7 @@ class ObserverActor(Actor[ObserverMessage]):
             status = await self._collector.take()
         except ActorError:
             return  # an operator is just being released, or everything is
-        sentences = explain(status, waiting_s=self._report_s)
+        sentences = waits(status, waiting_s=self._report_s)
         now = context.clock.now()
         if not sentences:
             self._stuck_since = None

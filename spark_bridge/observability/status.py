@@ -246,6 +246,8 @@ class OperatorStatus:
     hold. ``timeline``: the most recent steps of this run and those before it, newest last. ``counters``: what the tasks
     have counted, and how many values they have observed, for each name; ``handle.counters()`` has the distributions.
     ``sources`` has the backlog of each source, by the name of the stage; the name is empty if there are no stages.
+    ``jobs_of_last_action``: how many jobs ``take`` or a similar action has made of the last action, each of which is a
+    run over some of the subtasks; 0 or 1 for any other action.
     """
 
     operator_id: str
@@ -273,6 +275,7 @@ class OperatorStatus:
     timeline: tuple[TimelineRecord, ...] = ()
     counters: Mapping[str, int | float] = field(default_factory=dict)
     sources: Mapping[str, SourceStatus] = field(default_factory=dict)
+    jobs_of_last_action: int = 0
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

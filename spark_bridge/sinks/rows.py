@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["refuse_unknown", "rows_of"]
+from protocol.describing import type_name
+from spark_bridge.sinks.two_phase.errors import SinkMisused
+
+__all__ = ["check_columns", "refuse_unknown", "rows_of"]
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raise ``SinkMisused`` if there are none, or two of one name."""
+    if not columns or len(set(columns)) < len(columns):
+        raise SinkMisused(f"columns must be a list of names, each once and at least one, not {list(columns)}")
 
 
 def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
@@ -38,7 +47,7 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
             )
         return [record]
     raise TypeError(
-        f"a {type(record).__name__} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
+        f"a {type_name(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
         "the operator"
     )
 

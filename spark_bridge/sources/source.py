@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.coordination import SourceCoordinator, SplitEnumerator
 from actors.coordination.enumerators import HybridSplitEnumerator
+from protocol.arguments import checked
 from protocol.source_events import SplitAt
 from spark_bridge.subtask.hybrid import HybridReader
 from spark_bridge.subtask.source import SplitReader
@@ -64,6 +65,7 @@ class HybridSource(Source):
     source may be unbounded.
     """
 
+    @checked()
     def __init__(self, *sources: Source) -> None:
         if not sources:
             raise ValueError("a hybrid source needs at least one source: pass them in the order in which they are read")

@@ -19,11 +19,11 @@ from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import encode_event
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
-from spark_bridge.addresses import parse_address
+from spark_bridge.addresses import ADDRESS, parse_address
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.certificates import TlsCertificate, certificate_digest
 from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
-from spark_bridge.driver.environment import check_worker_python, driver_context, is_remote
+from spark_bridge.driver.environment import SPARK, check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
 from spark_bridge.driver.restarts import run_blocking
@@ -81,7 +81,7 @@ class AttachedSidecar(StaysOnDriver):
     when the application ends. Outside the block, every method raises ``SidecarNotRunning``.
     """
 
-    @checked()
+    @checked(spark=SPARK, address=ADDRESS)
     def __init__(
         self,
         spark: Any,

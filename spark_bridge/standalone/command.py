@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge import option_types
+
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
     from spark_bridge.server.server import ServerStartError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add_command"]
 
 DEFAULT_PORT = 7650
+PORT_MAX = 65_535
 STATUS_TOKEN = "HEADGATE_STATUS_TOKEN"
 EPILOG = """\
 MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
@@ -35,39 +38,65 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "sidecar", help="run the sidecar in this process; drivers attach to it", description=__doc__, epilog=EPILOG
     )
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
     parser.add_argument(
-        "--secret-file", required=True, metavar="FILE", help="shared with the drivers; created if it does not exist"
+        "factory", type=option_types.text, metavar="MODULE:FACTORY", help="what coordinates the operators, see below"
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", help="to listen on, and for tasks to connect to (default: loopback)"
+        "--secret-file",
+        type=option_types.path,
+        required=True,
+        metavar="FILE",
+        help="shared with the drivers; created if it does not exist",
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"for drivers' requests (default: {DEFAULT_PORT})"
+        "--host",
+        type=option_types.host,
+        default="127.0.0.1",
+        help="to listen on, and for tasks to connect to (default: loopback)",
     )
-    parser.add_argument("--relay-port", type=int, metavar="PORT", help="for the driver's JVM (default: --port + 1)")
-    parser.add_argument("--task-port", type=int, metavar="PORT", help="for the tasks (default: --port + 2)")
-    parser.add_argument("--storage", metavar="URL", help="for checkpoints (default: in memory, lost with the process)")
+    parser.add_argument(
+        "--port", type=option_types.port, default=DEFAULT_PORT, help=f"for drivers' requests (default: {DEFAULT_PORT})"
+    )
+    parser.add_argument(
+        "--relay-port", type=option_types.port, metavar="PORT", help="for the driver's JVM (default: --port + 1)"
+    )
+    parser.add_argument(
+        "--task-port", type=option_types.port, metavar="PORT", help="for the tasks (default: --port + 2)"
+    )
+    parser.add_argument(
+        "--storage",
+        type=option_types.path,
+        metavar="URL",
+        help="for checkpoints (default: in memory, lost with the process)",
+    )
     parser.add_argument(
         "--savepoint-root",
+        type=option_types.path,
         action="append",
         metavar="URL",
         help="savepoints may be written here and below (default: --storage); may be given several times",
     )
     parser.add_argument(
-        "--status-port", type=int, metavar="PORT", help="show the status over HTTP (default: off; 0 takes a free port)"
+        "--status-port",
+        type=option_types.port,
+        metavar="PORT",
+        help="show the status over HTTP (default: off; 0 takes a free port)",
     )
     parser.add_argument(
         "--status-host",
+        type=option_types.host,
         metavar="HOST",
         help="where the status is shown (default: loopback); any other address needs a token",
     )
     parser.add_argument(
         "--status-token-file",
+        type=option_types.path,
         metavar="FILE",
         help=f"holds the token that those who look must show (default: the environment variable {STATUS_TOKEN}; none)",
     )
-    parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
+    parser.add_argument(
+        "--config", type=option_types.text, metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings"
+    )
     parser.add_argument(
         "--tls",
         action="store_true",
@@ -83,7 +112,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--lost-after",
-        type=float,
+        type=option_types.seconds,
         default=60.0,
         metavar="SECONDS",
         help="give up a driver after this time (default: 60)",
@@ -111,14 +140,11 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
     from spark_bridge.standalone.process import Ports, SidecarProcess
     from spark_bridge.standalone.secret_file import read_or_make_secret
 
-    if not options.lost_after > 0:
-        raise ValueError(f"--lost-after must be above 0 seconds, not {options.lost_after}")
     control = options.port
     relay = control + 1 if options.relay_port is None else options.relay_port
     tasks = control + 2 if options.task_port is None else options.task_port
-    for name, port in (("--port", control), ("--relay-port", relay), ("--task-port", tasks)):
-        if not 0 <= port <= 65_535:
-            raise ValueError(f"{name} must be a port from 0 to 65535, not {port}")
+    if max(relay, tasks) > PORT_MAX:
+        raise ValueError(f"--port must be at most {PORT_MAX - 2} without --relay-port and --task-port, not {control}")
     factory = find(options.factory)
     if not callable(factory):
         raise ValueError(f"{options.factory} is not a function: {factory!r}; name one as MODULE:FUNCTION")

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from actors.logs import get_logger
 from actors.repeated_lines import CountedLog
-from protocol.describing import text_of
+from protocol.describing import text_of, type_name
 from protocol.errors import EventEncodeError, HeadgateError, RemoteProtocolError
 from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
@@ -115,9 +115,9 @@ class _Requests:
                 raise SidecarError(f"the answer to this {question.method!r} cannot be sent: {error}") from error
         except Exception as error:
             if not isinstance(error, HeadgateError):
-                text = f"{type(error).__name__}: {_text_of(error)}"[:ERROR_CHARS_LOGGED_MAX]
+                text = f"{type_name(error)}: {_text_of(error)}"[:ERROR_CHARS_LOGGED_MAX]
                 log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=text)
-            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _text_of(error)], CONTROL_LIMITS)
+            reply = encode_event([False, type_name(error)[:NAME_CHARS_MAX], _text_of(error)], CONTROL_LIMITS)
         connection.send(reply)
         connection.close(reason="answered")
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge import option_types
+
 if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus, LatencyStatus, OperatorStatus, SidecarStatus
 
@@ -64,11 +66,23 @@ def add_command(commands: Any) -> None:
         description=__doc__,
         epilog="In a terminal, q or Ctrl-C ends it. Otherwise one table is printed for each interval.",
     )
-    parser.add_argument("--secret-file", required=True, metavar="FILE", help="the file that was given to the sidecar")
-    parser.add_argument("--host", default="127.0.0.1", help="of the sidecar (default: loopback)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"of the sidecar (default: {DEFAULT_PORT})")
+    parser.add_argument(
+        "--secret-file",
+        type=option_types.path,
+        required=True,
+        metavar="FILE",
+        help="the file that was given to the sidecar",
+    )
+    parser.add_argument(
+        "--host", type=option_types.host, default="127.0.0.1", help="of the sidecar (default: loopback)"
+    )
+    parser.add_argument(
+        "--port", type=option_types.open_port, default=DEFAULT_PORT, help=f"of the sidecar (default: {DEFAULT_PORT})"
+    )
     parser.add_argument("--tls", action="store_true", help="the sidecar was started with --tls")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between tables (default: 1)")
+    parser.add_argument(
+        "--interval", type=option_types.seconds, default=1.0, metavar="SECONDS", help="between tables (default: 1)"
+    )
     parser.add_argument("--once", action="store_true", help="print one table and exit")
     parser.set_defaults(run=run)
 
@@ -100,8 +114,6 @@ def _fetch_from(options: argparse.Namespace) -> Fetch:
     from spark_bridge.standalone.secret_file import read_secret
     from spark_bridge.standalone.status_bytes import unpack_status
 
-    if not options.interval > 0:
-        raise ValueError(f"--interval must be above 0 seconds, not {options.interval}")
     keys = KeyRing(read_secret(options.secret_file))
     address = ControlAddress(options.host, options.port, keys, certificate_digest(options.tls, keys))
     onlooker = secrets.token_bytes(IDENTITY_BYTES)  # not a driver's: it cannot be taken for the one that is attached

@@ -22,6 +22,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from protocol.describing import type_name
 from protocol.errors import HeadgateError
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.local_files import LocalFiles, NotRegular
@@ -267,4 +268,4 @@ class Files:
 
 def _described(error: Exception) -> str:
     """The first line of the error: some filesystems raise pages of text."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{type_name(error)}: {error}".partition("\n")[0]

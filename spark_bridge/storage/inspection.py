@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from spark_bridge import option_types
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
 from spark_bridge.storage.layout import SUFFIX
@@ -30,8 +31,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "read. Changes nothing, and may be used while an application is running.",
         epilog="Exit status: 0 all are intact, 1 some are damaged, 2 there are none, or the directory cannot be read.",
     )
-    parser.add_argument("directory", metavar="DIR|URL", help=f"the directory, or one file that ends with {SUFFIX}")
-    parser.add_argument("--operator", metavar="NAME", help="only this operator's")
+    parser.add_argument(
+        "directory",
+        type=option_types.path,
+        metavar="DIR|URL",
+        help=f"the directory, or one file that ends with {SUFFIX}",
+    )
+    parser.add_argument("--operator", type=option_types.label, metavar="NAME", help="only this operator's")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object for each checkpoint")
     parser.set_defaults(run=run)
 

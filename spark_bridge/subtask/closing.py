@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 
+from protocol.describing import type_name
 from spark_bridge.subtask.operator import SubtaskOperator
 
 _log = logging.getLogger(__name__)
@@ -20,4 +21,4 @@ def close_quietly(operator: SubtaskOperator) -> None:
     try:
         operator.close()
     except BaseException:
-        _log.exception("%s.close() raised", type(operator).__name__)
+        _log.exception("%s.close() raised", type_name(operator))

@@ -15,6 +15,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, cast, get_args
 
+from protocol.describing import type_name
 from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, encode_whole
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
@@ -162,7 +163,7 @@ class Connection:
 
 def _downward(message: Message) -> Downward:
     if not isinstance(message, _DOWNWARD):
-        raise RemoteProtocolError(f"{type(message).__name__} is not a message that a sidecar sends")
+        raise RemoteProtocolError(f"{type_name(message)} is not a message that a sidecar sends")
     return cast(Downward, message)
 
 

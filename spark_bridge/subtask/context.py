@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
+from protocol.describing import type_name
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
 from protocol.subtask.types import (
@@ -436,7 +437,7 @@ def checked_state(operator: SubtaskOperator, method: str, state: object) -> byte
     """Return ``state`` if it is bytes, even if empty. Raise ``TypeError`` for anything else, such as None (H46)."""
     if not isinstance(state, bytes):
         raise TypeError(
-            f"{type(operator).__name__}.{method} must return bytes, not {type(state).__name__}: "
+            f"{type_name(operator)}.{method} must return bytes, not {type_name(state)}: "
             'return b"" if there is no state to keep'
         )
     return state

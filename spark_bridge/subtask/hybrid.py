@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.closing import close_quietly
@@ -33,9 +34,7 @@ class HybridReader(SplitReader):
         self._readers: list[SplitReader] = [make() for make in make_readers]
         for reader in self._readers:
             if type(reader).read_from is SplitReader.read_from:
-                raise TypeError(
-                    f"{type(reader).__name__} has no positions: define read_from to use it in a hybrid source"
-                )
+                raise TypeError(f"{type_name(reader)} has no positions: define read_from to use it in a hybrid source")
         self._latest = self._readers[-1]  # which has yielded the latest output
         self.idle_wait_s = self._readers[-1].idle_wait_s
 

@@ -9,7 +9,7 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Final
 
-from protocol.describing import describe
+from protocol.describing import describe, type_name
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.wire.messages import AttemptEnded, Refused, Resumed
 from spark_bridge.subtask.connection import Connection
@@ -128,7 +128,7 @@ class _Loop:
                 case Refused(message=why) | AttemptEnded(reason=why):
                     channel.end(why)
                 case other:
-                    raise RemoteProtocolError(f"the sidecar answered a resumption with {type(other).__name__}")
+                    raise RemoteProtocolError(f"the sidecar answered a resumption with {type_name(other)}")
         finally:
             if not attached and channel.connection is not connection:
                 connection.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
-from protocol.describing import show
+from protocol.describing import show, type_name
 from protocol.event_types import Received, Sent
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
@@ -155,7 +155,7 @@ def iterated(operator: SubtaskOperator, outputs: object) -> Iterator[Any]:
         return iter(())
     if isinstance(outputs, str | bytes) or not hasattr(outputs, "__iter__"):
         raise TypeError(
-            f"{type(operator).__name__}.process must return an iterable of outputs, or None, not {show(outputs)}: "
+            f"{type_name(operator)}.process must return an iterable of outputs, or None, not {show(outputs)}: "
             "yield each output, or return a list of them"
         )
     iterator: Iterator[Any] = iter(outputs)

@@ -10,6 +10,7 @@ import platform
 import socket
 import time
 
+from protocol.describing import type_name
 from protocol.errors import AttemptOver, RemoteProtocolError
 from protocol.wire.messages import AttemptEnded, Downward, Refused, Register, Registered
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
@@ -48,7 +49,7 @@ def register(
             case AttemptEnded(reason=reason):
                 raise AttemptOver(f"task {identity.task_attempt_id} was ended before it began: {reason}")
             case other:
-                raise RemoteProtocolError(f"the sidecar answered a registration with {type(other).__name__}")
+                raise RemoteProtocolError(f"the sidecar answered a registration with {type_name(other)}")
     except BaseException:
         connection.close()
         raise

@@ -4,12 +4,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.describing import show
 from spark_bridge.subtask.bootstrap import ensure_importable
 
-__all__ = ["filesystem_of"]
+__all__ = ["check_absolute", "filesystem_of"]
+
+
+def check_absolute(url: str, *, name: str = "url", error: type[ValueError] = ValueError) -> None:
+    """Raise ``error`` for a relative path, which would mean another place in each process."""
+    if "\0" in url or ("://" not in url and not os.path.isabs(url)):
+        raise error(
+            f"{name} must be an absolute path or a URL, because executors have other working directories, not "
+            f"{show(url, SHOWN_CHARS_MAX)}"
+        )
 
 
 def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:

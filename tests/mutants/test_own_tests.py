@@ -17,6 +17,7 @@ import pytest
 
 from headgate import CheckpointConfig
 from spark_bridge.certificates import encryption
+from tests import test_arguments
 from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
 from tests.mutants.mutant import Mutant, catalogue
@@ -163,6 +164,31 @@ any-type [feared; H165]
   @ protocol.arguments:_Expected.check
   - if not has_type(value, self.hint) or (
   + if (
+any-element [feared; H165]
+  A list of seconds may contain what is no number of seconds.
+  @ protocol.arguments:_Expected.check
+  - if not all(_keeps(one, self.each) for one in many):
+  + if False:
+async-for-plain [feared; H165]
+  An async function is accepted whose coroutine nobody awaits.
+  @ protocol.arguments:_is_function
+  - return not is_async(value)
+  + return True
+stranger-class [feared; H165]
+  A class is accepted as a factory, whatever it makes.
+  @ protocol.arguments:_is_function
+  - return _makes(value, result)
+  + return True
+any-signature [feared; H165]
+  A function is accepted that cannot be called with what Headgate passes to it.
+  @ protocol.arguments:_is_function
+  - if isinstance(given, list) and not _takes(value, len(given)):
+  + if False:
+any-attribute [feared; H165]
+  A setting that is an attribute of a user's class has any value.
+  @ protocol.arguments:check_settings
+  - if not hasattr(type(value), "__get__"):
+  + if False:
 one-setting-in-two-places [feared; H165]
   Heartbeats that coordinate() is given silently replace those of the gateway= beside them.
   @ spark_bridge.driver.runtime:with_heartbeats
@@ -229,6 +255,12 @@ async def broken_operators() -> None:
     )
 
 
+def refused(parameter: str) -> None:
+    """The test of one parameter."""
+    (found,) = (one for one in test_arguments.PARAMETERS if str(one) == parameter)
+    test_arguments.test_a_wrong_argument_is_refused_with_its_name_what_was_given_and_what_is_expected(found)
+
+
 CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     "forged-file": [in_a_folder(test_shared_value_files.test_a_file_with_other_bytes_is_not_read_and_removed)],
     "all-fetch": [in_a_folder(test_shared_value_files.test_one_process_at_a_time_fetches_a_value)],
@@ -282,6 +314,16 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     ],
     "broken-operator-is-not-noticed": [broken_operators],
     "broken-operator-takes-tasks": [broken_operators],
+    "any-element": [partial(refused, "sinks.SinkCommitter(retry_delays_s)")],
+    "async-for-plain": [partial(refused, "SharedValue.update(function)")],
+    "stranger-class": [partial(refused, "SourceCoordinator(enumerator)")],
+    "any-signature": [partial(refused, "SourceCoordinator(enumerator)")],
+    "any-attribute": [
+        partial(
+            test_arguments.test_a_wrong_attribute_is_refused_with_its_name_what_was_given_and_what_is_expected,
+            "a subclass of SplitReader",
+        )
+    ],
     "broken-operator-is-run-again": [test_broken_operators.test_an_action_is_not_called_again_after_its_operator_broke],
     "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],
     "silent-commit": [

@@ -171,11 +171,11 @@ def test_hidden_and_empty_files_are_left_out_and_folders_are_read(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("data",), "neither an absolute path nor a URL"),
-        (("/data", "xml"), "must be one of json, csv, parquet"),
+        (("data",), "url must be an absolute path or a URL"),
+        (("/data", "xml"), "format must be 'json', 'csv' or 'parquet'"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FileSource(*arguments)
 

@@ -283,7 +283,7 @@ def test_brokers_that_stop_for_a_while_are_waited_for(topic: str, monkeypatch: p
     ("more", "text"),
     [
         ({"start": "old"}, "start must be"),
-        ({"start": datetime(2026, 1, 1)}, "need a time zone"),  # noqa: DTZ001 - that is the mistake
+        ({"start": datetime(2026, 1, 1)}, "start must be a datetime with a time zone"),  # noqa: DTZ001 - that is the mistake
         ({"stop": {("orders", 0): 1}}, "pass bounded=True too"),
         ({"isolation_level": "serializable"}, "isolation_level must be"),
         ({"on_lost": "ignore"}, "on_lost must be"),

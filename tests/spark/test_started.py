@@ -119,7 +119,7 @@ def test_another_spark_context_replaces_the_sidecar_of_one_that_has_stopped(spar
 
 def test_what_cannot_be_started_leaves_the_sidecar_that_runs(spark: SparkSession) -> None:  # H120
     sidecar = headgate.start(spark)
-    with pytest.raises(TypeError, match="neither a SparkSession nor a SparkContext"):
+    with pytest.raises(TypeError, match="spark must be the SparkSession or the SparkContext"):
         headgate.start("local")
     assert headgate.start(spark) is sidecar
 

@@ -446,9 +446,9 @@ def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out
 
 
 @pytest.mark.parametrize("thing", [None, "local[2]", SparkSession])
-def test_an_object_that_is_not_a_session_is_refused_on_entering(thing: Any) -> None:
-    with pytest.raises(TypeError, match="is neither a SparkSession nor a SparkContext"):
-        Sidecar(thing).__enter__()
+def test_an_object_that_is_not_a_session_is_refused_where_it_is_given(thing: Any) -> None:
+    with pytest.raises(TypeError, match="spark must be the SparkSession or the SparkContext"):
+        Sidecar(thing)
 
 
 def test_a_missing_worker_python_is_reported_before_any_task(

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from protocol.attempts import LedgerConfig, RunEnded
+from protocol.attempts import AttemptAccepted, LedgerConfig, RunEnded, RunStarted
+from protocol.ids import ExecutionAttempt
+from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.observability.journal import OperatorJournal
 
 
 class Context:
@@ -29,19 +32,34 @@ def no_relay() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("computed", "warned"),
+    ("runs", "jobs"),
     [
-        ([1, 3], True),  # take(7): one partition, then three more
-        ([1, 4, 16], True),
-        ([1, 1, 1], False),  # first(), three times
-        ([1], False),
-        ([0, 0], False),
-        ([1, 0, 3], False),  # two actions with collect() between them
+        ([[0], [1, 2, 3]], 2),  # take(7): one partition, then three more
+        ([[0], [1, 2, 3, 4], [5, 6]], 3),
+        ([[0], [1]], 2),  # of two partitions
+        ([[0], [0], [0]], 1),  # first(), three times
+        ([[0]], 1),
+        ([[], []], 0),
+        ([[0], [], [1, 2, 3]], 1),  # two actions with collect() between them
+        ([[0], [1], []], 0),  # then collect()
     ],
 )
-def test_several_jobs_of_one_action_are_reported_once(computed: list[int], warned: bool) -> None:
+def test_several_jobs_of_one_action_are_reported_once_and_explained(runs: list[list[int]], jobs: int) -> None:
+    """Each run is the subtasks that it computes, none for all of them. H55"""
     bridge, context = BridgeActor(LedgerConfig(), no_relay), Context()
     given: Any = context
-    for number, count in enumerate(computed):
-        bridge._see_several_jobs(given, RunEnded("words", number, True, "", count))
-    assert context.warnings == ([("action ran several jobs over operator", "words")] if warned else [])
+    journal = OperatorJournal(0.0)
+    warned = 0
+    for number, subtasks in enumerate(runs):
+        effects: list[Any] = [RunStarted("words", number)]
+        effects += [
+            AttemptAccepted(ExecutionAttempt("words", one, 0, 100 + one), RestoreMode.BATCH, number, 7)
+            for one in subtasks or range(20)
+        ]
+        effects.append(RunEnded("words", number, True, "", len(subtasks)))
+        for effect in effects:
+            bridge._see_several_jobs(given, "words", effect)
+            journal.observe(effect, 0.0)
+        warned = max(warned, journal.jobs.count)
+    assert context.warnings == ([("action ran several jobs over operator", "words")] if warned > 1 else [])
+    assert journal.jobs.count == jobs

@@ -55,9 +55,7 @@ def all_reduce(
     ``gather``: all_gather of bytes, for calls of one kind. ``ring``: returns the ring, or None if there is none.
     """
     own = np.ascontiguousarray(array)
-    function = _FUNCTIONS.get(op)
-    if function is None:
-        raise ValueError(f"op must be one of {', '.join(_FUNCTIONS)}, not {op!r}")
+    function = _FUNCTIONS[op]
     if own.dtype.kind not in "biufc":
         raise TypeError(f"all_reduce takes arrays of numbers, not of {own.dtype}: convert it with array.astype(float)")
     kind = f"all_reduce({own.dtype}{list(own.shape)}, {op!r})"

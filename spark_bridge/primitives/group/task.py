@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from protocol.arguments import INT64, Rule, checked
-from protocol.describing import describe
+from protocol.describing import describe, type_name
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_event
@@ -125,7 +125,7 @@ class GroupMember:
         return decode_event(sent)
 
     @checked()
-    def all_reduce(self, array: ArrayLike, op: str = "sum") -> NDArray[Any]:
+    def all_reduce(self, array: ArrayLike, op: Literal["sum", "prod", "max", "min"] = "sum") -> NDArray[Any]:
         """Return the elementwise reduction over the NumPy arrays of all members, with their shape and dtype.
 
         All members get the same bits. The order of the operations depends only on the number of members and the size
@@ -141,7 +141,7 @@ class GroupMember:
         try:
             return all_reduce(array, op, self.rank, self.world_size, self._call, self._connected)
         except (OSError, TimedOut) as error:
-            self._over = f"an earlier call ended with {type(error).__name__}"
+            self._over = f"an earlier call ended with {type_name(error)}"
             if not isinstance(error, TimedOut):
                 self._part.judge(self.generation, error)
             self._part.give_up(self.generation)
@@ -274,7 +274,7 @@ class GroupMember:
         try:
             answer = self._part.ask(Call(self.generation, self._round, kind, value))
         except BaseException as error:
-            self._over = f"an earlier call ended with {type(error).__name__}"
+            self._over = f"an earlier call ended with {type_name(error)}"
             self._part.give_up(self.generation)
             raise
         if not isinstance(answer, Values):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import SCHEMA, checked
 from spark_bridge.sinks.parquet.folder import DataFolder
+from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 from spark_bridge.subtask.extras import require
+from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,6 +50,7 @@ class DeltaSink(TwoPhaseSink[Any]):
         options: dict[str, Any] | None = None,
         storage_options: dict[str, str] | None = None,
     ) -> None:
+        check_absolute(url, error=SinkMisused)
         self._url = url.rstrip("/")
         self._schema = schema
         self.name = name

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.arguments import ANY, checked
+from protocol.arguments import checked
 from spark_bridge.sinks.files.driver import FileCommitter
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.driver import SinkCommits, TwoPhaseSinkCoordinator
@@ -30,7 +30,7 @@ class SinkCommitter(SinkCommits):
     ``retry_delays_s`` are the seconds to wait before each further try if the filesystem fails.
     """
 
-    @checked(retry_delays_s=ANY)
+    @checked()
     def __init__(
         self,
         url: str,
@@ -75,7 +75,7 @@ class FileSinkCoordinator(TwoPhaseSinkCoordinator):
     ``coordinate`` raises ``CoordinatorStartError``.
     """
 
-    @checked(retry_delays_s=ANY)
+    @checked()
     def __init__(
         self,
         url: str,

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from spark_bridge.sinks.files.moves import move_on
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
-from spark_bridge.subtask.urls import filesystem_of
+from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 ensure_importable("fsspec")
 
@@ -60,11 +60,7 @@ class SinkDirectory:
     """
 
     def __init__(self, url: str, name: str, options: dict[str, Any] | None = None) -> None:
-        if "://" not in url and not os.path.isabs(url):
-            raise SinkMisused(
-                f"{url!r} is neither an absolute path nor a URL: pass one, because executors have other working "
-                "directories"
-            )
+        check_absolute(url, error=SinkMisused)
         if not name:
             raise SinkMisused("the name of a sink must not be empty")
         self._filesystem, root = filesystem_of(url, options)

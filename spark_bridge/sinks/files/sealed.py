@@ -35,6 +35,8 @@ class SealedFile(NamedTuple):
 def check_affixes(prefix: str, suffix: str) -> None:
     """Raise ``SinkMisused`` for an affix that would hide the published files, or make their names ambiguous."""
     if not prefix or "/" in prefix or prefix[0] in "._":
-        raise SinkMisused(f"prefix {prefix!r} must not be empty, contain a slash, or begin with a dot or an underscore")
+        raise SinkMisused(
+            f"prefix must be a str without slashes that begins with neither a dot nor an underscore, not {prefix!r}"
+        )
     if "/" in suffix or (suffix and suffix[0] != "."):
-        raise SinkMisused(f"suffix {suffix!r} must be empty or begin with a dot, and must not contain a slash")
+        raise SinkMisused(f"suffix must be empty, or begin with a dot and have no slashes, not {suffix!r}")

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import ANY, AT_LEAST_1, checked
+from protocol.arguments import AT_LEAST_1, checked
 from spark_bridge.sinks.files.sealed import check_affixes
+from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
+from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.files.driver import FileCommitter
@@ -23,7 +25,7 @@ class FileSink(TwoPhaseSink[Any]):
     ``url``, ``name``, ``prefix``, ``suffix``, ``roll_bytes`` and ``options`` are those of ``SinkWriter``.
     """
 
-    @checked(suffix=ANY, roll_bytes=AT_LEAST_1)
+    @checked(roll_bytes=AT_LEAST_1)
     def __init__(
         self,
         url: str,
@@ -34,6 +36,7 @@ class FileSink(TwoPhaseSink[Any]):
         roll_bytes: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
+        check_absolute(url, error=SinkMisused)
         check_affixes(prefix, suffix)
         self.url = url
         self.name = name

@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import ANY, AT_LEAST_1, ID, checked
+from protocol.arguments import AT_LEAST_1, ID, checked
+from protocol.describing import type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
 from spark_bridge.sinks.files.sealed import SealedFile, check_affixes
@@ -44,7 +45,7 @@ class SinkWriter:
         ValueError: ``roll_bytes`` is below 1.
     """
 
-    @checked(after=ID, roll_bytes=AT_LEAST_1, prefix=ANY, suffix=ANY)
+    @checked(after=ID, roll_bytes=AT_LEAST_1)
     def __init__(
         self,
         url: str,
@@ -98,7 +99,7 @@ class SinkWriter:
             row = f"{row}\n".encode()
         elif not isinstance(row, (bytes, bytearray, memoryview)):
             raise TypeError(
-                f"a {type(row).__name__} is not a line of a file: yield text or bytes from the stage before the sink, "
+                f"a {type_name(row)} is not a line of a file: yield text or bytes from the stage before the sink, "
                 "such as the JSON of each row"
             )
         self._check()

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import SCHEMA, checked
+from protocol.arguments import SCHEMA, SHOWN_CHARS_MAX, checked
+from protocol.describing import show
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 from spark_bridge.subtask.extras import require
+from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,8 +59,11 @@ class IcebergSink(TwoPhaseSink[Any]):
         name: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        if "." not in table:
-            raise SinkMisused(f"{table!r} has no namespace: name the table as namespace.table")
+        check_absolute(location, name="location", error=SinkMisused)
+        if not all(table.partition(".")):
+            raise SinkMisused(
+                f"table must be named with its namespace, as namespace.table, not {show(table, SHOWN_CHARS_MAX)}"
+            )
         self._catalog = dict(catalog)
         self._table = table
         self._location = location.rstrip("/")

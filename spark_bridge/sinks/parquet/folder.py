@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
-from spark_bridge.subtask.urls import filesystem_of
+from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 ensure_importable("fsspec")
 
@@ -35,11 +35,7 @@ class DataFolder:
     """
 
     def __init__(self, url: str, sink: str, options: dict[str, Any] | None = None) -> None:
-        if "://" not in url and not os.path.isabs(url):
-            raise SinkMisused(
-                f"{url!r} is neither an absolute path nor a URL: pass one, because executors have other working "
-                "directories"
-            )
+        check_absolute(url, error=SinkMisused)
         self._filesystem, root = filesystem_of(url, options)
         self._root = root.rstrip("/")
         self._notes = f"{self._root}/_headgate/{quote(sink, safe='')}"

@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from protocol.arguments import ANY, SHOWN_CHARS_MAX, checked
-from protocol.describing import show
+from protocol.arguments import TEXT, checked
+from spark_bridge.sinks.rows import check_columns
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
-    from spark_bridge.sinks.postgres.table import Mode, PostgresTable
+    from spark_bridge.sinks.postgres.table import PostgresTable
     from spark_bridge.sinks.postgres.task import PostgresWriter
 
 __all__ = ["PostgresSink"]
@@ -46,7 +46,7 @@ class PostgresSink(TwoPhaseSink[Any]):
             of transactions that are prepared and not committed.
     """
 
-    @checked(conninfo=ANY)
+    @checked(conninfo=TEXT)
     def __init__(
         self,
         conninfo: str,
@@ -54,13 +54,13 @@ class PostgresSink(TwoPhaseSink[Any]):
         columns: Sequence[str],
         *,
         key: Sequence[str] = (),
-        mode: Mode = "staged",
+        mode: Literal["staged", "prepared"] = "staged",
         name: str | None = None,
     ) -> None:
-        if not columns:
-            raise SinkMisused("columns must be a list of names, not an empty one")
-        if mode not in ("staged", "prepared"):
-            raise SinkMisused(f'mode must be "staged" or "prepared", not {show(mode, SHOWN_CHARS_MAX)}')
+        check_columns(columns)
+        unknown = sorted(set(key) - set(columns))
+        if unknown:
+            raise SinkMisused(f"key must be some of columns, {', '.join(columns)}, not {', '.join(unknown)}")
         if key and mode == "prepared":
             raise SinkMisused(
                 "a prepared transaction keeps its locks until it is committed, so an update of the same key by the "

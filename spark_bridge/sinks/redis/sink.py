@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, checked
-from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.sinks.rows import check_columns
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
 from spark_bridge.subtask.extras import require
 
@@ -49,8 +49,7 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
     def __init__(
         self, url: str, stream: str, columns: Sequence[str], *, entries_max: int | None = None, name: str | None = None
     ) -> None:
-        if not columns:
-            raise SinkMisused("columns must be a list of names, not an empty one")
+        check_columns(columns)
         self.name = name
         self._settings = (url, stream, tuple(columns), entries_max)
 

@@ -15,7 +15,7 @@ import anyio
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from actors.threads import USER
-from protocol.arguments import ANY, checked
+from protocol.arguments import check_settings, checked
 from protocol.attempts import FailureReason
 from protocol.describing import describe, show, text_of
 from protocol.wire.messages import RestoreMode
@@ -51,6 +51,7 @@ class SinkCommits:
     ) -> None:
         self._of = sink
         self._run_blocking = run_blocking
+        check_settings(sink, TwoPhaseSink)
         self._retry_delays_s = tuple(retry_delays_s)
         self._restored: tuple[int, bytes | None] | None = None
         self._context: CoordinatorContext | None = None
@@ -87,6 +88,7 @@ class SinkCommits:
         self._ledger = SinkLedger(self._sink, self._target)
         self._committer = self._of.committer(SinkCommitterContext(self._sink, context.operator_id, context.log))
         self._committer_made = True
+        check_settings(self._committer, TwoPhaseCommitter)
         await self._run(self._committer.open)
         self._context = context
         if self._restored is not None:
@@ -268,7 +270,7 @@ class TwoPhaseSinkCoordinator(OperatorCoordinator):
     ``transient_errors``.
     """
 
-    @checked(retry_delays_s=ANY)
+    @checked()
     def __init__(self, sink: TwoPhaseSink[Any], *, retry_delays_s: Sequence[float] = (0.1, 0.5, 2.0)) -> None:
         self.commits = SinkCommits(sink, retry_delays_s=retry_delays_s)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from protocol.arguments import AT_LEAST_1, ID, checked
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
@@ -94,7 +94,7 @@ class TwoPhaseCommitter:
     no harm when it is repeated, by this committer or by that of the next driver.
     """
 
-    transient_errors: ClassVar[tuple[type[BaseException], ...]] = (OSError,)
+    transient_errors: tuple[type[BaseException], ...] = (OSError,)
     """Errors of ``commit`` after which the same call is worth another try. All others fail the job immediately."""
 
     def open(self) -> None:

@@ -8,21 +8,22 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import DiscoveringSplitEnumerator
-from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, Rule, checked
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-from spark_bridge.subtask.urls import filesystem_of
+from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["FileSource"]
 
+ONE_CHARACTER = Rule("one character of ASCII", lambda value: len(value) == 1 and value.isascii() and value != "\0")
 FORGET_AFTER_S = 7 * 86_400.0
 """A week: a directory that is not mounted, or a listing that fails in part, looks as if its files were gone."""
 _FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -62,12 +63,17 @@ class FileSource(Source):
     """
 
     @checked(
-        schema=SCHEMA, split_bytes=AT_LEAST_1, batch_rows=AT_LEAST_1, block_bytes=AT_LEAST_1, rate_limit_per_s=POSITIVE
+        schema=SCHEMA,
+        split_bytes=AT_LEAST_1,
+        batch_rows=AT_LEAST_1,
+        block_bytes=AT_LEAST_1,
+        delimiter=ONE_CHARACTER,
+        rate_limit_per_s=POSITIVE,
     )
     def __init__(
         self,
         url: str,
-        format: str | None = None,
+        format: Literal["json", "csv", "parquet"] | None = None,
         *,
         schema: pyarrow.Schema | None = None,
         discover_every_s: float | None = None,
@@ -79,18 +85,10 @@ class FileSource(Source):
         rate_limit_per_s: float | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        if "://" not in url and not os.path.isabs(url):
-            raise ValueError(
-                f"{url!r} is neither an absolute path nor a URL: pass one, because executors have other working "
-                "directories"
-            )
-        if format is not None and format not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+        check_absolute(url)
         self._url = url
         self._format = format
         self._schema = schema
-        if forget_after_s is not None and not forget_after_s > 0:
-            raise ValueError(f"forget_after_s must be positive, or None to forget nothing, not {forget_after_s}")
         self._discover_every_s = discover_every_s
         self._forget_after_s = forget_after_s
         self._split_bytes = split_bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from operator import gt, itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
@@ -75,29 +75,26 @@ class KafkaSource(Source):
         servers: str,
         topics: Sequence[str] | str,
         *,
-        start: str | datetime | _Offsets = "earliest",
+        start: Literal["earliest", "latest"] | datetime | _Offsets = "earliest",
         bounded: bool = False,
         stop: datetime | _Offsets | None = None,
         discover_every_s: float | None = 30.0,
-        isolation_level: str = "read_committed",
+        isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
         group: str | None = None,
-        on_lost: str = "fail",
+        on_lost: Literal["fail", "skip"] = "fail",
         batch_rows: int = 1_000,
         rate_limit_per_s: float | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not servers or not topics:
-            raise ValueError("servers must name a broker, and topics must be a list of names, or a pattern")
-        if isinstance(start, str) and start not in ("earliest", "latest"):
-            raise ValueError(f'start must be "earliest", "latest", a datetime or offsets, not {start!r}')
-        if any(isinstance(one, datetime) and one.tzinfo is None for one in (start, stop)):
-            raise ValueError("start and stop need a time zone, such as datetime.now(UTC)")
+        if not topics:
+            raise ValueError(f"topics must be a list of names, or a pattern, not {topics!r}")
+        for name, where in (("start", start), ("stop", stop)):
+            if isinstance(where, datetime) and where.tzinfo is None:
+                raise ValueError(f"{name} must be a datetime with a time zone, such as datetime.now(UTC), not {where}")
+            if isinstance(where, Mapping) and not where:
+                raise ValueError(f"{name} must be the offset of each partition, not {{}}")
         if stop is not None and not bounded:
             raise ValueError("stop is where a bounded read ends: pass bounded=True too")
-        if isolation_level not in ("read_committed", "read_uncommitted"):
-            raise ValueError(f'isolation_level must be "read_committed" or "read_uncommitted", not {isolation_level!r}')
-        if on_lost not in ("fail", "skip"):
-            raise ValueError(f'on_lost must be "fail" or "skip", not {on_lost!r}')
         own = sorted(OWN_CONFIG.intersection(config or ()))
         if own:
             raise ValueError(f"config must not have {own}: the source sets them itself, some from its parameters")

@@ -22,7 +22,7 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
-from protocol.arguments import ANY, AT_LEAST_1, POSITIVE, checked
+from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked
 from protocol.describing import show
 from protocol.source_events import SplitAt, encode_split
 from protocol.wire.state import (
@@ -88,7 +88,7 @@ class PostgresSource(Source):
         ValueError: a number that is not positive, or an invalid name of the slot.
     """
 
-    @checked(conninfo=ANY, range_rows=AT_LEAST_1, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
+    @checked(conninfo=TEXT, range_rows=AT_LEAST_1, batch_rows=AT_LEAST_1, rate_limit_per_s=POSITIVE)
     def __init__(
         self,
         conninfo: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
@@ -58,15 +58,13 @@ class RedisStreamsSource(Source):
         *,
         id_column: str | None = None,
         bounded: bool = False,
-        start: str = "first",
+        start: Literal["first", "new"] = "first",
         discover_every_s: float = 10.0,
         batch_rows: int = 1_000,
         rate_limit_per_s: float | None = None,
     ) -> None:
         if not streams:
-            raise ValueError("streams must be a list of keys, or a pattern")
-        if start not in ("first", "new"):
-            raise ValueError(f'start must be "first" or "new", not {start!r}')
+            raise ValueError(f"streams must be a list of keys, or a pattern, not {streams!r}")
         if id_column is not None and id_column not in schema.names:
             raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {id_column!r}")
         self._url = url

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.observability.diagnosis import explain
+from spark_bridge.observability.diagnosis import explain, waits
 from spark_bridge.observability.status import CallStatus, RegistrationStatus, RelayStatus
 from tests.spark_bridge.observability.statuses import NOW, attempt, checkpoint, operator, run, sidecar
 
@@ -22,6 +22,16 @@ def attempts(*changed: int, **changes: Any) -> tuple[Any, ...]:
 def test_nothing_is_said_while_everything_moves() -> None:
     assert explain(sidecar(operator())) == ()
     assert explain(sidecar(operator(run=None, attempts=()))) == ()
+
+
+def test_an_action_that_was_several_jobs_is_explained_and_is_no_wait() -> None:  # H55
+    status = sidecar(operator(run=None, attempts=(), jobs_of_last_action=3))
+    (sentence,) = explain(status)
+    assert "the last action over 'crawl' was 3 jobs" in sentence
+    assert "counters have all" in sentence
+    assert "collect()" in sentence
+    assert waits(status) == ()
+    assert explain(sidecar(operator(run=None, attempts=(), jobs_of_last_action=1))) == ()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from typing import Any, cast
 
 import pytest
+from pyspark import SparkContext
 
 from protocol.wire.keys import KeyRing
 from spark_bridge.driver.handle import OperatorHandle
@@ -108,7 +109,7 @@ def test_nothing_that_is_read_makes_it_raise(broken: Any) -> None:
 
 
 def test_a_sidecar_that_is_not_running_says_so() -> None:
-    assert "the sidecar is not running" in Sidecar(cast(Any, None))._repr_html_()
+    assert "the sidecar is not running" in Sidecar(object.__new__(SparkContext))._repr_html_()
 
 
 def test_the_diagnosis_comes_with_the_sidecar() -> None:

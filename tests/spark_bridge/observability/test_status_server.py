@@ -186,7 +186,7 @@ def test_signing_in_leads_to_a_page_of_this_server() -> None:
 
 
 def test_another_host_than_loopback_needs_a_token() -> None:
-    for host in ("0.0.0.0", "::", "", "10.1.2.3", "driver.example"):
+    for host in ("0.0.0.0", "::", "10.1.2.3", "driver.example"):
         with pytest.raises(ValueError, match="needs a token: set status_token"):
             SidecarConfig(status_port=0, status_host=host)
         with pytest.raises(ValueError, match="needs a token"):

@@ -220,7 +220,6 @@ def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  
     ("settings", "says"),
     [
         ({"columns": []}, "list of names"),
-        ({"columns": ["id"], "mode": "fast"}, "staged"),
         ({"columns": ["id"], "key": ["id"], "mode": "prepared"}, 'use mode="staged"'),
     ],
 )
