@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -414,7 +414,7 @@ def test_a_call_does_not_wait_for_an_operator_that_ends_before_it_has_heard_of_t
 def test_a_call_does_not_wait_for_an_attempt_that_is_over(ends: str) -> None:  # H110 H176
     shared = SharedValue("rules", 1)
     half, queued = a_half(shared, [ExecutionAttempt("op", 0, 0, 7)])
-    over = {
+    over: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
         "its run ends": lambda: half.run_ended(1, False, "cancelled"),
         "it is restored": lambda: half.reset_to_checkpoint(1, None),
         "the operator ends": half.close,
