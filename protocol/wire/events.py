@@ -1007,8 +1007,6 @@ def _event_unpacker(size: int, limits: WireLimits, **options: Any) -> Any:
 
 
 def _not_an_event(error: BaseException) -> RemoteProtocolError:
-    if isinstance(error, RemoteProtocolError):
-        return error
     return RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}")
 
 

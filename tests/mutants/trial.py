@@ -46,7 +46,10 @@ _running = set[subprocess.Popen[bytes]]()
 
 @dataclass(frozen=True)
 class Outcome:
-    """``verdict``: caught, survived, or unreached if no quick test executes the line. ``by``: the test that saw it."""
+    """``verdict``: caught, survived, or unreached if besides no quick test executes the line in its own process.
+
+    ``by``: the test that saw it.
+    """
 
     verdict: str
     by: str
@@ -60,7 +63,7 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
     package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
-    if not tests and drawn.line in by_line:  # executed by the import only, such as a constant
+    if not tests:  # executed by the import only, such as a constant, or in other processes, or not at all
         tests = sorted({test for those in by_line.values() for test in those})
         tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
     breadth, of_file = reached.breadth(), Counter[str]()
@@ -92,12 +95,13 @@ class Workplace:
 
     def try_out(self, drawn: Drawn) -> Outcome:
         """Run the tests that reach the mutant, until one fails that passes without it."""
-        began, verdict, by, count = time.monotonic(), "unreached", "", 0
+        began, by, count = time.monotonic(), "", 0
+        verdict = "survived" if drawn.line in reached.tests_by_line(ROOT / drawn.path) else "unreached"
         with suppress(TimeIsUp):
             for tests in stages(drawn):
                 waiting = tests
                 while waiting:
-                    verdict, count = "survived", count + len(waiting)
+                    count += len(waiting)
                     try:
                         self._put(drawn.path, drawn.source())
                         by = self._failure(waiting, began + MUTANT_S - time.monotonic())

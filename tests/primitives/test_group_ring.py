@@ -238,6 +238,23 @@ def test_a_thread_that_waits_in_accept_is_woken_if_its_library_survives_that() -
             earlier.accept()
 
 
+def test_a_library_that_has_been_left_is_woken_where_it_listens_and_connections_of_another_kind_stay() -> None:  # H104
+    guard = SocketGuard(frozenset(), wake_with=b"over")
+    local, local_peer = socket.socketpair()
+    with listen("127.0.0.1") as opened, local, local_peer, ThreadPoolExecutor(1) as pool:
+        future = pool.submit(opened.accept)
+        guard.wake()
+        with future.result(60.0)[0] as caller:
+            assert caller.recv(100) == b"over"
+        with socket.create_connection(opened.getsockname()) as connected:
+            shut = pool.submit(connected.recv, 1)
+            guard.free()
+            assert shut.result(60.0) == b""
+        local.sendall(b"x")
+        assert local_peer.recv(1) == b"x"
+        guard.leave()
+
+
 def stand_still(lock: Any) -> None:
     guard = SocketGuard(frozenset(), may_end=lambda: True)
     guard.free()
