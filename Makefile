@@ -116,7 +116,7 @@ coverage: $(STAMP) ## the branches that no quick test takes; which tests reach w
 
 .PHONY: mutants
 mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some, ARGS="--random N" for others
-	@exec $(PY) -m tests.mutants $(ARGS)
+	@$(with_servers) && $(with_browser) && exec $(PY) -m tests.mutants $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one case

@@ -275,11 +275,6 @@ class GroupMachine:
         self._form_at: float | None = None
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The members of the current generation, if it is not broken."""
-        return () if self._current is None or self._current.broken else self._current.members
-
-    @property
     def waiting(self) -> int:
         """How many of those that wait could be admitted beside the members of the current generation."""
         current = self._current

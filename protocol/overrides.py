@@ -49,7 +49,7 @@ def errors_in_overrides(subject: object) -> list[str]:
     found = []
     for name, base in _interface(_class_of(subject)).items():
         where, member = _definition(subject, name)
-        if where is None or (isinstance(where, type) and _is_ours(where)):
+        if isinstance(where, type) and _is_ours(where):
             continue
         functions = list(_functions(member))
         problem = _problem(name, base, functions) if functions else _not_a_method(member)
@@ -117,10 +117,8 @@ def _definition(subject: object, name: str) -> tuple[object, object]:
     """Where a name is defined, and as what. The instance itself comes first."""
     if not isinstance(subject, type) and name in getattr(subject, "__dict__", ()):
         return subject, subject.__dict__[name]
-    for one in _class_of(subject).__mro__:
-        if name in vars(one):
-            return one, vars(one)[name]
-    return None, None
+    where = next(one for one in _class_of(subject).__mro__ if name in vars(one))
+    return where, vars(where)[name]
 
 
 def _functions(member: object) -> Iterator[FunctionType]:

@@ -15,6 +15,7 @@ import argparse
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from hashlib import sha256
@@ -84,6 +85,16 @@ def tests_by_line(file: Path) -> dict[int, list[str]]:
     """Return the tests that reach each line of a file, without their parameters."""
     data = _loaded().get_data()
     return {line: [one for one in tests if one] for line, tests in data.contexts_by_lineno(str(file)).items()}
+
+
+@cache
+def breadth() -> Counter[str]:
+    """Return how many lines of the product each test executes."""
+    lines = Counter[str]()
+    for file in sources(PACKAGES):
+        for tests in tests_by_line(file).values():
+            lines.update(tests)
+    return lines
 
 
 def all_tests() -> list[str]:

@@ -275,9 +275,7 @@ def in_use(known: OperatorRecord, run: RunRecord, engine: EngineRecords) -> str:
 
 def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord, engine: EngineRecords) -> Verdict:
     """Refuse a second run if one job has the operator in two stages; otherwise the first may just have ended (H55)."""
-    old = engine.stages.get(run.run_id)
-    if old is None:
-        return Wait(WaitsFor.OTHER_RUN)
+    old = engine.stages[run.run_id]
     common = sorted(set(old.active_jobs) & set(new.active_jobs))
     if common and not engine.only_claimed(run):  # H75: otherwise a look tells whether the first one exists
         return Refusal(

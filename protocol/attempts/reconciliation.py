@@ -228,6 +228,4 @@ def looks_whole(known: OperatorRecord, engine: EngineRecords) -> bool:
     """
     run = known.run
     assert run is not None
-    stage = engine.stages.get(run.run_id)
-    partitions = 0 if stage is None else stage.task_count
-    return run.looks_whole(partitions or known.parallelism)
+    return run.looks_whole(engine.stages[run.run_id].task_count or known.parallelism)

@@ -184,8 +184,7 @@ class Part:
                 f"{self.attempt}: {snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
                 f" had taken {taken} at the cut and recorded {len(recorded)} since"
             )
-        if recorded:
-            self.snapshot = SubtaskSnapshot(snapshot.states, (*recorded, *snapshot.held), taken)
+        self.snapshot = SubtaskSnapshot(snapshot.states, (*recorded, *snapshot.held), taken)
         return ""
 
 
@@ -282,8 +281,7 @@ class PendingCheckpoint:
         if isinstance(word, SUBTASK_WORDS):
             if not self.has_part(word.attempt):
                 return f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
-            if self.parts[word.attempt.subtask].step > STEP_OF[type(word)]:
-                return f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
+            return f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
         return f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
 
     def has_part(self, attempt: ExecutionAttempt) -> bool:

@@ -357,13 +357,11 @@ class SubtaskOutbound:
         declined = CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason, self.confirmation())
         self.send_item(declined, effects)
 
-    def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> bool:
-        """Open the valve for it if needed. False for an unknown checkpoint, which changes nothing (H44)."""
-        if self._checkpoints.pop(checkpoint_id, None) is None:
-            return False
+    def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> None:
+        """Open the valve for it if needed. An unknown checkpoint changes nothing (H44)."""
+        self._checkpoints.pop(checkpoint_id, None)
         if checkpoint_id in self._closed:
             self._open(checkpoint_id, effects)
-        return True
 
     def _open(self, checkpoint_id: int, effects: Effects) -> None:
         self._closed.remove(checkpoint_id)

@@ -199,14 +199,12 @@ def _encode_large_arrays(value: object, limits: WireLimits) -> bytes:
         nonlocal size
         if getattr(entry, "nbytes", 0) < LEAF_BYTES or registration_of(type(entry)) is not None:
             return _lower(entry)
-        _leaves().is_large_array(entry, LEAF_BYTES, limits.event_bytes_max)  # raises if it alone is too large
+        if not _leaves().is_large_array(entry, LEAF_BYTES, limits.event_bytes_max):  # raises if it alone is too large
+            raise TypeError(f"can not serialize {type(entry).__name__!r} object")
         size += entry.nbytes
         if size > limits.event_bytes_max:
             raise _too_many_bytes(size, limits)
-        parts = _leaves().encode_large_array(entry)
-        if parts is None:
-            raise TypeError(f"can not serialize {type_name(entry)!r} object")
-        arrays.append(parts)
+        arrays.append(_leaves().encode_large_array(entry))
         return msgpack.ExtType(PLACEHOLDER, (len(arrays) - 1).to_bytes(4, "big"))
 
     try:
@@ -1009,8 +1007,6 @@ def _event_unpacker(size: int, limits: WireLimits, **options: Any) -> Any:
 
 
 def _not_an_event(error: BaseException) -> RemoteProtocolError:
-    if isinstance(error, RemoteProtocolError):
-        return error
     return RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}")
 
 

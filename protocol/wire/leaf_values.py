@@ -191,14 +191,12 @@ def _check_size(size: int, bytes_max: int) -> None:
         raise ValueError(f"an array of {size} bytes exceeds the limit of {bytes_max}: send it in parts")
 
 
-def encode_large_array(value: Any) -> tuple[bytes, memoryview] | None:
-    """Return the head of an array's data, and its items without a copy if that can be; None if it is not an array.
+def encode_large_array(value: Any) -> tuple[bytes, memoryview]:
+    """Return the head of an array's data, and its items without a copy if that can be.
 
     Raises ``ValueError`` for an array that cannot be sent.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray:
-        return None
+    numpy = sys.modules["numpy"]
     name = _dtype_name(value)
     items = numpy.ascontiguousarray(value.astype(name, copy=False))
     return _array_head(value, name), memoryview(items.reshape(-1).view("u1"))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -91,3 +92,26 @@ async def test_system_ends_even_if_code_ignores_its_cancellation(  # H48, H70
     named = [line for line in logged if "ignored its cancellation" in line["event"]]
     assert named, logged
     assert any(how.__name__ in line["waiting_at"] for line in named), named
+
+
+async def test_a_system_whose_end_is_cancelled_does_not_wait_for_code_that_ignores_its_cancellation() -> None:
+    """H48 H70 H161: the wait for the actor, which would end it later, was cut off itself."""
+    RELEASES.append(threading.Event())
+    actor = Hanging("receive", swallows_whatever_comes)
+
+    async def program() -> None:
+        async with ActorSystem("abandoning", shutdown_timeout_s=3600.0) as system:
+            system.spawn(lambda: actor, name="one").tell("hang")
+            await anyio.sleep_forever()
+
+    with capture_logs() as logged:
+        task = asyncio.get_running_loop().create_task(program())
+        await actor.hangs.wait()
+        for _ in range(10):
+            task.cancel()
+            await asyncio.sleep(0)
+        done, _ = await asyncio.wait({task}, timeout=60.0)
+    RELEASES[-1].set()
+    assert done == {task}
+    assert task.cancelled()
+    assert [line["waiting_at"] for line in logged if "ignored its cancellation" in line["event"]]

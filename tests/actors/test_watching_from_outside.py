@@ -79,6 +79,25 @@ async def test_hooks_nest_around_messages_and_observe_lives() -> None:
     ]
 
 
+async def test_hooks_learn_who_failed_and_why_and_what_was_decided() -> None:
+    seen: list[Any] = []
+
+    class Ends(Hook):
+        def actor_failed(self, ref: ActorRef[Any], cause: BaseException, decision: Decision) -> None:
+            seen.append((ref, type(cause), decision.directive))
+
+        def actor_stopped(self, ref: ActorRef[Any], cause: BaseException | None) -> None:
+            seen.append((ref, type(cause)))
+
+    async with running_system(hooks=[Ends()]) as system:
+        fails = system.spawn(Counter, supervision=Supervision(Directive.STOP))
+        fails.tell(Explode(ValueError("boom")))
+        await settle()
+        ends = system.spawn(Counter)
+        await system.stop(ends)
+    assert seen == [(fails, ValueError, Directive.STOP), (fails, ValueError), (ends, type(None))]
+
+
 class Chaos(Hook):
     """Drops the first Add, doubles the second, and fails at the third."""
 

@@ -30,7 +30,9 @@ from headgate import (
 from headgate.errors import AttemptOver, CheckpointFailed, RequestFailed
 from headgate.sinks import FileSinkCoordinator, FileSinkOperator
 from headgate.testing import Answer, RecordingCoordinator, running_operator
+from protocol.attempts.types import QueryStatus
 from protocol.errors import LocalProtocolError
+from protocol.facts import TaskState
 
 
 class Counting(SubtaskOperator):
@@ -125,6 +127,19 @@ async def test_job_ends_when_every_subtask_has_succeeded_and_the_next_launch_beg
         assert [call[2] for call in coordinator.calls_of("run_ended")] == [True]
         await world.launch(0)
         assert coordinator.calls_of("reset_to_checkpoint") == [("reset_to_checkpoint", -1, None)]
+
+
+async def test_a_query_about_tasks_is_answered_as_spark_does() -> None:  # H19 H75
+    async with running_operator(RecordingCoordinator(), parallelism=3) as world:
+        runs, succeeds, ends = await world.launch_all()
+        succeeds.finish()
+        await world.settle()
+        await world.kill(ends)
+        ids = [task.attempt.task_attempt_id for task in (runs, succeeds, ends)]
+        report = world._look(QueryStatus(frozenset(ids), frozenset({world._job_id, world._job_id + 1})))
+        assert [report.tasks[id_] for id_ in ids] == [TaskState.RUNNING, TaskState.SUCCEEDED, TaskState.ENDED]
+        assert report.jobs == {world._job_id: True, world._job_id + 1: False}
+        assert [report.places[id_].partition for id_ in ids] == [0, 1, 2]
 
 
 async def test_final_checkpoint_follows_a_good_streaming_run() -> None:

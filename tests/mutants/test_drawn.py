@@ -87,15 +87,15 @@ def test_a_mutant_is_caught_by_a_test_that_passes_without_it_and_the_work_tree_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (ROOT / STREAMS).read_bytes()
-    tests = reached_by_streams()
+    tests, wrong = reached_by_streams(), on_line_with("return self.last_seq", "nothing returned")
     monkeypatch.setattr(trial, "stages", lambda drawn: iter([[], tests]))
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: tests})
     place = trial.Workplace(tmp_path)
-    wrong = on_line_with("return self.last_seq", "nothing returned")
     caught = place.try_out(wrong)
     assert (caught.verdict, caught.by in tests) == ("caught", True)
     monkeypatch.setattr(trial, "stages", lambda drawn: iter([["tests/protocol/test_framing.py::test_no_such_test"]]))
     assert place.try_out(wrong).verdict == "survived"
-    monkeypatch.setattr(trial, "stages", lambda drawn: iter([[]]))
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
     assert place.try_out(wrong).verdict == "unreached"
     assert (ROOT / STREAMS).read_bytes() == before == (tmp_path / STREAMS).read_bytes()
 
@@ -106,22 +106,37 @@ def reached_by_streams() -> list[str]:
     return [f"tests/protocol/test_streams.py::{name}" for name in names]
 
 
-def test_the_tests_of_the_mutants_package_come_first_and_simulations_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    far, near, wide = (
-        "tests/actors/test_a.py::test_a",
-        "tests/protocol/test_b.py::test_b",
-        "tests/simulation/c.py::test_c",
+def test_the_tests_of_the_mutants_package_come_first_and_those_of_files_that_execute_much_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide, far, near = (
+        "tests/simulation/a.py::test_a",
+        "tests/actors/test_b.py::test_b",
+        "tests/protocol/test_c.py::test_c",
     )
+    wide_too, narrow = "tests/protocol/test_d.py::test_d", "tests/protocol/test_d.py::test_e"
     line = on_line_with("return self.last_seq", "nothing returned")
-    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [wide, far, near]})
-    assert list(trial.stages(line)) == [[near], [far], [wide]]
+    monkeypatch.setattr(reached, "breadth", lambda: {wide: 9, far: 2, near: 3, wide_too: 5, narrow: 1})
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [wide, wide_too, narrow, far, near]})
+    assert list(trial.stages(line)) == [[near, wide_too, narrow], [far, wide]]
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
-    assert list(trial.stages(line)) == [[], [far], []]  # only its import executes it
+    assert list(trial.stages(line)) == [[], [far]]  # only its import executes it
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
     monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
-    assert list(trial.stages(line)) == [[near], [], []]  # and that of the whole module
-    monkeypatch.setattr(reached, "tests_by_line", lambda file: {5: [far]})
-    assert list(trial.stages(line)) == [[], [], []]
+    assert list(trial.stages(line)) == [[near], []]  # and that of the whole module
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
+    assert list(trial.stages(line)) == [[near], []]  # or nothing, except perhaps other processes
+
+
+def test_tests_that_take_too_long_together_have_not_caught_a_mutant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = on_line_with("return self.last_seq", "nothing returned")
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([reached_by_streams()]))
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: []})
+    monkeypatch.setattr(trial, "MUTANT_S", 0.0)
+    assert trial.Workplace(tmp_path).try_out(wrong).verdict == "survived"
+    assert (ROOT / STREAMS).read_bytes() == (tmp_path / STREAMS).read_bytes()
 
 
 def test_without_a_record_of_this_code_it_says_how_to_make_one(

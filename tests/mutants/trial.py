@@ -4,7 +4,8 @@
 
 Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
 the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
-package come first, then all others, and whole simulations last. A test counts only if it passes without the mutant.
+package come first, then all others; files of tests that execute little come before those that execute much, such as
+whole simulations. A test counts only if it passes without the mutant. What has not run after ``MUTANT_S`` is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -32,10 +34,9 @@ from tests.mutants.mutant import Mutant
 RESULTS = ROOT / ".mutants"
 TEST_S = 120
 """The wall-clock time after which one test counts as hanging."""
-STAGE_S = 1200.0
+MUTANT_S = 300.0
+"""The wall-clock time for all tests of one mutant."""
 MEMORY_KIB = 8 << 20
-WIDE = ("simulation", "exploration", "pipelines", "fuzz", "load", "conformance", "examples", "release", "mutants")
-"""The folders of tests that come last: each test there runs much of the product."""
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
 
@@ -45,7 +46,10 @@ _running = set[subprocess.Popen[bytes]]()
 
 @dataclass(frozen=True)
 class Outcome:
-    """``verdict``: caught, survived, or unreached if no quick test executes the line. ``by``: the test that saw it."""
+    """``verdict``: caught, survived, or unreached if besides no quick test executes the line in its own process.
+
+    ``by``: the test that saw it.
+    """
 
     verdict: str
     by: str
@@ -59,14 +63,23 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
     package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
-    if not tests and drawn.line in by_line:  # executed by the import only, such as a constant
+    if not tests:  # executed by the import only, such as a constant, or in other processes, or not at all
         tests = sorted({test for those in by_line.values() for test in those})
         tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
-    wide = tuple(f"tests/{folder}/" for folder in WIDE)
-    own = [test for test in tests if test.startswith(package)]
-    yield own
-    yield [test for test in tests if test not in own and not test.startswith(wide)]
-    yield [test for test in tests if test not in own and test.startswith(wide)]
+    breadth, of_file = reached.breadth(), Counter[str]()
+    for test in tests:
+        of_file[file_of(test)] += breadth[test]
+    tests = sorted(tests, key=lambda test: (of_file[file_of(test)], test))
+    yield [test for test in tests if test.startswith(package)]
+    yield [test for test in tests if not test.startswith(package)]
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+class TimeIsUp(Exception):
+    """The tests of a mutant took too long together, and none has failed."""
 
 
 class Workplace:
@@ -82,20 +95,24 @@ class Workplace:
 
     def try_out(self, drawn: Drawn) -> Outcome:
         """Run the tests that reach the mutant, until one fails that passes without it."""
-        began, count = time.monotonic(), 0
-        for tests in stages(drawn):
-            waiting = tests
-            while waiting:
-                self._put(drawn.path, drawn.source())
-                where = self._failure(waiting)
-                self._put(drawn.path, (ROOT / drawn.path).read_bytes())
-                count += len(tests)
-                if not where:
-                    break
-                if not self._failure([where]):
-                    return Outcome("caught", where, count, time.monotonic() - began)
-                waiting = [test for test in waiting if test != where]  # it fails without the mutant as well
-        return Outcome("survived" if count else "unreached", "", count, time.monotonic() - began)
+        began, by, count = time.monotonic(), "", 0
+        verdict = "survived" if drawn.line in reached.tests_by_line(ROOT / drawn.path) else "unreached"
+        with suppress(TimeIsUp):
+            for tests in stages(drawn):
+                waiting = tests
+                while waiting:
+                    count += len(waiting)
+                    try:
+                        self._put(drawn.path, drawn.source())
+                        by = self._failure(waiting, began + MUTANT_S - time.monotonic())
+                    finally:
+                        self._put(drawn.path, (ROOT / drawn.path).read_bytes())
+                    if not by:
+                        break
+                    if not self._failure([by], MUTANT_S):
+                        return Outcome("caught", by, count, time.monotonic() - began)
+                    waiting = [test for test in waiting if test != by]  # it fails without the mutant as well
+        return Outcome(verdict, "", count, time.monotonic() - began)
 
     def _put(self, path: str, source: bytes) -> None:
         file = self.folder / path
@@ -103,12 +120,15 @@ class Workplace:
         for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
             compiled.unlink()  # it may have the same size and second
 
-    def _failure(self, tests: Sequence[str]) -> str:
-        """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text."""
+    def _failure(self, tests: Sequence[str], time_s: float) -> str:
+        """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text.
+
+        Raises ``TimeIsUp`` if the tests are not over after ``time_s``.
+        """
         with TemporaryDirectory() as folder:
             listed, found = Path(folder, "listed"), Path(folder, "found")
             listed.write_text("\n".join(tests), encoding="utf-8")
-            where = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+            where = list(dict.fromkeys(map(file_of, tests)))
             arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", reached.QUICK]
             arguments += ["--timeout", str(TEST_S), "--listed", str(listed), "--found", str(found), *where]
             process = subprocess.Popen(
@@ -130,9 +150,9 @@ class Workplace:
             )
             _running.add(process)
             try:
-                status = process.wait(STAGE_S)
+                status = process.wait(time_s)
             except subprocess.TimeoutExpired:
-                status = -1
+                raise TimeIsUp from None
             finally:
                 _end(process)
                 _running.discard(process)

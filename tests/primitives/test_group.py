@@ -16,8 +16,10 @@ from headgate import Group, GroupMember, SubtaskContext
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import LocalProtocolError
+from protocol.group import Member
 from protocol.wire.extension_types import PartEvent
-from spark_bridge.primitives.group.messages import Join
+from spark_bridge.primitives.group import driver as driver_half
+from spark_bridge.primitives.group.messages import Blob, Join
 from tests.primitives.histories import group_history, passing_on, trained, training, until_done, with_held_requests
 
 pytestmark = pytest.mark.anyio
@@ -410,6 +412,52 @@ async def test_large_blobs_travel_in_pieces() -> None:  # H105
         tasks = [task, await world.retry(task, [])]
         await until_done(world, tasks)
     assert results(tasks) == [blob]
+
+
+async def test_a_blob_above_the_limit_fails_the_job_and_says_where_to_put_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H105
+    monkeypatch.setattr(driver_half, "BLOB_BYTES_MAX", 1000)
+    group = Group("train", 1)
+
+    def body(context: SubtaskContext, member: GroupMember) -> Any:
+        member.save(1, bytes(1000))
+        member.save(2, bytes(1001))
+
+    async with running_operator(parallelism=1, uses=[group]) as world:
+        await launch_all(world, group, body)
+        await world.advance(1.0)
+        (failure,) = map(str, world.failures)
+    assert "the blob of a checkpoint has 1001 bytes, and at most 1000 are allowed: store it elsewhere" in failure
+    assert group.checkpoint is not None
+    assert (group.checkpoint.step, len(group.checkpoint.blob)) == (1, 1000)
+
+
+@pytest.mark.parametrize("how", ["is lost", "finishes", "leaves"])
+async def test_the_blob_of_a_member_that_is_gone_is_not_kept_in_memory(how: str) -> None:  # H105
+    group = Group("train")
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        if how != "finishes":
+            group.__enter__()
+        if context.subtask == 0:
+            context.send_event(PartEvent("train", Blob(1, 0, 3, b"one").as_event()))
+        context.sleep(1.0)
+        if how == "leaves":
+            group.__exit__(None, None, None)
+        while how != "finishes":
+            context.wait_for_event()
+        yield None
+
+    async with running_operator(parallelism=2, uses=[group]) as world:
+        tasks = [await world.launch_operator(subtask, run, []) for subtask in range(2)]
+        assert group._latest is not None
+        await world.advance(0.5)
+        assert list(group._latest._blobs) == [Member(0, 0)]
+        if how == "is lost":
+            await world.kill(tasks[0])
+        await world.advance(1.0)
+        assert group._latest._blobs == {}
 
 
 async def test_a_blob_of_a_save_that_was_not_complete_is_not_kept() -> None:  # H105

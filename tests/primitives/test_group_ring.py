@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,12 +22,14 @@ import pytest
 from protocol.wire.keys import Key
 from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
-from spark_bridge.primitives.group.messages import Question, Yours
+from spark_bridge.primitives.group.messages import Broken, Question, Yours
 from spark_bridge.primitives.group.ring import Ring, listen
 from spark_bridge.primitives.group.task import GroupPart
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.errors import PeerLost
 
 if TYPE_CHECKING:
+    from spark_bridge.primitives.group.task import GroupMember
     from spark_bridge.subtask.context import SubtaskContext
 
 KEY = bytes(32)
@@ -235,6 +238,23 @@ def test_a_thread_that_waits_in_accept_is_woken_if_its_library_survives_that() -
             earlier.accept()
 
 
+def test_a_library_that_has_been_left_is_woken_where_it_listens_and_connections_of_another_kind_stay() -> None:  # H104
+    guard = SocketGuard(frozenset(), wake_with=b"over")
+    local, local_peer = socket.socketpair()
+    with listen("127.0.0.1") as opened, local, local_peer, ThreadPoolExecutor(1) as pool:
+        future = pool.submit(opened.accept)
+        guard.wake()
+        with future.result(60.0)[0] as caller:
+            assert caller.recv(100) == b"over"
+        with socket.create_connection(opened.getsockname()) as connected:
+            shut = pool.submit(connected.recv, 1)
+            guard.free()
+            assert shut.result(60.0) == b""
+        local.sendall(b"x")
+        assert local_peer.recv(1) == b"x"
+        guard.leave()
+
+
 def stand_still(lock: Any) -> None:
     guard = SocketGuard(frozenset(), may_end=lambda: True)
     guard.free()
@@ -285,6 +305,43 @@ def test_a_member_that_waits_for_the_driver_is_not_taken_for_one_that_stands_sti
     assert allowed == [False]
     with part.freeing() as guard:
         assert guard._may_end is None, "guard() never ends the process"
+
+
+def a_member_whose_generation_is_broken() -> GroupPart:
+    part = GroupPart("train", 60.0)
+    context = SimpleNamespace(endpoint=TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1))
+    part.open(cast("SubtaskContext", context), None)
+    part.member = cast("GroupMember", SimpleNamespace(generation=3))
+    part.handle_urgent(Broken(3, "subtask 1 is gone").as_event())
+    return part
+
+
+def test_a_guard_that_is_entered_after_the_generation_broke_ends_the_wait() -> None:  # H104
+    part = a_member_whose_generation_is_broken()
+
+    received: list[bytes] = []
+
+    def collective(listener: socket.socket) -> None:
+        one, peer = a_pair(listener)
+        with one, peer:
+            one.settimeout(60.0)
+            received.append(one.recv(1))
+            raise ConnectionError("the library has lost a peer")
+
+    with listen("127.0.0.1") as listener:
+        with pytest.raises(PeerLost, match="subtask 1 is gone"), part.guard(3):
+            collective(listener)
+    assert received == [b""]
+
+
+def test_a_ring_that_is_made_after_the_generation_broke_connects_to_nobody() -> None:  # H104
+    part = a_member_whose_generation_is_broken()
+    ring = Ring(0, 2, KEY, 60.0)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as silent:
+        part.use(ring)
+        with pytest.raises(ConnectionError, match="the generation is broken"):
+            ring.connect(own, [own.getsockname(), silent.getsockname()])
+    ring.close()
 
 
 def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_not_a_member() -> None:  # H108

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +19,7 @@ from actors.coordination import Confirmation
 from headgate import SharedValue, SubtaskContext
 from headgate.errors import EventEncodeError, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
+from protocol.attempts import FailureKind, FailureReason
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from spark_bridge.primitives.shared_value import driver as driver_half
@@ -426,6 +427,28 @@ def test_a_call_does_not_wait_for_an_operator_that_ends_before_it_has_heard_of_t
         while not queued:
             pass
         asyncio.run(half.close())
+        assert future.result(60.0) == 2
+
+
+@pytest.mark.parametrize(
+    "ends", ["its run ends", "it is restored", "the operator ends", "its attempt fails", "it succeeds"]
+)
+def test_a_call_does_not_wait_for_an_attempt_that_is_over(ends: str) -> None:  # H110 H176
+    shared = SharedValue("rules", 1)
+    half, queued = a_half(shared, [ExecutionAttempt("op", 0, 0, 7)])
+    over: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "its run ends": lambda: half.run_ended(1, False, "cancelled"),
+        "it is restored": lambda: half.reset_to_checkpoint(1, None),
+        "the operator ends": half.close,
+        "its attempt fails": lambda: half.subtask_failed(0, 0, FailureReason(FailureKind.FAILED, "lost")),
+        "it succeeds": lambda: half.subtask_finished(0, 0),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(shared.set, 2, wait="all", timeout_s=60.0)
+        while not queued:
+            pass
+        asyncio.run(queued.pop()())
+        asyncio.run(over[ends]())
         assert future.result(60.0) == 2
 
 

@@ -8,6 +8,7 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from headgate import SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import encode_event
+from protocol.wire.messages import RestoreMode
+from spark_bridge.primitives.work_queue.messages import Report
 from tests.primitives.histories import (
     given_back_history,
     names,
@@ -427,3 +430,72 @@ def test_a_million_open_items_take_at_most_200_bytes_each_beside_their_own() -> 
         tracemalloc.stop()
     assert queue.progress == (0, count)
     assert (taken - own) / count <= 200
+
+
+class Readers:
+    """The context of a queue's driver half: who runs, and what each subtask was given."""
+
+    def __init__(self, running: dict[int, list[int]]) -> None:
+        self.running = running
+        self.given: list[tuple[int, str]] = []
+        self.told: list[int] = []  # that there is no more
+        self.coordinator = SimpleNamespace(mode=RestoreMode.BATCH, handles_restored=False)
+
+    def attempts(self, subtask: int) -> list[int]:
+        return self.running[subtask]
+
+    def registered_readers(self) -> list[int]:
+        return list(self.running)
+
+    def has_no_more_splits(self, subtask: int) -> bool:
+        return subtask in self.told
+
+    async def signal_no_more_splits(self, subtask: int) -> None:
+        self.told.append(subtask)
+
+    def assigned_splits(self, subtask: int) -> list[Any]:
+        return []
+
+    async def assign_splits(self, subtask: int, items: list[Any]) -> None:
+        self.given += [(subtask, item[2]) for item in items]
+        self.ids = [item[0] for item in items]
+
+
+async def a_half(items: list[str], running: dict[int, list[int]]) -> tuple[Any, Readers]:
+    readers = Readers(running)
+    half: Any = WorkQueue("queue", items)._enumerator(None)
+    await half.start(readers)
+    return half, readers
+
+
+def report(*finished: int, wanted: int = 0, last: bool = False) -> list[Any]:
+    return Report(finished, (), (), wanted, last).as_event()
+
+
+async def test_an_attempt_whose_copy_has_failed_goes_on_getting_items() -> None:
+    half, readers = await a_half(["a", "b"], {0: [0, 1]})
+    await half.handle_source_event(0, 0, report(wanted=1))
+    readers.running[0] = [0]
+    await half.attempt_ended(0, 1, False)
+    await half.handle_source_event(0, 0, report(*readers.ids, wanted=1))
+    assert readers.given == [(0, "a"), (0, "b")]
+
+
+async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
+    half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
+    readers.running[0] = [1]
+    await half.attempt_ended(0, 0, True)
+    await half.handle_source_event(0, 1, report(wanted=1))
+    await half.handle_source_event(1, 0, report(wanted=1))
+    assert readers.given == [(1, "a")]
+
+
+async def test_the_work_is_over_when_an_attempt_counts_although_its_copy_has_done_less() -> None:
+    half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.handle_source_event(0, 1, report(last=True))
+    await half.handle_source_event(0, 0, report(*readers.ids, last=True))
+    assert readers.told == [], "if the copy counts, what it has not done is left"
+    readers.running[0] = [1]
+    await half.attempt_ended(0, 0, True)
+    assert readers.told == [0, 1]

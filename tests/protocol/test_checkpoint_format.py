@@ -50,6 +50,7 @@ PARTS = st.builds(
     st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
     st.lists(st.builds(HeldEvent, NATURAL, st.binary(max_size=20), st.booleans()), max_size=3).map(tuple),
     NATURAL,
+    st.booleans(),
 )
 STORED = st.builds(
     StoredCheckpoint,
@@ -134,6 +135,15 @@ def test_only_a_held_request_takes_the_third_format_so_earlier_releases_read_the
 @pytest.mark.parametrize(("label", "partitions"), [("", 3), ("batch 3", 2), ("batch 3", 0)])
 def test_only_another_number_of_partitions_takes_the_fourth_format(label: str, partitions: int) -> None:  # H174, H50
     stored = with_checkpoint(label=label, partitions=partitions)
+    data = encode_checkpoint(stored)
+    assert data[11] == 4
+    assert decode_checkpoint(data) == stored
+
+
+@pytest.mark.parametrize("label", ["", "batch 3"])
+def test_only_a_state_of_an_earlier_input_takes_the_fourth_format(label: str) -> None:  # H174, H50
+    parts = {0: SubtaskSnapshot((SubtaskState(0, b"a"),), earlier_input=True), 1: SubtaskSnapshot()}
+    stored = with_checkpoint(subtask_states=parts, label=label)
     data = encode_checkpoint(stored)
     assert data[11] == 4
     assert decode_checkpoint(data) == stored

@@ -645,3 +645,32 @@ def test_every_order_of_steps_and_kills_ends_with_the_last_step_saved_once(
                 todo.append(after)
     assert ended
     assert len(seen) > 100
+
+
+def test_a_member_that_leaves_while_its_call_is_open_gets_an_answer_and_breaks_the_generation() -> None:  # H104
+    """Its task did not wait for the answer: the call timed out."""
+    for open_question in (Called(A, 1, 0, "barrier()", None), ErrorMet(A, 1)):
+        group = a_group_of(A, B)
+        assert group.tell(open_question) == []
+        assert group.tell(Left(A, 1))[0] == RefuseCall(A, 1, "it has left the group")
+        assert group.tell(Called(B, 1, 0, "barrier()", None))[0] == RefuseCall(
+            B, 1, "subtask 0 (attempt 0) has left the group"
+        )
+
+
+def test_whose_error_it_was_is_said_as_soon_as_it_can_be_known() -> None:  # H107
+    group = a_group_of(A, B, error_grace_s=5.0)
+    assert group.tell(ErrorMet(A, 1)) == []
+    group.now = 3.0
+    assert group.tell(ErrorMet(B, 1), TimePassed()) == [], "the grace of neither is over"
+    assert group.pass_time() == [BlameMember(A)]
+    assert group.pass_time() == [BlameMember(B)]
+    assert group.tell(ErrorMet(A, 7)) == [RefuseCall(A, 7, "its generation is over")]
+
+
+def test_one_that_ends_alone_is_blamed_for_its_error() -> None:  # H106 H107
+    group = a_group_of(A, B)
+    group.tell(Left(A, 1), Finished(A), Lost(B, "gone"))
+    (alone,) = group.tell(Joined(B1))
+    assert isinstance(alone, AdmitAlone)
+    assert group.tell(ErrorMet(B1, alone.generation)) == [BlameMember(B1)]

@@ -183,3 +183,14 @@ def test_a_name_that_is_nearly_right_is_found_and_is_certain_only_where_all_else
     (finding,) = names_never_called(subject, interface, {"handle_event": "handle_event_from_operator"})
     assert (finding.meant, finding.certain) == (meant, certain)
     assert f"is never called: did you mean {meant}()?" in str(finding)
+
+
+def test_a_class_that_overrides_every_method_has_no_misspelt_one() -> None:  # H59
+    methods = {name: lambda self: None for name, one in vars(SplitReader).items() if callable(one) and name[0] != "_"}
+    methods |= {name: lambda self: None for name, one in vars(SubtaskOperator).items() if callable(one)}
+    complete = type("Complete", (SplitReader,), {**methods, "proces": lambda self: None})
+    assert names_never_called(complete, SplitReader) == []
+    del methods["process"]
+    assert names_never_called(
+        type("Misses", (SplitReader,), {**methods, "proces": lambda self, records: None}), SplitReader
+    )

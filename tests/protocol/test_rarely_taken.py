@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -25,13 +26,14 @@ from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire import messages as m
 from protocol.wire.codec import encode_word
-from protocol.wire.event_classes import event, find, learn_failures
+from protocol.wire.event_classes import event, find, learn_failures, learn_modules
 from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
-from protocol.wire.extension_types import PartEvent
+from protocol.wire.extension_types import ExtensionType, PartEvent
+from protocol.wire.extension_types import mark as encode_mark
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing
-from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES
+from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, skim
 from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
 from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
@@ -95,6 +97,17 @@ def test_of_two_attempts_the_one_that_has_ended_well_speaks_for_the_subtask(firs
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
     checkpoint = stored(dialogue.tell(t.CoordinatorSnapshotTaken(1, b"coordinator")))
     assert [state.state for state in checkpoint.subtask_states[0].states] == [b"final"]
+
+
+def test_a_report_that_changes_nothing_is_told_with_its_reason() -> None:  # H44
+    dialogue = Dialogue().run(A, B).close(1, A)
+    assert dialogue.tell(t.SubtaskClosed(A, 1), t.SubtaskClosed(A2, 1), t.SubtaskClosed(A, 2)) == [
+        t.ReportStale(f"SubtaskClosed of {A} for checkpoint 1, said before"),
+        t.ReportStale(f"SubtaskClosed of {A2}, which has no part in checkpoint 1"),
+        t.ReportStale("SubtaskClosed for checkpoint 2, which is not pending"),
+    ]
+    with pytest.raises(LocalProtocolError, match="CheckpointStored for checkpoint 1, which is closing"):
+        dialogue.tell(t.CheckpointStored(1))
 
 
 def test_an_operator_without_subtasks_has_no_checkpoints() -> None:
@@ -204,6 +217,40 @@ def test_large_arrays_that_are_too_large_together_are_refused_by_their_sender() 
         encode_event([array] * 5, limits)
 
 
+def test_an_object_that_is_as_large_as_an_array_and_is_none_is_refused_by_its_sender() -> None:
+    @dataclass
+    class Frame:
+        nbytes: int = LEAF_BYTES
+
+    with pytest.raises(EventEncodeError, match="Frame"):
+        encode_event([Frame(), numpy.zeros(LEAF_BYTES)])
+
+
+@pytest.mark.parametrize("head", [b"\xc8\x00\x00", b"\xc7\x00", b"\xc9\x00\x00\x00\x00"])
+@pytest.mark.parametrize("filler", [b"", b"\xc6\x00\x20\x00\x00" + bytes(2**21)], ids=["small", "large"])
+def test_a_class_is_found_however_the_peer_writes_its_mark(head: bytes, filler: bytes) -> None:
+    """H96: msgpack has several heads for an extension value, and only one is what an honest peer writes."""
+    sent = encode_event(Measured("name", 5))
+    mark = encode_mark(ExtensionType.REGISTERED)
+    assert sent.count(mark) == 1
+    data = b"\x92" + sent.replace(mark, head + mark[-1:]) + (filler or b"\xc0")
+    for decoded in (decode_event(data), run_steps(decode_event_in_steps(data))):
+        assert decoded[0] == Measured("name", 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"\xd4\x7f\x00", "extension type 127"),  # a placeholder of ours
+        (b"\x92\xc0\xc7", "it ends within its last value"),
+        (b"\xc7\x01", "it ends within its last value"),
+    ],
+)
+def test_what_no_event_has_is_refused_before_anything_is_cut_out(value: bytes, why: str) -> None:  # H62
+    with pytest.raises(ValueError, match=why):
+        run_steps(skim(value, 0, WireLimits()))
+
+
 def test_a_large_array_of_objects_is_refused_by_its_sender() -> None:
     with pytest.raises(EventEncodeError, match="values of dtype object cannot be sent"):
         encode_event(numpy.full(LEAF_BYTES, None))
@@ -260,6 +307,24 @@ def test_a_small_event_with_extensions_comes_out_of_its_steps_as_it_went_in() ->
     sent = [Decimal("1.5"), (1, 2), {"a set": {1, 2}}]
     assert run_steps(decode_event_in_steps(encode_event(sent[:1]))) == sent[:1]
     assert run_steps(decode_event_in_steps(encode_event(sent))) == sent
+
+
+def test_an_event_of_a_class_whose_module_is_not_imported_yet_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H97
+    (tmp_path / "rules_of_a_driver.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from protocol.wire.event_classes import event\n"
+        "@event('rules.of_a_driver')\n"
+        "@dataclass\n"
+        "class Rule:\n"
+        "    limit: int\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    learn_modules({"rules.of_a_driver": "rules_of_a_driver"})
+    rule: Any = find("rules.of_a_driver").cls
+    assert decode_event(encode_event([rule(5)])) == [rule(5)]
 
 
 def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:

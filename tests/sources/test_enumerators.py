@@ -36,6 +36,14 @@ class Names(SplitReader):
             yield 1, split
 
 
+class Holding(Names):
+    """Never ends with its first split."""
+
+    def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
+        self.context.wait_for_event()
+        yield 1, split
+
+
 def discovering(found: list[str], **settings: Any) -> SourceCoordinator:
     return SourceCoordinator(lambda state: DiscoveringSplitEnumerator(lambda: list(found), state, **settings))
 
@@ -89,17 +97,24 @@ async def test_without_discovery_the_source_ends_with_what_it_found_first_also_a
 
 
 async def test_what_a_lost_task_gives_back_goes_to_one_that_waits() -> None:
-    class Holding(Names):
-        def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
-            self.context.wait_for_event()
-            yield 1, split
-
     async with running_operator(discovering(["a"], every_s=60.0), parallelism=2, **STREAMING) as world:
         first = await world.launch_operator(0, Holding)
         second = await world.launch_operator(1, Names)
         await world.kill(first)
         await world.settle()
         assert second.outputs == ["a"]
+
+
+async def test_what_is_found_while_a_task_reads_goes_to_others_that_ask() -> None:
+    found = ["a"]
+    async with running_operator(discovering(found, every_s=1.0), parallelism=2, **STREAMING) as world:
+        await world.launch_operator(0, Holding)
+        await world.settle()
+        found += ["b", "c"]
+        await world.advance(1.5)
+        second = await world.launch_operator(1, Names)
+        await world.settle()
+        assert sorted(second.outputs) == ["b", "c"]
 
 
 async def test_discovery_that_fails_is_tried_again_and_fails_the_job_in_the_end() -> None:

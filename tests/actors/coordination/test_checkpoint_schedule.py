@@ -212,6 +212,18 @@ async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H
         assert answer.values == [Settled(1, "")]
 
 
+async def test_a_final_checkpoint_that_never_finds_an_id_is_given_up_and_its_output_is_not_called_committed() -> None:
+    """H4 H45: the storage fails for longer than failures are tolerated."""
+    async with running_tasks(1, checkpoint_timeout_s=30.0, tolerated_failures=1) as (world, (task,)):
+        world.no_ids = OSError("the storage is gone")
+        await end_well(world, task)
+        answer = await world.await_settled()
+        await world.advance(30.1)
+        assert answer.open
+        await world.advance(30.1)
+        assert answer.values == [Settled(-1, "no checkpoint id: OSError: the storage is gone")]
+
+
 async def test_the_figures_tell_of_the_last_checkpoints() -> None:
     async with running_tasks(1) as (world, (task,)):
         task.busy = True

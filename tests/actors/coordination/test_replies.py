@@ -8,20 +8,20 @@ import asyncio
 import gc
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from actors import AskTimeout
 from actors.coordination import RecreateOnReset, Reply
-from actors.coordination.messages import ClientRequest
+from actors.coordination.messages import ClientRequest, ViewGateways
 from protocol.attempts import FailureReason
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.wire.codec import DEFAULT_LIMITS
 from protocol.wire.messages import HeldEvent
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
+from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, running_operator, running_tasks
 
 
 class Deferring(RecordingCoordinator):
@@ -531,3 +531,35 @@ async def test_an_open_reply_is_not_a_stuck_method(caplog: pytest.LogCaptureFixt
         assert "has not returned" not in caplog.text
         assert not task.notes
         assert not world.reports
+
+
+async def test_a_view_of_the_gateways_tells_since_when_a_task_waits_for_an_answer_and_who_has_to_give_it() -> None:
+    """H87: the coordinator's method has not returned yet, or has deferred the answer."""
+    may_return = asyncio.Event()
+
+    class Slow(Deferring):
+        async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+            await may_return.wait()
+            return await super().handle_request(subtask, attempt, request)
+
+    async def waits_since() -> tuple[float | None, float | None]:
+        answer = Answer()
+        world.tracker.tell(ViewGateways(cast("Any", answer), [task.attempt.task_attempt_id]))
+        await world.settle()
+        ((view,),) = answer.values
+        return view.requested_at, view.deferred_at
+
+    coordinator = Slow()
+    async with running_tasks(1, coordinator) as (world, (task,)):
+        assert await waits_since() == (None, None)
+        began = world.kit.clock.now()
+        task.ask("a question")
+        await world.settle()
+        await world.advance(3.0)
+        assert await waits_since() == (began, None)
+        may_return.set()
+        await world.settle()
+        assert await waits_since() == (None, began)
+        coordinator.replies[0].answer("an answer")
+        await world.settle()
+        assert await waits_since() == (None, None)

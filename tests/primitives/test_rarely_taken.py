@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Branches of the ready-made parts that no other quick test takes: refusals, old states, and what rarely happens.
+
+`make coverage` lists those that remain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from struct import pack
+from threading import Barrier, Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from headgate import Group, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue, chain
+from headgate.errors import PeerLost, RequestFailed, TimedOut
+from headgate.testing import running_operator
+from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.facts import StageLook
+from protocol.wire.codec import encode_event
+from protocol.wire.extension_types import PartEvent
+from protocol.wire.keys import Key
+from protocol.wire.messages import RestoreMode
+from spark_bridge.primitives.chain import Chain
+from spark_bridge.primitives.counters.driver import CountersCoordinator
+from spark_bridge.primitives.counters.task import CountersPart
+from spark_bridge.primitives.group.arrays import direct_bytes
+from spark_bridge.primitives.group.messages import (
+    Admitted,
+    Broken,
+    Call,
+    Fetch,
+    Join,
+    Leave,
+    Question,
+    Values,
+    Yours,
+    parse_event,
+    parse_request,
+)
+from spark_bridge.primitives.group.ring import Ring
+from spark_bridge.primitives.group.task import GroupPart, free_address
+from spark_bridge.primitives.shared_value import driver as shared_driver
+from spark_bridge.primitives.shared_value.files import ValueFiles
+from spark_bridge.primitives.shared_value.task import SharedValuePart
+from spark_bridge.subtask.endpoint import TaskEndpoint
+from tests.primitives.histories import until_done
+
+pytestmark = pytest.mark.anyio
+
+KEY = bytes(32)
+
+
+# --- chains and names ---------------------------------------------------------------------------------------------
+
+
+class Passing(SubtaskOperator):
+    """Passes its records on."""
+
+
+async def an_asynchronous_function(records: Iterator[Any]) -> None:
+    """No stage is one."""
+
+
+@pytest.mark.parametrize(
+    ("stages", "error", "text"),
+    [
+        ({}, ValueError, "at least one stage"),
+        ({"a": (None, Passing, 3)}, TypeError, "stage 'a' has 3 values, but it is a pair"),
+        ({"a": Passing()}, TypeError, "stage 'a' has an operator, but each task makes its own: pass the class"),
+        ({"a": Passing, "b": 5}, TypeError, "stage 'b' is 5: pass"),
+        ({"a": dict}, TypeError, "stage 'a' is <class 'dict'>: pass"),
+        ({"a": partial(an_asynchronous_function)}, TypeError, "stage 'a' is functools.partial"),
+        ({"headgate.a": Passing}, ValueError, "names that begin with 'headgate.' are reserved"),
+        ({"x" * 201: Passing}, ValueError, "a str of 1 to 200 characters"),
+    ],
+)
+def test_what_is_not_a_chain_is_refused_with_what_to_pass(
+    stages: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        chain(**stages)
+
+
+def test_a_stage_is_a_pair_or_an_object_with_both_halves_or_an_operator_alone() -> None:
+    both = SimpleNamespace(coordinator="the driver's", operator=Passing)
+    pair: Any = ("of the pair", Passing)
+    made = chain(pair=pair, ready=both, alone=partial(Passing), function=lambda records: records)
+    assert isinstance(made, Chain)
+    assert repr(made) == "<chain pair -> ready -> alone -> function>"
+    given: dict[str, Any] = dict(made.coordinators)
+    assert (given["pair"], given["ready"]) == ("of the pair", "the driver's")
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_could_not_say_that_it_has_left_joins_as_if_for_the_first_time() -> None:  # H102
+    group = Group("train")
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        if context.subtask == 0:
+            with pytest.raises(TimedOut):
+                context.request(PartEvent("train", Join("h", 1).as_event()), timeout_s=1.0)
+        with group as member:
+            yield member.all_gather(member.rank)
+
+    async with running_operator(parallelism=2, uses=[group]) as world:
+        tasks = [await world.launch_operator(0, run, [])]
+        await world.advance(2.0)
+        tasks.append(await world.launch_operator(1, run, []))
+        await until_done(world, tasks)
+    assert [task.outputs for task in tasks] == [[[0, 1]]] * 2
+    assert group.generation == 1
+
+
+async def test_a_call_that_is_out_of_turn_fails_and_leaves_no_open_reply() -> None:  # H103
+    group = Group("train", 1)
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        with group as member:
+            with pytest.raises(RequestFailed, match="called in round 5"):
+                context.request(PartEvent("train", Call(1, 5, "barrier()", None).as_event()))
+            with pytest.raises(RequestFailed, match="the checkpoint of step 7 was replaced by a later one"):
+                context.request(PartEvent("train", Fetch(7, 0).as_event()))
+            with member.guard(), pytest.raises(LocalProtocolError, match=r"inside guard\(\) already"):
+                member.xgboost()
+            assert repr(member) == "<GroupMember rank=0 world_size=1 generation=1>"
+            yield None
+
+    async with running_operator(parallelism=1, uses=[group]) as world:
+        await until_done(world, [await world.launch_operator(0, run, [])])
+        assert group._latest is not None
+        assert group._latest._replies == {}
+
+
+def a_half(group: Group, *looks: StageLook) -> tuple[Any, list[str]]:
+    """The driver's half of a group, whose runs compute this, and the reasons for which it fails the job."""
+    failures: list[str] = []
+    following = iter(looks)
+
+    async def look_at_run() -> StageLook:
+        return next(following)
+
+    half: Any = group.coordinator("op")
+    context = SimpleNamespace(parallelism=2, mode=RestoreMode.BATCH, look_at_run=look_at_run, fail_job=failures.append)
+    context.clock, context.handles_restored = SimpleNamespace(now=lambda: 0.0), False
+    context.log, context.call_later = SimpleNamespace(info=lambda *args, **more: None), lambda *args: None
+    asyncio.run(half.start(context))
+    return half, failures
+
+
+BOTH = frozenset({0, 1})
+
+
+def test_an_action_that_computes_too_few_partitions_for_a_group_fails_and_says_so() -> None:  # H102
+    half, failures = a_half(Group("train", 2), StageLook(frozenset({0}), 2))
+    asyncio.run(half.subtask_ready(0, None))
+    assert len(failures) == 1
+    assert "computes only 1 of 2 partitions, as take() and first() do" in failures[0]
+
+
+def test_an_elastic_group_needs_only_its_least_size_of_partitions() -> None:  # H102 H109
+    half, failures = a_half(Group("train", min_size=1, max_size=2), StageLook(frozenset({0}), 2))
+    asyncio.run(half.subtask_ready(0, None))
+    assert failures == []
+
+
+def test_a_task_that_computes_again_what_spark_has_lost_is_a_member_alone() -> None:  # H105 H106
+    lost = StageLook(frozenset({1}), 2, frozenset({5}), frozenset({5}))
+    half, failures = a_half(Group("train", 2), StageLook(BOTH, 2, frozenset({5})), lost)
+    asyncio.run(half.subtask_ready(0, None))
+    half.checkpoint = checkpoint = object()
+    asyncio.run(half.run_ended(1, True, ""))
+    asyncio.run(half.subtask_ready(1, None))
+    assert (failures, half.checkpoint) == ([], checkpoint)
+    half.checkpoint = None
+    asyncio.run(half.handle_request(1, 7, Join("h", 1).as_event()))
+    assert half._replies == {}, "it waits for nobody"
+
+
+def test_with_tls_no_other_library_connects_members() -> None:
+    part = GroupPart("train", 60.0)
+    endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1, certificate_sha256=b"x" * 32)
+    part.open(cast("SubtaskContext", SimpleNamespace(endpoint=endpoint)), None)
+    with pytest.raises(
+        LocalProtocolError, match=r"xgboost\(\) would send the data of this group over connections that"
+    ):
+        part.check_foreign("xgboost()")
+    assert part.listen() is None
+
+
+class Meeting:
+    """The driver's half of a group whose members are threads here: all come, and nobody is lost."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.events: list[Any] = []
+        self._values: dict[tuple[int, int], Any] = {}
+        self._together = Barrier(size)
+
+    def part(self, rank: int) -> GroupPart:
+        endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
+        context = SimpleNamespace(endpoint=endpoint, request=partial(self._request, rank), send_event=self._hear)
+        part = GroupPart("train", 60.0)
+        part.open(cast("SubtaskContext", context), None)
+        return part
+
+    def _hear(self, event: Any) -> None:
+        self.events.append(parse_event(event))
+
+    def _request(self, rank: int, event: Any, timeout_s: float) -> Any:
+        match parse_request(event):
+            case Join(host, port):
+                assert (host, port > 0) == ("127.0.0.1", True)
+                return Admitted(1, rank, self.size, host, port, KEY, -1, 0).as_event()
+            case Call(_, round_, _, value):
+                self._values[round_, rank] = value
+                self._together.wait(60.0)
+                return Values(tuple(self._values[round_, one] for one in range(self.size)), 0).as_event()
+            case Question():
+                return Yours().as_event()
+            case other:
+                raise AssertionError(other)
+
+
+def in_threads(size: int, act: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(act, range(size), timeout=60.0))
+
+
+def test_members_reduce_large_arrays_over_connections_of_their_own_and_close_them_when_they_leave() -> None:  # H108
+    meeting = Meeting(2)
+    parts = [meeting.part(rank) for rank in range(2)]
+
+    def work(rank: int) -> list[socket.socket]:
+        member = parts[rank].enter()
+        for _ in range(2):
+            total = member.all_reduce(np.full(direct_bytes(2), rank + 1))
+            assert (total == 3).all()
+        ring = member._ring
+        assert ring is not None
+        parts[rank].leave(None)
+        parts[rank].leave(None)  # it has left
+        return ring._sockets
+
+    for sockets in in_threads(2, work):
+        assert [one.fileno() for one in sockets] == [-1, -1]
+    assert meeting.events == [Leave(1, ""), Leave(1, "")]
+
+
+def test_a_member_that_waits_for_data_of_a_lost_one_raises_peer_lost_and_its_later_calls_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H104 H176
+    meeting, waits, exchange = Meeting(2), Event(), Ring.exchange
+    parts = [meeting.part(rank) for rank in range(2)]
+    members = in_threads(2, lambda rank: parts[rank].enter())
+    in_threads(2, lambda rank: members[rank].all_reduce(np.zeros(direct_bytes(2))))
+
+    def watched(ring: Ring, out: memoryview, into: memoryview) -> None:
+        waits.set()
+        exchange(ring, out, into)
+
+    monkeypatch.setattr(Ring, "exchange", watched)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(members[0].all_reduce, np.zeros(direct_bytes(2)))
+        waits.wait(60.0)
+        parts[0].handle_urgent(Broken(1, "subtask 1 is gone").as_event())
+        lost = future.exception(60.0)
+    assert isinstance(lost, PeerLost)
+    assert isinstance(lost.__cause__, OSError)
+    assert meeting.events == [], "its generation is broken, so it need not say that it has given up"
+    with pytest.raises(LocalProtocolError, match="an earlier call ended with "):
+        members[0].barrier()
+    for part in parts:
+        part.leave(None)
+
+
+def test_a_ring_in_which_nothing_comes_times_out_and_says_what_to_do() -> None:
+    one, peer = socket.socketpair()
+    ring = Ring(0, 2, KEY, 0.1)
+    ring._left = ring._right = one
+    with one, peer, pytest.raises(TimedOut, match="no data arrived at rank 0 from rank 1"):
+        ring.exchange(memoryview(b""), memoryview(bytearray(1)))
+
+
+def test_a_ring_whose_neighbour_does_not_come_times_out_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(0, 2, KEY, 0.3)
+    one, peer = socket.socketpair()
+    monkeypatch.setattr(ring, "_dial", lambda address: one)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, one, peer, pytest.raises(TimedOut, match="rank 1 of the group did not connect to rank 0 within"):
+        ring.connect(listener, [("127.0.0.1", 1)] * 2)
+
+
+def test_an_address_is_free_and_that_of_a_simulated_task_is_none() -> None:
+    endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
+    host, port = free_address(cast("SubtaskContext", SimpleNamespace(endpoint=endpoint)))
+    with socket.create_server((host, port)) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+
+
+def test_an_answer_that_is_none_is_an_error_of_ours() -> None:
+    with pytest.raises(LocalProtocolError, match="unexpected answer of the group 'train'"):
+        GroupPart("train", 1.0).lose(Yours())
+
+
+# --- counters -----------------------------------------------------------------------------------------------------
+
+
+def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothing() -> None:  # H89
+    half: Any = CountersCoordinator()
+    warnings: list[str] = []
+
+    async def fails() -> StageLook:
+        raise OSError("Spark does not answer")
+
+    log = SimpleNamespace(warning=lambda event, **more: warnings.append(f"{event}: {more['error']}"))
+    half._context = SimpleNamespace(mode=RestoreMode.BATCH, look_at_run=fails, log=log)
+    half._run_over, half._attempts = True, {"of the run before": 1}
+    asyncio.run(half._meet_run())
+    assert half._attempts == {}
+    assert warnings == ["counters restarted, partitions of the run unknown: OSError: Spark does not answer"]
+
+
+def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H89
+    sent: list[Any] = []
+    full = [True]
+
+    def send(event: Any) -> None:
+        if full[0]:
+            raise GatewayFull("no capacity")
+        sent.append(event)
+
+    part = CountersPart()
+    now = [100.0]
+    part.open(cast("SubtaskContext", SimpleNamespace(now=lambda: now[0], send_event_nowait=send)), None)
+    part.count("rows", 3)
+    full[0], now[0] = False, 200.0
+    part.count("others", 1)
+    ((_, reported),) = sent
+    assert "rows" in str(reported)
+    assert "others" in str(reported)
+
+
+# --- shared values ------------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_out_of_order_is_refused() -> None:
+    part = SharedValuePart("model")
+    part.handle_urgent(["chunk", 1, False, 0, 3, b"a"])
+    with pytest.raises(ValueError, match="chunk 2 of shared value 'model' arrived instead of chunk 1"):
+        part.handle_urgent(["chunk", 1, False, 2, 3, b"c"])
+
+
+def test_a_value_that_a_program_elsewhere_sets_is_the_next_version() -> None:
+    shared: SharedValue[Any] = SharedValue("rules", 1)
+    half = shared_driver._Coordinator(shared, "op")
+    assert asyncio.run(half.handle_client_request("new")) == 2
+    assert shared.get() == "new"
+
+
+def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_is_raised() -> None:
+    shared = SharedValue("rules", 1)
+    half = shared_driver._Coordinator(shared, "op")
+    begun: list[Any] = []
+
+    class Full(list[Any]):
+        def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
+            raise GatewayFull("a task is slow")
+
+        def broadcast(self, event: Any, *, urgent: bool) -> Any:
+            return (event, urgent)
+
+    half._context = cast(
+        "Any", SimpleNamespace(gateways=Full(), run_in_background=lambda act, handler: begun.append((act(), handler)))
+    )
+    newest = shared.attach(half)
+    asyncio.run(half._publish(newest, None))
+    (((event, urgent), handler),) = begun
+    assert (event[:2], urgent) == (["value", 1], True)
+    asyncio.run(handler(None, None))
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(handler(None, OSError("gone")))
+
+
+def test_files_that_cannot_be_used_are_as_if_there_were_none(tmp_path: Path) -> None:
+    files = ValueFiles(tmp_path / "removed by Spark")
+    assert files.begin(b"digest") is None
+    assert files.read(b"digest") is None
+    assert files.progress(b"digest") == 0
+    files.remove_old()
+
+
+# --- work queues --------------------------------------------------------------------------------------------------
+
+
+def test_a_state_of_before_that_ends_too_early_is_refused() -> None:  # H164
+    queue: WorkQueue[Any] = WorkQueue("tree", ["root"])
+    value = encode_event("an item")
+    state = pack(">IIQQqI", 1, 0, 3, 3, 0, len(value)) + value  # one id that was seen, and its item
+    queue._enumerator(state)
+    for cut in (1, 8, len(state) - 9):
+        with pytest.raises(LocalProtocolError, match="a state of 'tree' that is not that of a work queue"):
+            queue._enumerator(state[:-cut])
