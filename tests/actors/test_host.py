@@ -131,6 +131,35 @@ async def test_cancellation_at_any_turn_of_entering_or_leaving_leaves_nothing_an
     assert not others()
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["entering", "leaving"])
+async def test_cancelled_scope_ends_entering_and_leaving_that_wait_for_nothing_else(leaves: bool) -> None:  # H163
+    never = asyncio.Event()
+
+    async def enter() -> None:
+        if not leaves:
+            await never.wait()
+
+    async def leave(*_: object) -> None:
+        await never.wait()
+
+    async def use() -> None:
+        with scope:
+            host = Host("patient", enter, leave)
+            await host.enter()
+            await host.leave(None, None, None)
+
+    scope = anyio.CancelScope()
+    task = asyncio.get_running_loop().create_task(use())
+    try:
+        await settle()
+        scope.cancel()
+        await settle()
+        assert task.done()
+    finally:
+        never.set()
+    assert not others()
+
+
 async def test_failure_between_entering_and_leaving_cancels_the_body_and_is_raised_at_its_end() -> None:
     """A task group that fails inside the host, which nobody is leaving yet."""
     recorded = Recorded()

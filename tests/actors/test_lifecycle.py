@@ -460,7 +460,7 @@ async def makes_one_later() -> SomeActor:
 @pytest.mark.parametrize("parent", [False, True], ids=["top", "child"])
 async def test_a_factory_that_makes_no_actor_is_named_with_what_it_returned(
     factory: Any, returned: str, parent: bool
-) -> None:
+) -> None:  # H165
     class Parent(SomeActor):
         async def started(self, context: ActorContext[str]) -> None:
             context.spawn(factory, name="wrong")

@@ -60,6 +60,9 @@ class CoordinatorEnd:
     def __init__(self, scope: Scope) -> None:
         self.subtasks = scope.subtasks
         self.to_hear, self.to_send = scope.events_up, scope.events_down
+        self.input = 0
+        self.several = scope.runs > 0
+        self.cut_in: dict[int, tuple[int, bytes]] = {}  # by checkpoint that may be restored: input and state
         self.greets = scope.greets
         self.batch = scope.mode is RestoreMode.BATCH
         self.concurrent = scope.concurrent
@@ -180,6 +183,8 @@ class CoordinatorEnd:
         counts = self.received, self.sent, self.answered
         words = [b"%d=%d:%d:%d" % (s, *[count[s] for count in counts]) for s in range(self.subtasks)]
         state = self.snapshots[checkpoint_id] = b" ".join(words)
+        if self.several:
+            self.cut_in[checkpoint_id] = self.input, state
         if self.unheld:
             self.taken.record(checkpoint_id)
         out.extend((v.To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
@@ -194,6 +199,7 @@ class CoordinatorEnd:
         self.pending.discard(checkpoint_id)
         for other in [n for n in self.snapshots if n != self.complete and n not in self.pending]:
             del self.snapshots[other]
+        self.cut_in = {n: one for n, one in self.cut_in.items() if n >= self.complete}
 
     # --- attempts (H10) ---
 
@@ -219,10 +225,24 @@ class CoordinatorEnd:
                 self._forget(attempt.task_attempt_id - 1)
                 self.taken.forget(attempt)
             case Reset(subtask, checkpoint_id):
+                last, number = self.told[subtask]
+                v.demand(last == "failed", "H10", f"subtask {subtask} is reset after {last} {number}")
                 self._reset(subtask, checkpoint_id)
-                self.dead |= self.prepared
-                self.prepared.clear()
-                self._clean_up(out)
+                self._drop_prepared(out)
+            case v.InputIs(input):
+                self.input = input
+            case v.RunIsOver():
+                for slot_of_run, attempt in list(self.live.items()):
+                    self.taken.forget(attempt)
+                    self._forget(slot_of_run)
+            case v.ResetAll(checkpoint_id, begins_again):
+                text = f"the coordinator has input {self.input}, uses positions of {checkpoint_id}: {begins_again}"
+                same = checkpoint_id >= 0 and self.cut_in[checkpoint_id][0] == self.input
+                v.demand(begins_again == same, "H174", text)
+                v.demand(not self.live, "H15", f"the operator is reset while {self.live} live")
+                for subtask in self.told:
+                    self._reset(subtask, checkpoint_id)
+                self._drop_prepared(out)
             case _:
                 raise AssertionError(f"beyond what is explored: {message}")
 
@@ -243,7 +263,8 @@ class CoordinatorEnd:
         last, number = self.told[attempt.subtask]
         v.demand((last, number) == ("ready", attempt.attempt), "H86", f"{attempt} finishes after {last} {number}")
         heard = self.received[attempt.subtask]
-        v.demand(heard == self.to_hear, "H86", f"{attempt} finishes after {heard} of {self.to_hear} events")
+        to_hear = self.to_hear * (self.input + 1)
+        v.demand(heard == to_hear, "H86", f"{attempt} finishes after {heard} of {to_hear} events")
         self.told[attempt.subtask] = "finished", attempt.attempt
         self._forget(slot)
 
@@ -253,6 +274,11 @@ class CoordinatorEnd:
             out.extend((v.To.OUTPUT, v.Destroyed(cut, referring)) for cut, referring in sorted(self.dead.items()))
             self.dead.clear()
 
+    def _drop_prepared(self, out: list[v.Output]) -> None:
+        self.dead |= self.prepared
+        self.prepared.clear()
+        self._clean_up(out)
+
     def _forget(self, slot: int) -> None:
         self.live.pop(slot, None)
         self.handed.pop(slot, None)
@@ -261,8 +287,7 @@ class CoordinatorEnd:
         self.over.add(v.Slot(slot))
 
     def _reset(self, subtask: int, checkpoint_id: int) -> None:
-        last, number = self.told[subtask]
-        v.demand(last == "failed", "H10", f"subtask {subtask} is reset after {last} {number}")
+        number = self.told[subtask][1]
         expected = -1 if self.batch else self.complete
         v.demand(checkpoint_id == expected, "H18", f"reset to {checkpoint_id}, told complete was {expected}")
         v.demand(not self.pending, "H16", f"subtask {subtask} is reset while {self.pending} are pending")
@@ -270,6 +295,17 @@ class CoordinatorEnd:
         counts = read_counts(self.snapshots[checkpoint_id]) if checkpoint_id >= 0 else {}
         at_cut = counts.get(subtask, (0, 0, 0))
         self.received[subtask], self.sent[subtask], self.answered[subtask] = at_cut
+
+    def successor(self, scope: Scope, checkpoint_id: int) -> CoordinatorEnd:
+        """The coordinator of the next driver, which is restored before its first run."""
+        end = CoordinatorEnd(scope)
+        end.input = -1
+        if checkpoint_id >= 0:
+            end.complete = end.asked = checkpoint_id
+            end.input, end.snapshots[checkpoint_id] = end.cut_in[checkpoint_id] = self.cut_in[checkpoint_id]
+            for subtask in end.told:
+                end._reset(subtask, checkpoint_id)
+        return end
 
     def facts(self) -> CoordinatorFacts:
         return CoordinatorFacts(self)
@@ -281,7 +317,8 @@ class CoordinatorFacts:
     __slots__ = ("aborted", "complete", "counts", "deferred", "live", "pending", "senders", "suspected", "told")
 
     def __init__(self, end: CoordinatorEnd) -> None:
-        wanting = [slot for slot, attempt in end.live.items() if end.sent[attempt.subtask] < end.to_send]
+        to_send = end.to_send * (end.input + 1)
+        wanting = [slot for slot, attempt in end.live.items() if end.sent[attempt.subtask] < to_send]
         self.senders = tuple(sorted(wanting))
         self.deferred = tuple(sorted(end.deferred))
         self.suspected = frozenset(end.suspected)

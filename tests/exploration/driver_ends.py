@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from actors.coordination.checkpoint_labels import CheckpointLabels
+from actors.coordination.inputs import ActionId, InputPosition
 from protocol import barrier_tracker as t
 from protocol.attempts import (
     AttemptAccepted,
@@ -16,15 +20,17 @@ from protocol.attempts import (
     LedgerConfig,
     LedgerEffect,
     OperatorAdded,
+    OperatorReset,
     RefuseRegistration,
     RegistrationArrived,
+    RunEnded,
     RunStarted,
     SubtaskFailed,
     SubtaskFinished,
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
+from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
@@ -34,17 +40,62 @@ from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
 
+NO_INPUT = -1
+REFUSED = "the input of the run is refused"
+DECISIONS = (
+    v.RunStarts,
+    AttemptAccepted,
+    SubtaskReady,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReset,
+    OperatorReset,
+    RunEnded,
+)
+"""What the ledger decides, in the order of which the tracker's actor takes it."""
+
+
+class LedgerFacts(NamedTuple):
+    """The parts of the ledger's state that steps depend on. ``run``, ``input``: of the current job, or the last one."""
+
+    look_due: bool
+    run: int
+    input: int
+    active: bool
+    succeeded: bool
+    cancelled: bool
+
 
 class LedgerEnd:
-    """The bridge: facts and messages in, decisions about attempts out. The job's first facts have come."""
+    """The bridge: facts and messages in, decisions about attempts out. The first facts of the first job have come.
+
+    ``cancelled``: Spark was asked to end the job, because its input is refused.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.mode = scope.mode
+        self.subtasks = scope.subtasks
+        self.several = scope.runs > 0
+        self.run = self.input = 0
+        self.succeeded = self.cancelled = False
         self.forged = -1  # the task id of a registration that no look has been about yet
         self.ledger = AttemptLedger()
         self.ledger.handle(OperatorAdded(v.OPERATOR, scope.subtasks), 0.0)
-        self.ledger.handle(JobStarted(RUN, (RUN,)), 0.0)
-        self.ledger.handle(StageSubmitted(RUN, 0, scope.subtasks, partitions=scope.subtasks), 0.0)
+        self._start_job()
+
+    def successor(self, scope: Scope) -> LedgerEnd:
+        """The ledger of the next driver: no job has begun."""
+        end = LedgerEnd(scope)
+        end.run, end.input, end.active = self.run, self.input, False
+        end.ledger = AttemptLedger()
+        end.ledger.handle(OperatorAdded(v.OPERATOR, scope.subtasks), 0.0)
+        return end
+
+    def _start_job(self) -> None:
+        run_id = RUN + self.run
+        self.active = True
+        self.ledger.handle(JobStarted(run_id, (run_id,)), 0.0)
+        self.ledger.handle(StageSubmitted(run_id, 0, self.subtasks, partitions=self.subtasks), 0.0)
 
     def step(self, message: Any) -> list[v.Output]:
         out: list[v.Output] = []
@@ -53,6 +104,13 @@ class LedgerEnd:
                 self.forged = task
                 register = Register(task, v.OPERATOR, 0, RUN, number, self.mode, 1, "host", "3.11")
                 effects = self.ledger.handle(RegistrationArrived(-1, register), 0.0)
+            case v.RunBegins(input):
+                self.run, self.input, self.succeeded = self.run + 1, input, False
+                self._start_job()
+                effects = ()
+            case v.JobEnds(succeeded):
+                self.active, self.succeeded, self.cancelled = False, succeeded, False
+                effects = self.ledger.handle(JobEnded(RUN + self.run, succeeded), 0.0)
             case v.Looked(running):
                 effects = self._look([slot + 1 for slot in running])
             case _:
@@ -66,13 +124,19 @@ class LedgerEnd:
                 case AttemptAccepted(connection_id=-1, attempt=attempt):
                     v.demand(False, "H75", f"{attempt} is accepted, and Spark does not know it")
                 case RefuseRegistration(task_attempt_id=task, connection_id=connection_id, message=text):
-                    v.demand(connection_id == -1, "H11", f"task {task} is refused: {text}")
+                    v.demand(connection_id == -1 or REFUSED in text, "H11", f"task {task} is refused: {text}")
+                    if connection_id != -1:
+                        out.append((v.To.ENGINE, task - 1))  # it fails, as the rest of its job
                 case CancelJobs(_, reason):
-                    v.demand(False, "H45", f"the job is given up: {reason}")
+                    v.demand(REFUSED in reason, "H45", f"the job is given up: {reason}")
+                    self.cancelled = True
                 case AttemptAccepted() | SubtaskReady() | SubtaskFailed() | SubtaskFinished() | SubtaskReset():
                     out.append((v.To.TRACKER, effect))
-                case RunStarted():
-                    pass  # it is the only one
+                case RunStarted() if self.several:
+                    action = ActionId(f"{self.run:016x}", 0, f"input {self.input}")
+                    out.append((v.To.TRACKER, v.RunStarts(str(action), self.input)))
+                case OperatorReset() | RunEnded() if self.several:
+                    out.append((v.To.TRACKER, effect))
                 case _:
                     pass  # a stale message, or a look at Spark's status store, which would report nothing new
         return out
@@ -98,9 +162,8 @@ class LedgerEnd:
         self.forged = -1
         return effects + self.ledger.handle(StatusReported({RUN: True}, states, places), LedgerConfig().heal_after_s)
 
-    def facts(self) -> bool:
-        """Whether a look is due."""
-        return self.forged >= 0
+    def facts(self) -> LedgerFacts:
+        return LedgerFacts(self.forged >= 0, self.run, self.input, self.active, self.succeeded, self.cancelled)
 
 
 class TrackerEnd:
@@ -111,11 +174,18 @@ class TrackerEnd:
     to it, ``asked`` the checkpoints that are not answered.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, restored: t.CompletedCheckpoint | None = None) -> None:
         config = t.CheckpointConfig(
             tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent, hold_events=not scope.unheld
         )
-        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config, barriers_apart=scope.apart)
+        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
+        self.labels = CheckpointLabels(restored) if scope.runs else None
+        self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output
+        self.run_is_on = self.has_run = self.refused = False
+        self.input = self.ended_well = NO_INPUT
+        self.begun: dict[int, tuple[int, int]] = {}  # by checkpoint that may be restored: the two above at its start
+        self.keeps = scope.restarts > 0
+        self.stored = {} if restored is None else {restored.checkpoint_id: restored}
         self.subtasks = scope.subtasks
         self.latest = -1
         self.open: set[int] = set()
@@ -124,19 +194,79 @@ class TrackerEnd:
         self.writing: set[int] = set()
         self.savepoints: set[int] = set()
         self.discarding: set[int] = set()
-        self.complete = -1
+        self.complete = -1 if restored is None else restored.checkpoint_id
+
+    def successor(self, scope: Scope, checkpoint_id: int) -> TrackerEnd:
+        """The tracker of the next driver, which restores this checkpoint, or none."""
+        end = TrackerEnd(scope, self.stored.get(checkpoint_id))
+        end.latest = self.latest
+        if checkpoint_id >= 0:
+            end.input, end.ended_well = end.begun[checkpoint_id] = self.begun[checkpoint_id]
+        return end
 
     # --- inputs ---
 
     def step(self, message: Any) -> list[v.Output]:
         out: list[v.Output] = []
+        if self.labels is None or not isinstance(message, DECISIONS):
+            self._take(message, out)
+        else:
+            self.held.append(message)
+        while self.held and not self._must_wait(self.held[0]):
+            self._decide(self.held.popleft(), out)
+        return out
+
+    def _must_wait(self, decision: Any) -> bool:
+        """As in the actor: a run begins before the last output of the previous one is committed."""
+        begins = isinstance(decision, v.RunStarts | OperatorReset) and not self.run_is_on
+        return begins and self.tracker.final_pending and self.tracker.next_deadline() is not None
+
+    def _decide(self, decision: Any, out: list[v.Output]) -> None:
+        """As in the actor: begin or end a run for the labels, and give the decision to the machine."""
+        assert self.labels is not None
+        match decision:
+            case v.RunStarts(action, input):
+                self.run_is_on = True
+                same, why = self.labels.run_begins(action)
+                self.refused = bool(why)
+                if why:
+                    self._check_refused(input, why)
+                else:
+                    self.input = input
+                    out.append((v.To.COORDINATOR, v.InputIs(input)))
+                    self._handle(t.InputBegan(same), out)
+                    if not (same or self.has_run) and self.tracker.restore_id >= 0:
+                        self._handle(OperatorReset(v.OPERATOR, "another input begins"), out)
+                self.has_run = True
+                return
+            case RunEnded(succeeded=succeeded):
+                self.run_is_on = False
+                if succeeded:
+                    self.ended_well = self.input
+                self.labels.run_ended(succeeded)
+            case AttemptAccepted() if self.refused:
+                out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, REFUSED)))
+                self.refused = False
+        self._take(decision, out)
+
+    def _check_refused(self, input: int, why: str) -> None:
+        """Check that a run is refused only if its input was given up before, or another one is interrupted (H174)."""
+        theirs, done = self.begun.get(self.complete, (NO_INPUT, NO_INPUT))
+        rightly = input < theirs or (input > theirs and done < theirs)
+        text = f"input {input} is refused after checkpoint {self.complete} of input {theirs}, of which {done} is done"
+        v.demand(rightly, "H174", f"{text}: {why}")
+
+    def _trigger(self, savepoint: bool, out: list[v.Output]) -> None:
+        self.latest += 1
+        self.asked.add(self.latest)
+        if savepoint:
+            self.savepoints.add(self.latest)
+        self._handle(t.CheckpointTriggered(self.latest, savepoint), out)
+
+    def _take(self, message: Any, out: list[v.Output]) -> None:
         match message:
             case v.Trigger(savepoint):
-                self.latest += 1
-                self.asked.add(self.latest)
-                if savepoint:
-                    self.savepoints.add(self.latest)
-                self._handle(t.CheckpointTriggered(self.latest, savepoint), out)
+                self._trigger(savepoint, out)
             case v.WriteEnds(checkpoint_id, stored):
                 self.writing.discard(checkpoint_id)
                 answer = (
@@ -151,13 +281,16 @@ class TrackerEnd:
                 self._handle(message, out)
             case _:
                 self._handle(message, out)
-        return out
 
     def _handle(self, message: Any, out: list[v.Output]) -> None:
         effects = self.tracker.handle(message, 0.0)
         self.tracker.check_invariants()
         for effect in effects:
             self._carry_out(effect, out)
+        if self.labels is not None:
+            self.labels.see(self.tracker.pending_ids)
+        if effects and isinstance(effects[-1], t.TriggerCheckpoint):
+            self._trigger(False, out)
 
     def _tell(self, attempt: ExecutionAttempt, message: Any, out: list[v.Output]) -> None:
         if attempt.task_attempt_id in self.open:
@@ -179,12 +312,17 @@ class TrackerEnd:
             case t.ReopenSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
             case t.SnapshotCoordinator(checkpoint_id):
+                if self.labels is not None:
+                    self.begun[checkpoint_id] = self.input, self.ended_well
                 out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id)))
             case t.CollectRecorded():
                 out.append((v.To.COORDINATOR, effect))
             case t.StoreCheckpoint(checkpoint):
                 self._check(checkpoint)
                 self.writing.add(checkpoint.checkpoint_id)
+                if self.keeps and self.labels is not None:
+                    labelled = replace(checkpoint, label=self.labels.of(checkpoint.checkpoint_id))
+                    self.stored[checkpoint.checkpoint_id] = labelled
             case t.DiscardCheckpoint(checkpoint_id, savepoint):
                 self.writing.discard(checkpoint_id)
                 if not savepoint:
@@ -198,7 +336,7 @@ class TrackerEnd:
                 self._tell(attempt, effect, out)
             case t.RaiseGlobalFailure(cause):
                 out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, cause)))
-            case t.ReportStale():
+            case t.ReportStale() | t.TriggerCheckpoint():
                 pass
             case _:
                 self._tell_coordinator(effect, out)
@@ -217,6 +355,12 @@ class TrackerEnd:
                 out.append((v.To.COORDINATOR, Failed(attempt)))
             case t.SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 out.append((v.To.COORDINATOR, Reset(subtask, checkpoint_id)))
+            case t.OperatorResetToCheckpoint(checkpoint_id, _, begins_again):
+                out.append((v.To.COORDINATOR, v.ResetAll(checkpoint_id, begins_again)))
+            case RunEnded():
+                self._tell_all(g.AttemptIsOver("the run has ended"), out)
+                self.open.clear()
+                out.append((v.To.COORDINATOR, v.RunIsOver()))
             case _:
                 raise AssertionError(f"beyond what is explored: {effect}")
 
@@ -232,6 +376,10 @@ class TrackerEnd:
             case t.NotifyCheckpointComplete():
                 v.demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
+                self.stored = {n: one for n, one in self.stored.items() if n >= checkpoint_id}
+                self.begun = {n: one for n, one in self.begun.items() if n >= checkpoint_id}
+                if self.labels is not None:
+                    self.labels.complete(checkpoint_id)
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.COMPLETED), out)
                 out.append((v.To.COORDINATOR, v.CheckpointEnded(checkpoint_id, True)))
             case t.EndSavepoint():
@@ -256,7 +404,7 @@ class TrackerEnd:
             name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
             sent = received = got = 0
             if snapshot.states:
-                task, sent, received, got = map(int, snapshot.states[0].state.split(b":"))
+                task, sent, received, got, _ = map(int, snapshot.states[0].state.split(b":"))
                 own = snapshot.states[0].subtask
                 v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
                 known = self.tracker._restore_point()
@@ -281,7 +429,7 @@ class TrackerEnd:
 class TrackerFacts:
     """The parts of the tracker's state that steps depend on."""
 
-    __slots__ = ("abortable", "discarding", "idle", "open", "restorable", "writing")
+    __slots__ = ("abortable", "committed", "complete", "discarding", "idle", "open", "restorable", "writing")
 
     def __init__(self, end: TrackerEnd) -> None:
         self.open = frozenset(end.open)
@@ -289,4 +437,6 @@ class TrackerFacts:
         self.discarding = tuple(sorted(end.discarding))
         self.restorable = frozenset(n for n in end.discarding | end.writing if n > end.complete) - end.savepoints
         self.abortable = tuple(t.AbortRequested(checkpoint_id, "asked for") for checkpoint_id in sorted(end.asked))
-        self.idle = not end.asked and not end.tracker.pending_ids and end.tracker.phase.name == "IDLE"
+        self.complete = end.complete
+        self.committed = None if end.labels is None else InputPosition.read(end.labels.completed)
+        self.idle = not end.asked and not end.held and not end.tracker.pending_ids and end.tracker.phase.name == "IDLE"

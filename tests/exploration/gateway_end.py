@@ -102,6 +102,7 @@ class GatewayEnd:
             limits.upward_bytes_max,
             effect.events_sent,
             hold_events=not self.unheld,
+            input_begins_again=effect.input_begins_again,
         )
         self._attach(None, False, out)
 

@@ -28,6 +28,8 @@ class Scope:
     ``forgeries``: registrations under task ids that do not exist. ``lost_starts``: the facts that tasks have
     started do not come. ``urgent``: every other downward event is urgent, from the first on. ``unheld``: checkpoints
     hold no events (H79). ``window``: how many upward events may be untaken, and how many a checkpoint records.
+    ``runs``: how often another run begins, with the same input or another one (H174); ``interruptions``: how many runs
+    fail; ``restarts``: how often another driver starts. Each run has ``attempts`` of its own.
     """
 
     name: str
@@ -46,6 +48,9 @@ class Scope:
     declines: int = 0
     store_failures: int = 0
     forgeries: int = 0
+    runs: int = 0
+    interruptions: int = 0
+    restarts: int = 0
     apart: bool = False
     asks: bool = False
     defers: bool = False
@@ -60,6 +65,11 @@ class Scope:
     unheld: bool = False
     window: int = 64
     mode: RestoreMode = RestoreMode.STREAMING
+
+    @property
+    def starts(self) -> int:
+        """How often each subtask may start, in all runs together."""
+        return self.attempts * (1 + self.runs)
 
     def __post_init__(self) -> None:
         if self.attempts < 1 + self.failures + (0 if self.tolerant and not self.drops else self.timeouts):
@@ -209,6 +219,38 @@ _ALL = (
     Scope("unconfirmed", "an event is not confirmed in time (H25)", attempts=2, events_down=2, drops=1, timeouts=1),
     Scope("drop", "a connection breaks during two checkpoints", events_up=2, events_down=2, checkpoints=2, drops=1),
     Scope("finish", "subtasks finish during a checkpoint (H47)", subtasks=2, checkpoints=1, finishes=True),
+    Scope(
+        "inputs",
+        "one input ends well, and the next run has it again or another one (H174)",
+        1,
+        1,
+        0,
+        0,
+        runs=1,
+        finishes=True,
+    ),
+    Scope("inputs-interrupted", "the same, and a run may fail", 1, 1, 1, 0, interruptions=1, runs=1, finishes=True),
+    Scope("inputs-restart", "the same, and the driver may die", 1, 1, 0, 0, restarts=1, runs=1, finishes=True),
+    Scope("inputs-again", "three runs, the driver dies", 1, 1, 0, 0, 1, 0, restarts=1, runs=2, finishes=True),
+    Scope("inputs-three", "three runs, of which any may fail", 1, 1, 0, 0, interruptions=1, runs=2, finishes=True),
+    Scope(
+        "inputs-rest", "a subtask that starts after a checkpoint of the next input", 2, 1, 0, 0, runs=1, finishes=True
+    ),
+    Scope(
+        "inputs-doubt",
+        "the storage fails, and the driver dies",
+        1,
+        1,
+        0,
+        0,
+        restarts=1,
+        store_failures=1,
+        runs=1,
+        finishes=True,
+    ),
+    Scope("inputs-fail", "a task dies, and the driver", 1, 2, 1, 0, failures=1, restarts=1, runs=1),
+    Scope("inputs-late", "a subtask is not in every run, and a run fails", 2, 1, 0, 0, late=1, interruptions=1, runs=1),
+    Scope("inputs-two", "two subtasks, and the driver dies", 2, 1, 0, 0, restarts=1, runs=1),
     Scope("late", "a subtask starts during a checkpoint (H11)", subtasks=2, checkpoints=2, late=1),
     Scope("apart-drop", "barriers apart, a broken connection", drops=1, events_down=2, checkpoints=2, apart=True),
     Scope(

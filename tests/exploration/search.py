@@ -85,7 +85,7 @@ class Search:
         world, scope = self.world, self.scope
         state = list(world.initial())
         for subtask in range(scope.subtasks - scope.late):
-            world.start(state, subtask * scope.attempts)
+            world.start(state, subtask * scope.starts)
         while deliveries := [step for step in self.steps.all(tuple(state)) if is_delivery(step)]:
             self.trying = deliveries[:1]
             self.steps.do(state, deliveries[0])

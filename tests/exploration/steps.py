@@ -56,6 +56,7 @@ class Steps:
         self.died, self.killed = number(v.Died()), number(v.Killed())
         self.forged = [number(v.Forged(task, attempt)) for task in (0, 90) for attempt in (0, 9)]
         self.finish, self.leave = number(v.Finish()), number(v.Leave())
+        self.job_succeeds, self.job_fails = number(v.JobEnds(succeeded=True)), number(v.JobEnds(succeeded=False))
         self.timeout = number(v.OutOfTime())
         self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
         self.abandon = number(v.Abandon())
@@ -82,6 +83,8 @@ class Steps:
             "the task connects again,": lambda state, slot, message: world.reconnect(state, slot),
             "the connection breaks of": lambda state, slot, message: world.break_link(state, slot),
             "Spark starts": lambda state, slot, message: world.start(state, slot),
+            "Spark gives up the job:": lambda state, slot, message: world.fail_job(state, message),
+            "the driver dies, and another one starts from": self._restart,
         }
 
     # --- execution ---
@@ -100,6 +103,9 @@ class Steps:
     def _give(self, place: int, state: list[int], slot: int, message: int) -> None:
         self.world.driver(place, state, message)
 
+    def _restart(self, state: list[int], slot: int, message: int) -> None:
+        self.world.restart(state, self.world.messages.values[message])
+
     def _take_gateway(self, state: list[int], slot: int, message: int) -> None:
         place = base_of(slot) + GATEWAY_BOX
         state[place] = self.world.boxes.rest[state[place]]
@@ -112,8 +118,8 @@ class Steps:
             slot = self.world.exchanged.exchange.slot(slot) if slot >= 0 else slot
             message = self.world.exchanged.message[message] if message >= 0 else message
         if slot >= 0:
-            attempts = self.world.scope.attempts
-            text += f" {slot // attempts}#{slot % attempts}"
+            starts = self.world.scope.starts
+            text += f" {slot // starts}#{slot % starts}"
         if message >= 0:
             value: Any = self.world.messages.values[message]
             if isinstance(value, v.CameUp | v.CameDown):
@@ -150,11 +156,12 @@ class Steps:
             yield Step("the ledger takes", -1, head[state[LEDGER_BOX]])
         else:
             yield from self._of_forger(state)
+            yield from self._of_jobs(state)
 
     def _of_forger(self, state: State) -> Iterator[Step]:
         """Yield claims beside the first attempt while it lives, and the look that follows a claim which waits."""
         world = self.world
-        if world.ledgers.facts[state[LEDGER]]:
+        if world.ledgers.facts[state[LEDGER]].look_due:
             tasks = world.tasks.facts
             running = tuple(
                 slot for slot in range(world.slots) if tasks[state[base_of(slot) + TASK]].life in NEVER_ENDED
@@ -163,6 +170,33 @@ class Steps:
         if world.budgets[state[BUDGETS]][Budget.FORGERIES] and 1 in world.trackers.facts[state[TRACKER]].open:
             for forged in self.forged:
                 yield Step("the ledger:", -1, forged, Budget.FORGERIES)
+
+    def _of_jobs(self, state: State) -> Iterator[Step]:
+        """Yield the ends of jobs and drivers, and the beginnings of further runs."""
+        world, budgets = self.world, self.world.budgets[state[BUDGETS]]
+        scope, number, ledger = world.scope, world.messages.number, world.ledgers.facts[state[LEDGER]]
+        if not scope.runs:
+            return
+        if ledger.active:
+            succeeded = {
+                slot // scope.starts
+                for slot in world.slots_of_run(state)
+                if world.tasks.facts[state[base_of(slot) + TASK]].life is Life.SUCCEEDED
+            }
+            if ledger.cancelled:
+                yield Step("Spark gives up the job:", -1, self.job_fails)
+            elif len(succeeded) == scope.subtasks:
+                yield Step("the ledger:", -1, self.job_succeeds)
+            elif budgets[Budget.INTERRUPTIONS]:
+                yield Step("Spark gives up the job:", -1, self.job_fails, Budget.INTERRUPTIONS)
+        elif budgets[Budget.RUNS]:
+            for input in range(ledger.input + 2):
+                yield Step("the ledger:", -1, number(v.RunBegins(input)), Budget.RUNS)
+        if budgets[Budget.RESTARTS] and budgets[Budget.RUNS]:
+            facts = world.trackers.facts[state[TRACKER]]
+            for checkpoint_id in sorted({facts.complete, *facts.restorable}):
+                what = "the driver dies, and another one starts from"
+                yield Step(what, -1, number(checkpoint_id), Budget.RESTARTS)
 
     def spontaneous(self, tracker: int, budgets_number: int) -> tuple[Step, ...]:
         """Return the steps in which people or the storage send the tracker's actor a message."""
@@ -249,6 +283,9 @@ class Steps:
         """Yield the step in which Spark starts the next attempt after the last one is over."""
         facts = self.world.tasks.facts
         if facts[state[base_of(slot) + TASK]].life is Life.ABSENT:
+            ledger = self.world.ledgers.facts[state[LEDGER]]
+            if not ledger.active or ledger.run != self.world.run_of(slot):
+                return
             is_first = slot % self.world.scope.attempts == 0
             if is_first or facts[state[base_of(slot - 1) + TASK]].life is Life.GONE:
                 yield self._of_engine[slot]

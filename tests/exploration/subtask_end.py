@@ -64,7 +64,12 @@ class SubtaskEnd:
         self.subtask = v.Subtask(subtask)
         self.number = number
         self.parallelism = parallelism
+        self.of_input = to_exchange
         self.to_send, self.to_receive = to_exchange
+        self.run_id = RUN
+        self.input = 0
+        self.restored: tuple[int, ...] = ()  # the inputs of the states that it restores
+        self.begins_again = False
         self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = self.has_urgent = False
         self.started = self.abandons = self.abandoned = False
         self.to_greet = 0
@@ -91,7 +96,9 @@ class SubtaskEnd:
     def step(self, message: Any) -> list[v.Output]:
         out: list[v.Output] = []
         match message:
-            case v.Started():
+            case v.Started(input):
+                self.input = input
+                self.to_send, self.to_receive = [count * (input + 1) for count in self.of_input]
                 self._start(out)
             case v.KillRequested():
                 self.condemned = self.life not in (Life.GONE, Life.SUCCEEDED)
@@ -149,9 +156,9 @@ class SubtaskEnd:
     def _start(self, out: list[v.Output]) -> None:
         self.life = Life.WAITING
         if not self.start_is_lost:
-            out.append((v.To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
+            out.append((v.To.BRIDGE, TaskStarted(self.task, self.run_id, 0, self.subtask, self.number)))
         register = m.Register(
-            self.task, v.OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
+            self.task, v.OPERATOR, self.subtask, self.run_id, self.number, self.mode, self.parallelism, "host", "3.11"
         )
         out.append((v.To.BRIDGE, RegistrationArrived(self.task, register)))
 
@@ -163,15 +170,18 @@ class SubtaskEnd:
         self.mailbox.clear()
         self.sent = self.received = self.put = self.to_greet = self.begun = self.acted = 0
         self.handled = self.got = 0
+        self.restored, self.begins_again = (), False
         self.urgent.clear()
         self.expected = {}
-        out.append((v.To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
+        out.append((v.To.BRIDGE, TaskEnded(self.task, self.run_id, 0, self.subtask, self.number, outcome)))
 
     def _register(self, message: m.Registered, out: list[v.Output]) -> None:
         """Take the answer to its registration: it restores, and opens immediately."""
         for state in message.states:
             v.demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
-            _, self.sent, self.received, self.got = map(int, state.state.split(b":"))
+            _, self.sent, self.received, self.got, input = map(int, state.state.split(b":"))
+            self.restored = (*self.restored, input)
+        self.begins_again = message.input_begins_again
         for place, event in enumerate(message.held):
             sent = event_up(self.subtask, self.sent - len(message.held) + place)
             v.demand(
@@ -263,7 +273,7 @@ class SubtaskEnd:
             v.demand(whole, "H92", f"{what}, and {self.received} events in all")
 
     def _state(self) -> bytes:
-        return b"%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got)
+        return b"%d:%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got, self.input)
 
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
@@ -284,6 +294,10 @@ class SubtaskEnd:
                 v.demand(not self.started, "H66", f"task {self.task} begins twice")
                 text = f"task {self.task} begins with its records after {self.received} events of {self.to_greet}"
                 v.demand(self.received >= self.to_greet, "H66", text)
+                text = (
+                    f"task {self.task} has input {self.input}, uses positions of {self.restored}: {self.begins_again}"
+                )
+                v.demand(self.begins_again == (self.restored == (self.input,)), "H174", text)
                 self.started = True
 
     def _put(self, item: s.MailboxItem) -> None:

@@ -32,6 +32,9 @@ QUICK = (
     "deferred-drop",
     "forged-batch",
     "forged-unheard",
+    "inputs",
+    "inputs-again",
+    "inputs-two",
     "loss-tolerant",
     "recorded-request",
     "tiny",
@@ -44,7 +47,7 @@ QUICK = (
 
 @pytest.mark.parametrize("name", [*QUICK, pytest.param("in-doubt", marks=pytest.mark.long)])
 def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
-    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64, H75; and none more or fewer than known."""
+    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64, H75, H174; none more or fewer than known."""
     result = explore(SCOPES[name])
     assert result.violation is None, str(result.violation)
     assert result.complete
@@ -114,6 +117,9 @@ SMALL = (
     Scope("", "not confirmed in time", attempts=2, events_up=0, checkpoints=0, timeouts=1),
     Scope("", "a forged claim", events_up=0, events_down=0, finishes=True, forgeries=1),
     Scope("", "loss-tolerant, not confirmed in time", events_up=0, events_down=2, timeouts=2, tolerant=True),
+    Scope("", "another input", events_up=0, events_down=0, checkpoints=0, finishes=True, runs=1),
+    Scope("", "an interrupted input", 1, 1, 0, 0, checkpoints=0, finishes=True, runs=1, interruptions=1),
+    Scope("", "a driver that dies", 1, 1, 0, 0, checkpoints=0, finishes=True, runs=1, restarts=1),
     Scope("", "nothing held", unheld=True),
     Scope("", "nothing held, an abort", events_down=0, aborts=1, unheld=True),
     Scope("", "nothing held, a bound", events_up=2, events_down=0, window=1, unheld=True),
@@ -172,6 +178,9 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
         ("expires-twice", "loss-tolerant", "H72"),
         ("claim-accepted", "forged", "H75"),
         ("unknown-accepted", "forged-batch", "H75"),
+        ("positions-of-the-run-before-are-used", "inputs", "H174"),
+        ("positions-of-an-interrupted-run-are-lost", "inputs", "H174"),
+        ("another-name-is-taken-for-an-interrupted-one", "inputs-interrupted", "H174"),
     ],
 )
 def test_a_known_bug_is_seen(mutant: str, scope: str, rule: str) -> None:

@@ -60,7 +60,9 @@ Output = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Started:
-    """Spark starts the task, which registers immediately."""
+    """Spark starts the task, which registers immediately. ``input``: the one that its run has."""
+
+    input: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,48 @@ class Looked:
     """Spark answers a look while a forged registration waits. ``running``: the slots of the tasks that run."""
 
     running: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RunBegins:
+    """The user runs the next job, with this input."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class JobEnds:
+    """Spark ends the job of the current run."""
+
+    succeeded: bool
+
+
+@dataclass(frozen=True)
+class RunStarts:
+    """The tracker's mailbox: a run begins. ``input``: the checker's own; the tracker knows only the ``action``."""
+
+    action: str
+    input: int
+
+
+@dataclass(frozen=True)
+class InputIs:
+    """The checker's own: what the coordinator does from now on belongs to this input."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class RunIsOver:
+    """The coordinator's mailbox: ``run_ended``."""
+
+
+@dataclass(frozen=True)
+class ResetAll:
+    """The coordinator's mailbox: ``reset_to_checkpoint``, for another run."""
+
+    checkpoint_id: int
+    begins_again: bool
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from protocol.gateway.types import ItemTaken
 from protocol.wire.messages import Confirm, Resume
 from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
-from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
+from tests.exploration.driver_ends import LedgerEnd, LedgerFacts, TrackerEnd, TrackerFacts
 from tests.exploration.gateway_end import GatewayEnd, GatewayFacts
 from tests.exploration.interning import Boxes, Link, Links, Memo, Messages, Numbered, Numbers, Population
 from tests.exploration.scopes import Scope
-from tests.exploration.subtask_end import Life, SubtaskEnd, SubtaskFacts
+from tests.exploration.subtask_end import RUN, Life, SubtaskEnd, SubtaskFacts
 from tests.exploration.symmetry import Exchange, Exchanged
 
 State = tuple[int, ...]
@@ -43,6 +43,9 @@ class Budget(IntEnum):
     DECLINES = 6
     STORE_FAILURES = 7
     FORGERIES = 8
+    RUNS = 9
+    INTERRUPTIONS = 10
+    RESTARTS = 11
 
 
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
@@ -61,18 +64,18 @@ class World:
     def __init__(self, scope: Scope, *, eager: bool, symmetric: bool) -> None:
         self.scope = scope
         self.eager = eager
-        self.slots = scope.subtasks * scope.attempts
+        self.slots = scope.subtasks * scope.starts
         self.messages = Messages()
         self.boxes = Boxes()
         self.links = Links()
         self.trackers: Population[TrackerFacts] = Population(self.messages)
         self.coordinators: Population[CoordinatorFacts] = Population(self.messages)
-        self.ledgers: Population[bool] = Population(self.messages)
+        self.ledgers: Population[LedgerFacts] = Population(self.messages)
         self.gateways: Population[GatewayFacts] = Population(self.messages)
         self.tasks: Population[SubtaskFacts] = Population(self.messages)
         self.exchanged: Exchanged | None = None
         if symmetric and scope.subtasks == 2:
-            exchange = Exchange(scope.attempts)
+            exchange = Exchange(scope.starts)
             self.exchanged = Exchanged(exchange, self.messages, self.boxes, self.links)
         self._budgets: Numbers[tuple[int, ...]] = Numbers(lambda budgets: budgets)
         self.budgets = self._budgets.values
@@ -97,7 +100,8 @@ class World:
         ]
         for slot in range(self.slots):
             exchange = scope.events_up, scope.events_down
-            task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
+            task = SubtaskEnd(slot, slot // scope.starts, slot % scope.attempts, scope.subtasks, exchange)
+            task.run_id = RUN + self.run_of(slot)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.abandons = scope.abandons
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
@@ -108,6 +112,15 @@ class World:
                 0,
             ]
         return tuple(state)
+
+    def run_of(self, slot: int) -> int:
+        """Which run the attempt in ``slot`` belongs to, from 0."""
+        return slot % self.scope.starts // self.scope.attempts
+
+    def slots_of_run(self, state: State | list[int]) -> list[int]:
+        """The slots of the current run, or of the last one."""
+        run = self.ledgers.facts[state[LEDGER]].run
+        return [slot for slot in range(self.slots) if self.run_of(slot) == run]
 
     # --- numbers ---
 
@@ -145,7 +158,7 @@ class World:
             box[state[LEDGER_BOX]],
             state[BUDGETS],
         ]
-        half = WIDTH * self.scope.attempts
+        half = WIDTH * self.scope.starts
         places = [*range(SLOTS + half, SLOTS + 2 * half, WIDTH), *range(SLOTS, SLOTS + half, WIDTH)]
         for base in places:
             other.append(part(self.gateways, state[base]))
@@ -263,11 +276,44 @@ class World:
             link = link._replace(old=0, bound=0)
         state[place] = self.links.number(link)
 
+    # --- runs ---
+
+    def fail_job(self, state: list[int], job_ends: int) -> None:
+        """Let Spark give up the job: its tasks die."""
+        died = self.messages.number(v.Died())
+        for slot in self.slots_of_run(state):
+            if self.tasks.facts[state[base_of(slot) + TASK]].life in NEVER_ENDED:
+                self.task(state, slot, died)
+        while state[LEDGER_BOX]:  # nothing that comes later may overtake the end of the job
+            box = state[LEDGER_BOX]
+            state[LEDGER_BOX] = self.boxes.rest[box]
+            self.driver(LEDGER, state, self.boxes.head[box])
+        self.driver(LEDGER, state, job_ends)
+
+    def restart(self, state: list[int], checkpoint_id: int) -> None:
+        """Let the driver die with all tasks, and start another one from this checkpoint."""
+        tracker, coordinator = self.trackers.part(state[TRACKER]), self.coordinators.part(state[COORDINATOR])
+        ledger = self.ledgers.part(state[LEDGER])
+        assert isinstance(tracker, TrackerEnd)
+        assert isinstance(coordinator, CoordinatorEnd)
+        assert isinstance(ledger, LedgerEnd)
+        died = self.messages.number(v.Died())
+        for slot in range(self.slots):
+            base = base_of(slot)
+            if self.tasks.facts[state[base + TASK]].life in NEVER_ENDED:
+                state[base + TASK] = self.tasks.step(state[base + TASK], died)[0]
+            state[base + GATEWAY], state[base + GATEWAY_BOX] = self.gateways.number(GatewayEnd(slot, self.scope)), 0
+            state[base + LINK] = 0
+        state[TRACKER] = self.trackers.number(tracker.successor(self.scope, checkpoint_id))
+        state[COORDINATOR] = self.coordinators.number(coordinator.successor(self.scope, checkpoint_id))
+        state[LEDGER] = self.ledgers.number(ledger.successor(self.scope))
+        state[TRACKER_BOX] = state[COORDINATOR_BOX] = state[LEDGER_BOX] = 0
+
     # --- connections ---
 
     def start(self, state: list[int], slot: int) -> None:
         state[base_of(slot) + LINK] = self.links.number(Link(open=True))
-        self.task(state, slot, self.messages.number(v.Started()))
+        self.task(state, slot, self.messages.number(v.Started(self.ledgers.facts[state[LEDGER]].input)))
 
     def break_link(self, state: list[int], slot: int) -> None:
         """Break the link: data already written may be read up to any point, and later data is lost."""

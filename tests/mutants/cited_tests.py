@@ -23,8 +23,13 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocol", "actors", "primitives", "headgate", "sources", "streams", "conformance", "spark_bridge")
 """The folders of ``tests/`` that are searched: those without a simulation, an exploration, or a real Spark."""
-AREAS = {"protocol": "protocol", "actors": "actors", "spark_bridge.primitives": "primitives"}
-"""The folder to begin with, by the package that the mutant changes."""
+AREAS = {
+    "protocol": "protocol",
+    "actors": "actors",
+    "spark_bridge.primitives": "primitives",
+    "spark_bridge": "spark_bridge",
+}
+"""The folder to begin with, by the package that the mutant changes: the first one that fits."""
 TEST_S = 120
 """The wall-clock time after which a test counts as hanging. Whether it passes without the mutant is verified too."""
 HUNTER = "tests"

@@ -37,7 +37,12 @@ EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
-EXPLORED = ("protocol.", "actors.coordination.taken_events:")
+EXPLORED = (
+    "protocol.",
+    "actors.coordination.taken_events:",
+    "actors.coordination.checkpoint_labels:",
+    "actors.coordination.inputs:",
+)
 """What the exploration runs of the product. It cannot see a mutant elsewhere, so it is not tried on one."""
 
 Report = Callable[[int], None]

@@ -146,7 +146,7 @@ def catalogue(text: str) -> tuple[Mutant, ...]:
 def _read(block: str) -> Mutant:
     about, *edits = block.split("\n  @ ")
     head, *prose = about.split("\n")
-    parts = re.fullmatch(r"(\S+) \[(.+); (.+)\]", head)
+    parts = re.fullmatch(r"(\S+) \[(.+); ((?:H\d+|invariant)(?: H\d+)*)\]", head)
     assert parts is not None, head
     what, _, argued = " ".join(line.strip() for line in prose).partition(" Argued: ")
     return Mutant(parts[1], what, parts[2], tuple(parts[3].split()), tuple(map(_read_edit, edits)), argued)

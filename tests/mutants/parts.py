@@ -363,12 +363,12 @@ state-is-encoded-in-one-turn [new; H164]
   -                 yield
   + _write(out, _LIST, name, chunk)
   +                 continue
-known-split-is-forgotten-while-it-exists [new; H164, H131]
+known-split-is-forgotten-while-it-exists [new; H164 H131]
   A split that each look finds is forgotten, and read again.
   @ protocol.known_keys:KnownKeys.see
   - if bucket[at + _REST] != self._period:
   + if False:
-known-splits-are-lost-in-a-restore [new; H164, H131]
+known-splits-are-lost-in-a-restore [new; H164 H131]
   A restored source finds again what was read.
   @ actors.coordination.enumerators:DiscoveringSplitEnumerator._restore_known
   - self._known.restore_in_steps(fields["known"], fields["period"])
