@@ -41,13 +41,28 @@ class ThreadPool:
 
         A cancellation waits until the function has returned. With ``abandon_on_cancel``, it leaves the thread behind,
         which ends when the function returns.
+
+        When the interpreter ends, no thread can be started from Python 3.12 on. What is left to do then is done on the
+        loop.
         """
         limiter = self._limiter.get(None)
         if limiter is None:
             limiter = anyio.CapacityLimiter(self._threads_max)
             self._limiter.set(limiter)
+        begun = False
+
+        def begin() -> T:
+            nonlocal begun
+            begun = True
+            return function(*args)
+
         run_sync = anyio.to_thread.run_sync  # noqa: TID251 - the one place
-        return await run_sync(function, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        try:
+            return await run_sync(begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        except RuntimeError as error:
+            if begun or "at interpreter shutdown" not in str(error):
+                raise
+        return function(*args)
 
 
 ACTIONS = ThreadPool("actions")

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
+from queue import SimpleQueue
+from threading import Thread, current_thread
 from typing import Final
 
 from actors.logs import get_logger
@@ -23,7 +24,7 @@ from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
 
-__all__ = ["leave"]
+__all__ = ["Leaver", "leave"]
 
 log = get_logger("headgate.sidecar")
 
@@ -32,22 +33,62 @@ BLOCKED_S: Final = 5.0
 """On a busy machine, a healthy loop may not turn for longer than a small ``shutdown_timeout_s``."""
 
 
-def leave(
-    close: Callable[[], bool | None], runtime: SidecarRuntime, shutdown_timeout_s: float, *, raising: bool
-) -> bool | None:
-    """Call ``close``, which leaves the contexts of ``runtime``, and return what it returns or raise what it raises.
+class Leaver:
+    """The thread that leaves a sidecar. It starts with it: no thread starts at the end of Python 3.12 and later."""
 
-    A Ctrl-C cancels what is still running, and is raised at the end. If the loop does not turn for
-    ``shutdown_timeout_s`` plus ``BLOCKED_S``, or does not end within this time after the sidecar is closed, it is
-    abandoned. This raises ``SidecarError``, but is only logged if another exception is being raised (``raising``).
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="headgate-leaving", daemon=True)
+        self._thread.start()
+
+    def call(self, close: Callable[[], bool | None]) -> Future[bool | None]:
+        """Call ``close`` there, and return its outcome."""
+        outcome: Future[bool | None] = Future()
+
+        def call() -> None:
+            try:
+                outcome.set_result(close())
+            except BaseException as error:  # for the waiting thread
+                outcome.set_exception(error)
+
+        self._calls.put(call)
+        return outcome
+
+    def end(self) -> None:
+        """End the thread, which may itself call this."""
+        self._calls.put(None)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Returns immediately in the thread itself."""
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def leave(
+    close: Callable[[], bool | None],
+    leaver: Leaver,
+    runtime: SidecarRuntime,
+    shutdown_timeout_s: float,
+    *,
+    raising: bool,
+) -> bool | None:
+    """Have ``leaver`` call ``close``, which leaves the contexts of ``runtime`` and ends ``leaver``.
+
+    Returns what ``close`` returns, or raises what it raises. A Ctrl-C cancels what is still running, and is raised at
+    the end. If the loop does not turn for ``shutdown_timeout_s`` plus ``BLOCKED_S``, or does not end within this time
+    after the sidecar is closed, it is abandoned. This raises ``SidecarError``, but is only logged if another exception
+    is being raised (``raising``).
     """
     patience_s = shutdown_timeout_s + BLOCKED_S
-    outcome: Future[bool | None] = Future()
-    leaving = Thread(target=_close, args=(close, outcome), name="headgate-leaving", daemon=True)
     loop = _Loop(runtime)
     interrupt: BaseException | None = None
     with holding_interrupts() as interrupts:
-        leaving.start()
+        outcome = leaver.call(close)
         while not outcome.done():
             if (pressed := interrupts.wait(outcome, LOOK_S)) is not None:
                 interrupt = interrupt or pressed
@@ -59,17 +100,10 @@ def leave(
                     raise SidecarError(problem)
                 break
         else:
-            leaving.join()
+            leaver.join()
     if interrupt is not None:
         raise interrupt
     return outcome.result() if outcome.done() else None
-
-
-def _close(close: Callable[[], bool | None], outcome: Future[bool | None]) -> None:
-    try:
-        outcome.set_result(close())
-    except BaseException as error:  # for the waiting thread
-        outcome.set_exception(error)
 
 
 class _Loop:

@@ -25,7 +25,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import SPARK, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
-from spark_bridge.driver.leaving import leave
+from spark_bridge.driver.leaving import Leaver, leave
 from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop, start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.parts import PartFactories
@@ -92,6 +92,7 @@ class Sidecar(PartFactories):
         self._runtime: SidecarRuntime | None = None
         self._calls: LoopCalls | None = None
         self._stack: ExitStack | None = None
+        self._leaver: Leaver
         self._process_id = 0
 
     # --- with: own thread and loop --------------------------------------------------------------------------------
@@ -101,6 +102,8 @@ class Sidecar(PartFactories):
         try:
             with interrupts_held_back(), ExitStack() as stack:
                 driver = driver_of(self._spark)
+                self._leaver = Leaver()
+                stack.callback(self._leaver.end)
                 calls = stack.enter_context(start_sidecar_loop())
                 runtime, leave_runtime = enter_on_loop(calls, SidecarRuntime(driver, self._config))
                 stack.push(leave_runtime)
@@ -140,7 +143,9 @@ class Sidecar(PartFactories):
                 return stack.__exit__(exception_type, exception, traceback)
 
             try:
-                return leave(close, runtime, self._config.shutdown_timeout_s, raising=exception is not None)
+                return leave(
+                    close, self._leaver, runtime, self._config.shutdown_timeout_s, raising=exception is not None
+                )
             finally:
                 if not self.is_running:  # otherwise there is no thread for it
                     self._runtime = self._calls = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -103,3 +104,26 @@ async def test_pool_with_a_bound_runs_no_more_at_a_time() -> None:
         for _ in range(20):
             tasks.start_soon(pool.run, work)
     assert most == 2
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+async def test_what_is_left_to_do_is_done_on_the_loop_when_the_interpreter_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H120: from Python 3.12 on, no thread can be started then."""
+
+    def fail() -> None:
+        raise RuntimeError("the user's own, at interpreter shutdown")
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        await USER.run(fail)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    async with anyio.create_task_group() as tasks:
+        idle = threading.Event()  # keeps the idle thread of before busy
+        tasks.start_soon(USER.run, idle.wait)
+        await anyio.lowlevel.checkpoint()
+        assert await USER.run(threading.get_ident) == threading.get_ident()
+        idle.set()

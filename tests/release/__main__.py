@@ -44,10 +44,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DIST = ROOT / "dist"
 FRONT_DOOR = ("headgate", "headgate.errors", "headgate.sinks", "headgate.sources", "headgate.types")
 TYPED_PROGRAM = Path(__file__).with_name("typed_program.py")
-# Maps each example to a line that it prints.
+# Maps each program to a line that it prints.
 PROGRAMS = {
     "examples/squares.py": "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]",
     "examples/tutorial/survive_a_task.py": "takings: 500500 of 500500",
+    "tests/release/unstopped.py": "closed",
 }
 
 

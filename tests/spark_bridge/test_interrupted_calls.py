@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 import headgate
 from protocol.restart import FixedDelay
@@ -34,13 +35,20 @@ POINTS_MAX = 50_000
 """A call that has more points than this does not end."""
 
 
+def context_of(driver: SimulatedDriver) -> Any:
+    """What a sidecar takes for a SparkContext."""
+    context: Any = object.__new__(SparkContext)
+    context.simulated = driver
+    return context
+
+
 class Bench:
     """A running sidecar over a simulated driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = SimulatedDriver()
-        self.sidecar = Sidecar(self.driver, SidecarConfig(stalled_report_s=3600.0))
+        self.sidecar = Sidecar(context_of(self.driver), SidecarConfig(stalled_report_s=3600.0))
         self.calls = 0
 
     def coordinate(self, **options: Any) -> None:
@@ -120,8 +128,8 @@ def usable(it: Bench) -> None:
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sidecar_module, "driver_of", lambda driver: driver)
-    monkeypatch.setattr(started, "driver_context", lambda driver: driver)
+    monkeypatch.setattr(sidecar_module, "driver_of", lambda context: context.simulated)
+    monkeypatch.setattr(started, "driver_context", lambda context: context)
     Living.living.clear()
     with python_handles_interrupts():
         yield
@@ -250,14 +258,14 @@ def test_leaving_interrupted_at_any_point_is_complete(how: str, many: int | None
 @every_point
 def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | None, tmp_path: Path) -> None:  # H160
     threads, files = threading.active_count(), descriptors()
-    driver = SimulatedDriver()
+    context = context_of(SimulatedDriver())
 
     def call(number: int) -> Point:
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(number) as point:
-            headgate.start(driver, name="fuzzed")
+            headgate.start(context, name="fuzzed")
             headgate.stop("fuzzed")
         print(f"interrupted at {number}: {point}")
-        headgate.start(driver, name="fuzzed").coordinate("a", Living, parallelism=1, replace=True)
+        headgate.start(context, name="fuzzed").coordinate("a", Living, parallelism=1, replace=True)
         headgate.stop("fuzzed")
         assert not Living.living
         join("AnyIO worker thread")  # their loop has ended
@@ -266,3 +274,22 @@ def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | Non
 
     points(call, many)
     assert descriptors() <= files
+
+
+def test_a_sidecar_stops_when_the_interpreter_ends_and_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H120: as in Python 3.12 and later."""
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    it = Bench(tmp_path)
+    it.sidecar.__enter__()
+    it.coordinate(mode="streaming")
+    assert len(Living.living) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        it.sidecar.stop()
+    assert not Living.living
+    assert not it.sidecar.is_running
