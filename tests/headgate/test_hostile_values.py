@@ -11,7 +11,7 @@ nothing had been.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -79,7 +79,7 @@ ERRORS: dict[str, type[BaseException]] = {
     **{method: hostile_class((method,), Exception) for method in ("__eq__", "__str__", "__repr__", "__hash__")},
     "__class__": hostile_class(("__class__",), Exception),
     "all": hostile_class((*ASKED, "__class__"), Exception),
-    "metaclass": Nameless("Hostile", (Exception,), {}),
+    "metaclass": cast("type[BaseException]", Nameless("Hostile", (Exception,), {})),
 }
 
 
@@ -108,10 +108,11 @@ class Serving(OperatorCoordinator):
     """Does one thing with the hostile value in the method that is named."""
 
     def __init__(self, method: str = "", act: Callable[[Any], Any] | None = None) -> None:
-        self.method, self.act, self.context = method, act, None
+        self.method, self.act = method, act
+        self.context: Any = None
 
     async def start(self, context: Any) -> None:
-        self.context: Any = context
+        self.context = context
 
     async def _do(self, method: str, subject: Any = None, otherwise: Any = None) -> Any:
         if method != self.method or self.act is None:

@@ -121,7 +121,7 @@ class _GatedCommitter(TwoPhaseCommitter):
     def __init__(self, committer: TwoPhaseCommitter, gates: Gates) -> None:
         self._committer = committer
         self._gates = gates
-        self.transient_errors = committer.transient_errors  # type: ignore[misc]  # that of the instance
+        self.transient_errors = committer.transient_errors  # those of the instance
 
     def open(self) -> None:
         self._committer.open()
