@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-from anyio.from_thread import start_blocking_portal
 
 from actors.exits import as_exception
 from actors.logs import get_logger
@@ -28,7 +27,7 @@ from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.forks import let_go_in_forks
 
-__all__ = ["LoopCalls", "SidecarLoop", "call_on_loop", "enter_on_loop", "start_sidecar_loop"]
+__all__ = ["LoopCalls", "SidecarLoop", "call_on_loop", "enter_on_loop"]
 
 T = TypeVar("T")
 log = get_logger("headgate.loop")
@@ -89,22 +88,47 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 class LoopCalls:
-    """Calls of other threads on a sidecar's loop. It ends when they have ended."""
+    """A thread with such a loop, while it is entered, and the calls of other threads on it. It ends after they have.
+
+    No generator: a forked process collects the copies of what its parent has entered, and a generator would then try to
+    leave it.
+    """
 
     def __init__(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="headgate-sidecar", daemon=True)
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop
+        self._end: asyncio.Event
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
 
-    async def __aenter__(self) -> LoopCalls:
-        self._loop = asyncio.get_running_loop()
+    def __enter__(self) -> LoopCalls:
+        self._thread.start()
+        self._started.result()
         return self
 
-    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        self._ended = True
-        if exc_type is not None:
-            for task in self._tasks:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        def end() -> None:
+            self._ended = True
+            self._end.set()
+            for task in self._tasks if exc_type is not None else ():
                 task.cancel()
+
+        with suppress(SidecarNotRunning):
+            self.soon(end)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._live, backend="asyncio", backend_options={"loop_factory": SidecarLoop})
+        except BaseException as error:  # for those who wait
+            if not self._started.done():
+                self._started.set_exception(error)
+
+    async def _live(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._started.set_result(None)
+        await self._end.wait()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -156,17 +180,6 @@ class LoopCalls:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError as error:  # the loop is closed
             raise _not_running() from error
-
-
-@contextmanager
-def start_sidecar_loop() -> Iterator[LoopCalls]:
-    """Start a thread with such a loop, for the calls of this block."""
-    options = {"loop_factory": SidecarLoop}
-    with (
-        start_blocking_portal("asyncio", backend_options=options, name="headgate-sidecar") as portal,
-        portal.wrap_async_context_manager(LoopCalls()) as calls,
-    ):
-        yield calls
 
 
 def call_on_loop(calls: LoopCalls, function: Callable[[], Awaitable[T]]) -> T:

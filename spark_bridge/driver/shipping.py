@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import io
 import marshal
+import os
 import shutil
 import tempfile
 import threading
@@ -70,10 +71,15 @@ def ship_packages(spark_context: SparkContext) -> None:
         if spark_context in _shipped or not packages_are_files():
             return
         folder = tempfile.mkdtemp(prefix="headgate-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(_remove, folder, os.getpid())
         archive = write_archive(Path(folder))
         spark_context.addPyFile(str(archive))
         _shipped[spark_context] = str(archive)
+
+
+def _remove(folder: str, process_id: int) -> None:
+    if os.getpid() == process_id:  # a forked process that ends like a program comes here, too
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def packages_are_files() -> bool:

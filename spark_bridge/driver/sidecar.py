@@ -26,7 +26,7 @@ from spark_bridge.driver.environment import SPARK, is_remote
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import Leaver, leave
-from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop, start_sidecar_loop
+from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
@@ -104,7 +104,7 @@ class Sidecar(PartFactories):
                 driver = driver_of(self._spark)
                 self._leaver = Leaver()
                 stack.callback(self._leaver.end)
-                calls = stack.enter_context(start_sidecar_loop())
+                calls = stack.enter_context(LoopCalls())
                 runtime, leave_runtime = enter_on_loop(calls, SidecarRuntime(driver, self._config))
                 stack.push(leave_runtime)
                 self._calls, self._runtime, self._process_id = calls, runtime, os.getpid()

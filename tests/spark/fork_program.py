@@ -20,6 +20,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from headgate import OperatorCoordinator, Sidecar, SidecarConfig, start
+from spark_bridge.driver import shipping
 
 
 class Answering(OperatorCoordinator):
@@ -71,9 +72,11 @@ def main(how: str) -> None:
             os.close(write)
             os.read(stay, 1)
 
-        if how == "fork":
+        if how in ("fork", "exit"):
             if os.fork() == 0:
                 child()
+                if how == "exit":
+                    sys.exit()
                 os._exit(0)
         elif how == "multiprocessing":
             multiprocessing.get_context("fork").Process(target=child).start()
@@ -83,6 +86,11 @@ def main(how: str) -> None:
         os.close(write)
         with os.fdopen(read) as said:
             print(said.read(), flush=True)
+        if how == "exit":
+            os.write(release, b"x")
+            os.wait()
+            archives = list(shipping._shipped.values())
+            print("archives", len(archives), all(map(os.path.exists, archives)), flush=True)
         print("parent", sidecar.request("q", 1), flush=True)
         numbers = spark.sparkContext.parallelize(range(4), 2)
 

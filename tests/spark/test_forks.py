@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 REFUSED = ("request", "status", "coordinate", "run")
 
 
-@pytest.mark.parametrize("how", ["fork", "multiprocessing", "subprocess"])
+@pytest.mark.parametrize("how", ["fork", "exit", "multiprocessing", "subprocess"])
 def test_a_child_refuses_and_keeps_nothing_and_the_driver_works_on(how: str) -> None:  # H120
     with Program("-W", "ignore::DeprecationWarning", "-m", "tests.spark.fork_program", how) as program:
         program.ends_with(0)
@@ -21,6 +21,8 @@ def test_a_child_refuses_and_keeps_nothing_and_the_driver_works_on(how: str) -> 
     assert "parent 2" in program.said
     assert "job [0, 10, 20, 30]" in program.said
     assert "the port is free" in program.said
+    if how == "exit":
+        assert "archives 1 True" in program.said, "the child has removed what new executors need"
     if how != "subprocess":
         for name in REFUSED:
             assert f"child {name}: SidecarError: the sidecar runs in process " in program.said, program.said

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from spark_bridge.driver.loop import call_on_loop, start_sidecar_loop
+from spark_bridge.driver.loop import LoopCalls, call_on_loop
 
 EXITS: list[BaseException] = [SystemExit(3), KeyboardInterrupt("by hand")]
 exits = pytest.mark.parametrize("error", EXITS, ids=[type(error).__name__ for error in EXITS])
@@ -25,7 +25,7 @@ def test_a_task_that_raises_an_exit_does_not_end_the_loop(error: BaseException) 
         await asyncio.wait([task])
         return task.exception()
 
-    with start_sidecar_loop() as calls:
+    with LoopCalls() as calls:
         assert call_on_loop(calls, wait_for_one) is error
         assert call_on_loop(calls, lambda: asyncio.sleep(0, "alive")) == "alive"
 
@@ -44,7 +44,7 @@ def test_a_callback_that_raises_an_exit_ends_neither_the_loop_nor_other_callback
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    with start_sidecar_loop() as calls:
+    with LoopCalls() as calls:
         call_on_loop(calls, schedule)
         assert call_on_loop(calls, lambda: asyncio.sleep(0, "alive")) == "alive"
     assert called == ["after it"]
@@ -63,5 +63,5 @@ def test_a_future_that_carries_a_generator_exit_does_not_close_who_awaits_it() -
             return raised.__cause__
         return None
 
-    with start_sidecar_loop() as calls:
+    with LoopCalls() as calls:
         assert call_on_loop(calls, wait) is error

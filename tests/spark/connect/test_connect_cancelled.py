@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from headgate import AttachedSidecar, Sidecar
-from tests.spark.connect.jobs import CountInArrow, Held, Numbers, read
+from tests.spark.connect.jobs import CountInArrow, Held, read
 from tests.spark.connect.server import ConnectServer
 from tests.spark.faults.own_process import OPERATOR, SidecarProgram, attach, callbacks
 from tests.spark.faults.waiting import wait_until
@@ -85,12 +85,11 @@ def interrupted_when(condition: Callable[[], bool], what: str) -> Iterator[None]
 async def test_cancelled_action_ends_its_job_and_the_name_can_be_used(
     server: ConnectServer, session: Any, queued: bool
 ) -> None:  # H160
-    loop = asyncio.get_running_loop()
     coordinators = [Held(range(8))]
-    with Other(server, 2 if queued else 1).running():
-        async with Sidecar(session) as sidecar:
-            handle = await sidecar.coordinate("numbers", lambda: coordinators[-1], parallelism=1)
-            running = loop.create_task(sidecar.run(lambda: read(session, handle)))
+    async with Sidecar(session) as sidecar:
+        handle = await sidecar.coordinate("numbers", lambda: coordinators[-1], parallelism=1)
+        with Other(server, 2 if queued else 1).running():
+            running = asyncio.get_running_loop().create_task(sidecar.run(lambda: read(session, handle)))
             if queued:
                 await asyncio.to_thread(wait_until, lambda: active(server) == 2, "both jobs are active", WAIT_S)
             else:
@@ -100,12 +99,8 @@ async def test_cancelled_action_ends_its_job_and_the_name_can_be_used(
             assert running.cancelled()
             await asyncio.to_thread(wait_until, lambda: active(server) == 1, "its job has ended", WAIT_S)
             assert coordinators[0].waiting.is_set() is not queued
-            if not queued:
-                coordinators.append(Held(range(8)))
-                coordinators[-1].release()
-                assert await sidecar.run(lambda: read(session, handle)) == list(range(8))
-    async with Sidecar(session) as sidecar:
-        handle = await sidecar.coordinate("numbers", lambda: Numbers(range(8)), parallelism=1)
+        coordinators.append(Held(range(8)))
+        coordinators[-1].release()
         assert await sidecar.run(lambda: read(session, handle)) == list(range(8))
 
 
@@ -114,17 +109,17 @@ def test_interrupted_action_ends_its_job_and_the_name_can_be_used(
     server: ConnectServer, session: Any, queued: bool
 ) -> None:  # H160
     coordinators = [Held(range(8))]
-    with Other(server, 2 if queued else 1).running(), Sidecar(session) as sidecar:
+    with Sidecar(session) as sidecar:
         handle = sidecar.coordinate("numbers", lambda: coordinators[-1], parallelism=1)
         ready = (lambda: active(server) == 2) if queued else coordinators[0].waiting.is_set
-        with interrupted_when(ready, "the action is under way"):
-            sidecar.run(lambda: read(session, handle))
-        wait_until(lambda: active(server) == 1, "its job has ended", WAIT_S)
-        assert coordinators[0].waiting.is_set() is not queued
-        if not queued:
-            coordinators.append(Held(range(8)))
-            coordinators[-1].release()
-            assert sidecar.run(lambda: read(session, handle)) == list(range(8))
+        with Other(server, 2 if queued else 1).running():
+            with interrupted_when(ready, "the action is under way"):
+                sidecar.run(lambda: read(session, handle))
+            wait_until(lambda: active(server) == 1, "its job has ended", WAIT_S)
+            assert coordinators[0].waiting.is_set() is not queued
+        coordinators.append(Held(range(8)))
+        coordinators[-1].release()
+        assert sidecar.run(lambda: read(session, handle)) == list(range(8))
 
 
 def test_interrupted_action_of_an_attached_client_ends_its_job_and_no_other(
@@ -145,9 +140,10 @@ def test_interrupted_action_of_an_attached_client_ends_its_job_and_no_other(
                 with interrupted_when(lambda: active(server) == 2, "the job is queued"):
                     sidecar.run(action)
                 wait_until(lambda: active(server) == 1, "its job has ended", WAIT_S)
+            before = _ready(sidecar)
             with ThreadPoolExecutor(1) as client:
                 job = client.submit(sidecar.run, action)
-                wait_until(lambda: _ready(sidecar) == 2, "both are ready again", WAIT_S)
+                wait_until(lambda: _ready(sidecar) == before + 2, "both are ready again", WAIT_S)
                 sidecar.request(OPERATOR, "stop")
                 assert sorted(tuple(row) for row in job.result(WAIT_S)) == [(0, 0), (1, 0)]
     finally:
@@ -155,4 +151,5 @@ def test_interrupted_action_of_an_attached_client_ends_its_job_and_no_other(
 
 
 def _ready(sidecar: AttachedSidecar) -> int:
-    return len({subtask for _, subtask, _ in callbacks(sidecar, "ready")})
+    """How often a subtask has become ready."""
+    return len(callbacks(sidecar, "ready"))
