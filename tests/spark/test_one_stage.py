@@ -53,6 +53,18 @@ TABLE: dict[str, tuple[Build, str]] = {
         "",
     ),
     "subtasks after the union": (lambda on, base: on("a", 4)(base.union(base)), ""),
+    "union with itself": (
+        lambda on, base: (one := on("a", 2)(base)).union(one),
+        r"repartition\(2\) after its subtasks and before the union\(\)",
+    ),
+    "join with itself": (
+        lambda on, base: (one := on("a", 2)(base).keyBy(abs)).join(one),
+        r"repartition\(2\) after its subtasks and before the union\(\)",
+    ),
+    "zipped with itself": (
+        lambda on, base: (one := on("a", 2)(base)).zip(one),
+        r"a zip with itself has put two subtasks into one task",
+    ),
     "one operator twice in a task": (
         lambda on, base: on("a", 2)(on("a", 2)(base)),
         r"coordinate\(\) another operator",
