@@ -94,3 +94,14 @@ def test_it_works_exactly_or_is_refused_with_the_way_out(spark: SparkSession, ca
             sums = sidecar.request(name, None)
             assert sum(sums.values()) == (90 if "after the union" in case else 45)
             assert len(sums) == handle.endpoint.parallelism
+
+
+@pytest.mark.parametrize("build", [lambda a, b, base: b(a(base)), lambda a, b, base: a(base).zip(b(base))])
+def test_two_operators_in_streaming_mode_are_refused_with_the_way_out(spark: SparkSession, build: Any) -> None:  # H174
+    with Sidecar(spark) as sidecar:
+        made = [sidecar.coordinate(name, Summing, parallelism=2, mode="streaming") for name in ("a", "b")]
+        a, b = (lambda rdd, handle=handle: rdd.mapPartitions(handle.subtask(send)) for handle in made)
+        with pytest.raises(
+            Exception, match=r"operators 'a' and 'b' are in streaming mode .* chain\(first=\.\.\., second="
+        ):
+            build(a, b, spark.sparkContext.parallelize(range(10), 2)).collect()
