@@ -233,7 +233,11 @@ class OperatorLedger:
         reason = run.failed_cause or reason
         stage = self.engine.stages[run.run_id]
         computed = stage.task_count if succeeded and stage.task_count < stage.partitions else 0
-        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed))
+        missing = 0
+        if succeeded and stage.partitions == stage.task_count and not record.allow_fewer:
+            came = sum(bool(subtask.attempts) for subtask in run.subtasks.values())
+            missing = record.parallelism - came
+        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed, missing))
         record.run = None
         remember(record.ended_runs, run.run_id)
         if record.reset_due is None:

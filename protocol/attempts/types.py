@@ -249,6 +249,7 @@ class RunEnded:
     """The run is over: its remaining gateways, finished ones too, end silently (H57).
 
     ``computed``: how many partitions a successful job computed, if it left some out, as ``take`` does; otherwise 0.
+    ``missing``: of how many subtasks no task came, although a successful job went through all partitions.
     """
 
     operator_id: str
@@ -256,6 +257,7 @@ class RunEnded:
     succeeded: bool
     reason: str = ""
     computed: int = 0
+    missing: int = 0
 
 
 Decision = (

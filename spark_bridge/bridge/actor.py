@@ -271,6 +271,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         action = self._running.action_of(effect.operator_id)
                     if isinstance(effect, RunStarted | RunEnded):
                         self._see_several_jobs(context, effect.operator_id, effect)
+                    if isinstance(effect, RunEnded):
+                        self._see_missing(context, effect)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us, action=action))
                 case RefuseRegistration():
                     self._refuse(context, effect)
@@ -302,6 +304,19 @@ class BridgeActor(DirectActor[BridgeMessage]):
             "Each job is a run: a coordinator that is built for each run has seen only the last one. Use an action "
             "over all partitions, such as collect(), or cache() the output and count() it first",
         )
+
+    def _see_missing(self, context: ActorContext[BridgeMessage], ended: RunEnded) -> None:
+        """Warn if some tasks of a stage had nothing of the operator, as those of the other side of a union (H58)."""
+        if ended.missing:
+            context.log.warning(
+                "run ended without some of its subtasks",
+                operator_id=ended.operator_id,
+                missing=ended.missing,
+                hint="some tasks of its stage succeeded without the operator. If union() has put another RDD into the "
+                "stage, coordinate the operator with the number of partitions of its own RDD, and call repartition() "
+                "with this number after its subtasks and before the union(). It is no mistake if Spark had kept a part "
+                "of a cached output, or if what follows the operator did not read its outputs",
+            )
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
         self._peer_log.warning(

@@ -75,8 +75,9 @@ class OperatorChain(SubtaskOperator):
 
     @property
     def counts_records(self) -> bool:
-        """See ``SubtaskOperator``: that of the main operator. The other parts do not read records."""
-        return self.main.counts_records
+        """See ``SubtaskOperator``: the main operator's, unless a part gives it its records, as a work queue does."""
+        given = any(isinstance(part, TaskPart) and part.goes_on_after_restore for part in self.parts.values())
+        return self.main.counts_records and (isinstance(self.main, Flow) or not given)
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         main, states = (None, {}) if state is None else split_states(state, self.parts)

@@ -211,4 +211,9 @@ suspects-before-it-is-known [feared; H87]
   @ protocol.gateway.machine:GatewayMachine._suspect
   - if self._inbound.ready and
   + if True and
+missing-subtasks-are-not-told [found; H58]
+  A run whose stage has tasks without the operator ends as if all of its subtasks had come.
+  @ protocol.attempts.operator:OperatorLedger.end_run
+  - missing = record.parallelism - came
+  + pass
 """)

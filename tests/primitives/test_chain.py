@@ -209,6 +209,8 @@ async def test_states_of_several_subtasks_are_merged_part_by_part() -> None:
     story: list[tuple[Any, ...]] = []
 
     class Merging(Main):
+        counts_records = False
+
         def merge_states(self, states: dict[int, bytes]) -> bytes:
             return b"+".join(states.values())
 

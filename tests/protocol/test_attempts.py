@@ -919,6 +919,23 @@ def test_operators_that_follow_each_other_in_each_task_are_accepted(order: tuple
     assert not any(line.startswith(("refuse", "failed")) for line in told)
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "fewer", "tasks", "missing"),
+    [(4, False, 4, 2), (2, False, 4, 0), (4, True, 4, 0), (4, False, 2, 0)],
+)
+def test_the_end_of_a_run_says_of_how_many_subtasks_no_task_came(
+    parallelism: int, fewer: bool, tasks: int, missing: int
+) -> None:  # H58
+    """A union with an RDD that has no operator: two of the stage's four tasks know nothing of it."""
+    book = Playbook(operators=())
+    book.feed(OperatorAdded("words", parallelism, allow_fewer=fewer), job(), stage(tasks=tasks, partitions=4))
+    for task, subtask in ((10, 0), (11, 1)):
+        book.feed(start(task, subtask), reg(task, subtask), opened(task), goodbye(task), end(task, subtask, OK))
+    book.feed(*(event for task in (12, 13) for event in (start(task, task - 10), end(task, task - 10, OK))), job_end())
+    assert isinstance(book.last, RunEnded)
+    assert (book.last.succeeded, book.last.missing) == (True, missing)
+
+
 def test_two_streaming_operators_in_one_task_are_refused_with_every_way_out() -> None:  # H174
     """One after the other, or zipped: the second one counts what the first one yields, which skips after a retry."""
     for late in (False, True):

@@ -84,6 +84,14 @@ TABLE: dict[str, tuple[Build, str]] = {
         "",
     ),
     "subtasks after the union": (lambda on, base: on("a", 4)(base.union(base)), ""),
+    "union with itself": (
+        lambda on, base: (one := on("a", 2)(base)).union(one),
+        r"repartition\(2\) after its subtasks and before the union\(\)",
+    ),
+    "join with itself": (
+        lambda on, base: (one := on("a", 2)(base).keyBy(abs)).join(one),
+        r"repartition\(2\) after its subtasks and before the union\(\)",
+    ),
     "one operator twice in a task": (lambda on, base: on("a", 2)(on("a", 2)(base)), TWICE),
     "zipped with itself": (lambda on, base: (one := on("a", 2)(base)).zip(one), SHARED),
     "zipped with itself, cached": (lambda on, base: (one := filled(on("a", 2)(base))).zip(one), ""),
@@ -177,3 +185,14 @@ def test_an_action_that_is_several_jobs_is_explained_until_the_next_one(spark: S
         assert any("the last action over 'a' was 2 jobs" in one for one in sidecar.explain())
         counted.collect()
         assert not any("jobs" in one for one in sidecar.explain())
+
+
+@pytest.mark.parametrize("build", [lambda a, b, base: b(a(base)), lambda a, b, base: a(base).zip(b(base))])
+def test_two_operators_in_streaming_mode_are_refused_with_the_way_out(spark: SparkSession, build: Any) -> None:  # H174
+    with Sidecar(spark) as sidecar:
+        made = [sidecar.coordinate(name, Summing, parallelism=2, mode="streaming") for name in ("a", "b")]
+        a, b = (lambda rdd, handle=handle: rdd.mapPartitions(handle.subtask(send)) for handle in made)
+        with pytest.raises(
+            Exception, match=r"operators 'a' and 'b' are in streaming mode .* chain\(first=\.\.\., second="
+        ):
+            build(a, b, spark.sparkContext.parallelize(range(10), 2)).collect()

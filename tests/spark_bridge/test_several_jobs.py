@@ -22,8 +22,8 @@ class Context:
         self.log = self
         self.warnings: list[tuple[str, str]] = []
 
-    def warning(self, what: str, *, operator_id: str, hint: str) -> None:
-        assert "collect()" in hint
+    def warning(self, what: str, *, operator_id: str, hint: str, missing: int = 0) -> None:
+        assert "collect()" in hint or ("union()" in hint and missing == 2)
         self.warnings.append((what, operator_id))
 
 
@@ -63,3 +63,11 @@ def test_several_jobs_of_one_action_are_reported_once_and_explained(runs: list[l
         warned = max(warned, journal.jobs.count)
     assert context.warnings == ([("action ran several jobs over operator", "words")] if warned > 1 else [])
     assert journal.jobs.count == jobs
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_run_without_some_of_its_subtasks_is_reported(missing: int) -> None:  # H58
+    bridge, context = BridgeActor(LedgerConfig(), no_relay), Context()
+    given: Any = context
+    bridge._see_missing(given, RunEnded("words", 1, True, missing=missing))
+    assert context.warnings == ([("run ended without some of its subtasks", "words")] if missing else [])

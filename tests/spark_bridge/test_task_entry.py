@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
-from protocol.wire.messages import Register, StartProcessing
+from protocol.errors import InputRefused
+from protocol.wire.messages import Register, RestoreMode, StartProcessing
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
-from spark_bridge.task_entry import NotInsideTask, SubtaskTask
+from spark_bridge.task_entry import NotInsideTask, SubtaskTask, _refuse_stray_batch
 from tests.spark_bridge.subtask.peer import KEYS, Peer, RunningTask, registered
 
 
@@ -70,6 +73,25 @@ def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H
         connection.send(StartProcessing(71, 1))
         connection.finish()
         assert task.outputs() == [3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("mode", "properties", "refused"),
+    [
+        (RestoreMode.STREAMING, {"sql.streaming.queryId": "q"}, True),
+        (RestoreMode.STREAMING, {"sql.streaming.queryId": "q", "headgate.batch": "others"}, True),
+        (RestoreMode.STREAMING, {"sql.streaming.queryId": "q", "headgate.batch": "words"}, False),
+        (RestoreMode.STREAMING, {}, False),
+        (RestoreMode.BATCH, {"sql.streaming.queryId": "q"}, False),
+    ],
+)
+def test_a_streaming_operator_runs_in_a_micro_batch_only_if_it_was_begun_for_it(
+    mode: RestoreMode, properties: dict[str, str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H174, H175
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(getLocalProperty=properties.get))
+    expected = pytest.raises(InputRefused, match="micro-batch of query q") if refused else nullcontext()
+    with expected:
+        _refuse_stray_batch(replace(an_endpoint(), mode=mode))
 
 
 class Async(SubtaskOperator):

@@ -45,6 +45,7 @@ class WorkQueuePart(TaskPart):
     """The items in this task's hand."""
 
     waits_for_subtask_ready = False
+    goes_on_after_restore = True
 
     def __init__(self, name: str, in_hand: int, keyed: bool) -> None:
         self._name = name
