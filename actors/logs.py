@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from operator import is_not
 from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import type_name
+from protocol.describing import describe, type_name
 
 __all__ = ["ROOT", "Log", "get_logger"]
 
@@ -131,6 +132,8 @@ class Log:
         return self._bound
 
     def _write(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
+        if keys.get("exc_info") is not None:
+            keys = _printable(keys)
         if structlog.is_configured():
             return getattr(self._of_structlog(), method)(event, *args, **keys)
         logger, level = self._standard, _LEVELS[method]
@@ -163,6 +166,20 @@ class Log:
 def get_logger(name: str, **keys: Any) -> Log:
     """The logger of this name, which begins with ``headgate``, with these keys bound."""
     return Log(name, keys)
+
+
+def _printable(keys: dict[str, Any]) -> dict[str, Any]:
+    """The same keys, if Python can print the traceback; otherwise with a description of the exception instead."""
+    given = keys["exc_info"]
+    error: Any = sys.exc_info()[1] if given is True else given[1] if type(given) is tuple else given
+    if error is None or error is False:
+        return keys
+    try:
+        bool(error)
+        traceback.format_exception(error, limit=0)
+    except BaseException:  # of the user's class
+        return {**keys, "exc_info": None, "error": describe(error)}
+    return keys
 
 
 def _rendered(event: str, keys: Mapping[str, Any]) -> str:

@@ -10,9 +10,12 @@ task, a job or a request as itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, TypeGuard, TypeVar
 
-__all__ = ["class_name", "describe", "full_name", "name_of", "show", "text_of", "type_name"]
+__all__ = ["class_name", "describe", "full_name", "is_a", "name_of", "show", "text_of", "type_name"]
+
+T = TypeVar("T")
 
 SHOWN_CHARS_MAX: Final = 300
 _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
@@ -21,6 +24,11 @@ _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 def describe(error: BaseException) -> str:
     """The type and the text of ``error``."""
     return f"{type_name(error)}: {text_of(error)}"
+
+
+def is_a(value: object, kind: type[T] | UnionType) -> TypeGuard[T]:
+    """Whether ``value`` is an instance of a class, whatever its ``__class__`` says or raises."""
+    return issubclass(type(value), kind)
 
 
 def type_name(value: object) -> str:

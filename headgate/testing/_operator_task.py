@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
+from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.subtask.types import (
@@ -121,7 +122,7 @@ class OperatorTask(Task):
     def exit_status(self) -> tuple[bool, str] | None:
         if not self._done:
             return None
-        return (True, "") if self.error is None else (False, f"{type(self.error).__name__}: {self.error}")
+        return (True, "") if self.error is None else (False, describe(self.error))
 
     def stop(self) -> None:
         """Kill the process: the operator's thread ends where it waits."""

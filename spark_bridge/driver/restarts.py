@@ -22,7 +22,7 @@ import anyio
 from actors.coordination import CheckpointFailed
 from actors.coordination.given import RunRefused
 from actors.logs import get_logger
-from protocol.describing import text_of, type_name
+from protocol.describing import is_a, text_of, type_name
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 
@@ -207,9 +207,9 @@ class Restarter:
         if self._runs.fenced is not None:
             raise self._runs.fenced from error
         _, cause = self._runs.failures
-        if isinstance(cause, RunRefused):
+        if is_a(cause, RunRefused):
             raise cause from self._last_error or error  # each further run would be refused like this one
-        if isinstance(cause, OperatorBroken):
+        if is_a(cause, OperatorBroken):
             raise cause  # likewise; the cause that is chained says more than Spark's error
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from anyio.from_thread import BlockingPortal
 
 from protocol.arguments import ACTION, WAIT, checked
+from protocol.describing import is_a
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
@@ -67,7 +68,7 @@ def _on_its_loop(
 
 def _is_interrupt(error: BaseException | None) -> bool:
     """Whether an error is a Ctrl-C, or came of one: Py4J sometimes turns it into an error of its connection."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    while error is not None and not is_a(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
@@ -385,11 +386,11 @@ class Sidecar(PartFactories):
                 return action()
             except BaseException as error:
                 interrupted = _is_interrupt(error)
-                if interrupted or not isinstance(error, Exception):  # PySpark would leave the job running
+                if interrupted or not is_a(error, Exception):  # PySpark would leave the job running
                     stop = partial(runtime.stop_action, runs.action_id, "the action was interrupted")
                     with suppress(SidecarNotRunning):  # the sidecar was closed in the meantime
                         call_on_loop(portal, stop)
-                if interrupted and isinstance(error, Exception):
+                if interrupted and is_a(error, Exception):
                     raise KeyboardInterrupt from error
                 raise
 
