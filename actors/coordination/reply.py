@@ -121,7 +121,9 @@ class Reply:
                 "loop: call context.call_soon_threadsafe(handler), and settle it in the handler"
             )
         if self._settled:
-            raise LocalProtocolError("this Reply is settled already: a request has one answer")
+            raise LocalProtocolError(
+                "this Reply is settled already, and a request has one answer: call answer() or fail() once"
+            )
         self._settled = True
         if self._recipient is None:
             self._early = act

@@ -223,7 +223,10 @@ class StoragePort:
     def _discard(self, checkpoint_id: int, write: PendingWrite | None) -> None:
         try:
             if write is not None and not write.wait_over(_DISCARD_WAIT_S):
-                raise StorageError(f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s")
+                raise StorageError(
+                    f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s, so it is left "
+                    "as it is: look whether the storage hangs"
+                )
             self._storage.discard(self._operator_id, checkpoint_id)
         except StorageError:
             self._unwanted.add(checkpoint_id)
