@@ -86,7 +86,9 @@ class StorageSession:
             self._refill_wanted.set()
         if not self._ids:
             cause = f": {self._refill_error}" if self._refill_error else ", because the storage is slow to reserve more"
-            raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
+            raise StorageError(
+                f"no checkpoint id is left{cause}. Look whether the storage answers"
+            ) from self._refill_error
         return self._ids.popleft()
 
     async def pass_over(self, checkpoint_id: int) -> int:
