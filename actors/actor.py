@@ -35,7 +35,9 @@ class Actor(Generic[M]):
 
     async def receive(self, context: ActorContext[M], message: M) -> None:
         """Handle one message."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement receive()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not implement receive(): define async def receive(self, context, message)"
+        )
 
     async def signal(self, context: ActorContext[M], signal: Signal) -> None:
         """Handle one signal. Signals overtake all messages that wait."""
@@ -72,7 +74,9 @@ class DirectActor(Actor[M]):
 
     def handle(self, context: ActorContext[M], message: M) -> None:
         """Handle one message, in a separate turn or in the middle of the sender's."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement handle()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not implement handle(): define def handle(self, context, message)"
+        )
 
     async def receive(self, context: ActorContext[M], message: M) -> None:
         self.handle(context, message)

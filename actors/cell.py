@@ -54,7 +54,7 @@ from actors.timers import Timers
 from actors.waits import current_actor
 from actors.watches import Watches
 from protocol.arguments import checked
-from protocol.describing import name_of, show, type_name
+from protocol.describing import is_a, name_of, show, text_of, type_name
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -247,7 +247,7 @@ class ActorCell(Generic[M]):
 
     def _left_open(self, error: RuntimeError) -> BaseException:
         """Fail because of a cancel scope that was not left: in a generator that was not read to its end, say."""
-        if "cancel scope" not in str(error):
+        if "cancel scope" not in text_of(error):
             raise error
         failure = ScopeLeftOpen(self.path)
         failure.__cause__ = error
@@ -468,7 +468,7 @@ class ActorCell(Generic[M]):
         Otherwise a handler that awaits something that others cancelled would end its actor silently, and a
         ``SystemExit`` would end the event loop with all actors on it.
         """
-        if not isinstance(failure, asyncio.CancelledError):
+        if not is_a(failure, asyncio.CancelledError):
             return contained(f"actor {self.path!r}: {what}", failure)
         task = asyncio.current_task()
         if self.cancel_called or self.system.cancelled or (task is not None and task.cancelling()):

@@ -15,16 +15,16 @@ import math
 import anyio
 
 from actors.errors import ExitRaised
-from protocol.describing import describe
+from protocol.describing import describe, is_a
 
 __all__ = ["Abandoned", "as_exception", "contained", "forget_cancellations"]
 
 
 def as_exception(what: str, error: BaseException) -> Exception:
     """``error`` itself, or an ``ExitRaised`` with ``error`` as its cause; ``what`` names the call."""
-    if isinstance(error, Exception):
+    if is_a(error, Exception):
         return error
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         exit_raised = ExitRaised(what, "awaited something that was cancelled")
     else:
         exit_raised = ExitRaised(what, f"raised {describe(error)}")
@@ -46,13 +46,13 @@ def contained(what: str, error: BaseException) -> Exception:
     Any other cancellation comes from the called code, even if that cancelled the task itself. ``Abandoned`` is raised
     again, and so is a ``GeneratorExit`` if no task runs, because the coroutine is then being closed.
     """
-    if isinstance(error, Abandoned):
+    if is_a(error, Abandoned):
         raise error
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         if anyio.current_effective_deadline() == -math.inf:
             raise error
         forget_cancellations()
-    elif isinstance(error, GeneratorExit) and not _in_a_task():
+    elif is_a(error, GeneratorExit) and not _in_a_task():
         raise error
     return as_exception(what, error)
 

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, readable, type_name
+from protocol.describing import TEXT_CHARS_MAX, describe, readable, type_name
 
 __all__ = ["ROOT", "Log", "get_logger"]
 
@@ -135,6 +135,8 @@ class Log:
         for key, value in keys.items():
             if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
                 keys[key] = readable(value)
+        if keys.get("exc_info") is not None:
+            keys = _printable(keys)
         if structlog.is_configured():
             if (shortened := _shortened(_exc_info(keys.get("exc_info")))) is not None:
                 keys["exc_info"], keys["exception"] = None, shortened
@@ -171,6 +173,20 @@ class Log:
 def get_logger(name: str, **keys: Any) -> Log:
     """The logger of this name, which begins with ``headgate``, with these keys bound."""
     return Log(name, keys)
+
+
+def _printable(keys: dict[str, Any]) -> dict[str, Any]:
+    """The same keys, if Python can print the traceback; otherwise with a description of the exception instead."""
+    given = keys["exc_info"]
+    error: Any = sys.exc_info()[1] if given is True else given[1] if type(given) is tuple else given
+    if error is None or error is False:
+        return keys
+    try:
+        bool(error)
+        traceback.format_exception(error, limit=0)
+    except BaseException:  # of the user's class
+        return {**keys, "exc_info": None, "error": describe(error)}
+    return keys
 
 
 def _rendered(event: str, keys: Mapping[str, Any]) -> str:

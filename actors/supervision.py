@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.arguments import FACTOR, WAIT, check_fields
+from protocol.describing import is_a
 
 
 class Directive(Enum):
@@ -124,9 +125,9 @@ def _directive_for(policy: Supervision, cause: BaseException) -> Directive:
     """The strictest directive for any exception in a group, unless a rule names groups themselves."""
     for exception_type, directive in policy.rules:
         names_groups = issubclass(exception_type, BaseExceptionGroup)
-        if isinstance(cause, exception_type) and names_groups == isinstance(cause, BaseExceptionGroup):
+        if is_a(cause, exception_type) and names_groups == is_a(cause, BaseExceptionGroup):
             return directive
-    if isinstance(cause, BaseExceptionGroup):
+    if is_a(cause, BaseExceptionGroup):
         return max((_directive_for(policy, one) for one in cause.exceptions), key=_FROM_LENIENT_TO_STRICT.index)
     return policy.on_failure
 

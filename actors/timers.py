@@ -51,7 +51,7 @@ class Timers(Generic[M]):
             ActorStopped: The actor stops or restarts.
         """
         if delay_s is None and every_s is None:
-            raise ValueError("a timer needs delay_s, every_s or both")
+            raise ValueError("a timer has no time: pass delay_s, every_s or both")
         self.cancel(key)
         self._refuse_if_over("timers")
         first_s = delay_s if delay_s is not None else every_s

@@ -137,7 +137,7 @@ FRACTION = between(0, 1, "a number from 0 to 1")
 ACTION = Rule("a function without arguments, such as lambda: rdd.count()", callable, is_type=True)
 SCHEMA = Rule(
     "a pyarrow.Schema",
-    lambda value: not isinstance(value, type) and hasattr(value, "names") and hasattr(value, "types"),
+    lambda value: not _is(value, type) and hasattr(value, "names") and hasattr(value, "types"),
     is_type=True,
 )
 TEXT = Rule("a str without NUL characters and lone surrogates", _is_text)
@@ -157,31 +157,41 @@ NAME = Rule(
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
-def _of_class(hint: Any, value: object) -> bool:
+def _is(value: Any, kinds: Any) -> bool:
+    """Whether a value is an instance, also one whose ``__class__`` raises."""
+    try:
+        return isinstance(value, kinds)
+    except TypeError:
+        raise
+    except BaseException:  # of the user's class
+        return issubclass(type(value), kinds)
+
+
+def _of_class(hint: Any, value: Any) -> bool:
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return _is(value, int | float) and not _is(value, bool)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return _is(value, int) and not _is(value, bool)
     if hint is bytes:
-        return isinstance(value, bytes | bytearray | memoryview)
+        return _is(value, bytes | bytearray | memoryview)
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
         names = [name for name in vars(hint) if not name.startswith("_")]
-        return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+        return not _is(value, type) and all(hasattr(value, name) for name in names)
     try:
-        return isinstance(value, hint)
+        return _is(value, hint)
     except TypeError:  # not a class: a type variable, or a type that is only for type checkers
         return True
 
 
-def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
+def _has_elements(origin: type, args: tuple[Any, ...], value: Any) -> bool:
     """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
-    if not isinstance(value, origin):
+    if not _is(value, origin):
         return False
-    if isinstance(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
+    if _is(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
         return False
-    if not args or not isinstance(value, list | tuple | set | frozenset | dict):
+    if not args or not _is(value, list | tuple | set | frozenset | dict):
         return True
-    if isinstance(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
+    if _is(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
         return False
     if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
         return True
@@ -192,13 +202,13 @@ def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
 
 def is_async(value: Any) -> bool:
     """Whether calling a function only makes a coroutine or an async generator."""
-    while isinstance(value, partial):
+    while _is(value, partial):
         value = value.func
     functions = (value, getattr(type(value), "__call__", None))  # noqa: B004 - not whether it can be called
     return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in functions)
 
 
-def _is_function(value: object, signature: tuple[Any, ...]) -> bool:
+def _is_function(value: Any, signature: tuple[Any, ...]) -> bool:
     """Whether a value can be called with so many arguments, for such a result, as far as that is certain."""
     if not callable(value):
         return False
@@ -207,7 +217,7 @@ def _is_function(value: object, signature: tuple[Any, ...]) -> bool:
     given, result = signature
     if isinstance(given, list) and not _takes(value, len(given)):
         return False
-    if isinstance(value, type):
+    if _is(value, type):
         return _makes(value, result)
     if get_origin(result) in (collections.abc.Awaitable, collections.abc.Coroutine):
         return not inspect.isgeneratorfunction(value) and not inspect.isasyncgenfunction(value)
@@ -239,7 +249,7 @@ def _makes(kind: type, hint: Any) -> bool:
         return True
 
 
-def has_type(value: object, hint: Any) -> bool:
+def has_type(value: Any, hint: Any) -> bool:
     """Whether a value has the type of an annotation, as far as that can be seen without calling or iterating it."""
     if hint is None or hint is types.NoneType:
         return value is None
@@ -251,7 +261,7 @@ def has_type(value: object, hint: Any) -> bool:
     if origin is collections.abc.Callable or hint is collections.abc.Callable:
         return _is_function(value, get_args(hint))
     if origin is type:
-        return isinstance(value, type) and _makes(value, get_args(hint)[0])
+        return _is(value, type) and _makes(value, get_args(hint)[0])
     if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
         return _has_elements(origin, get_args(hint), value)
     return _of_class(hint if origin is None else origin, value)
@@ -316,23 +326,23 @@ class _Expected:
     each: Rule | None = None
     """For the elements of a collection, and for the values of a mapping."""
 
-    def check(self, value: object) -> Any:
+    def check(self, value: Any) -> Any:
         """Return the value, as the annotated type if it is only another form of it. Raise if it is something else."""
         value = _as_annotated(value, self.hint, self.name)
         rule = self.rule
         if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
             kinds = (self.hint, *get_args(self.hint))
-            is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in kinds)
+            is_choice = _is(value, str) and any(get_origin(kind) is Literal for kind in kinds)
             raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
         if rule is not None and not _keeps(value, rule):
             raise ValueError(self._text(value))
-        if self.each is not None and not isinstance(value, str) and isinstance(value, collections.abc.Collection):
-            many = value.values() if isinstance(value, collections.abc.Mapping) else value
+        if self.each is not None and not _is(value, str) and _is(value, collections.abc.Collection):
+            many = value.values() if _is(value, collections.abc.Mapping) else value
             if not all(_keeps(one, self.each) for one in many):
                 raise ValueError(self._text(value))
         return value
 
-    def _text(self, value: object) -> str:
+    def _text(self, value: Any) -> str:
         expected = (self.rule.expected if self.rule is not None else "") or _named(self.hint)
         if self.each is not None:
             expected = (
@@ -342,30 +352,32 @@ class _Expected:
         return f"{self.name} must be {expected}, not {given}"
 
 
-def _as_annotated(value: object, hint: Any, name: str) -> object:
+def _as_annotated(value: Any, hint: Any, name: str) -> object:
     """A number of NumPy as one of Python, a path as text, a tuple as a list, and the like."""
     if value is None or type(value) in _USUAL:
         return value
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = _kinds(hint)
     origins = {get_origin(kind) or kind for kind in kinds}
-    if isinstance(value, Real) and not issubclass(type(value), int | float):
-        if isinstance(value, Integral) and not origins.isdisjoint((int, float)):
+    if str in origins and _is(value, str):
+        return str.__str__(cast("str", value))
+    if _is(value, Real) and not issubclass(type(value), int | float):
+        if _is(value, Integral) and not origins.isdisjoint((int, float)):
             return int(value)
         return float(value) if float in origins else value
-    if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not isinstance(value, type):
+    if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not _is(value, type):
         return value.__fspath__()
-    if isinstance(value, tuple) and list in origins and tuple not in origins:
+    if _is(value, tuple) and list in origins and tuple not in origins:
         return list(value)
-    if isinstance(value, collections.abc.Mapping) and dict in origins and not isinstance(value, dict):
+    if _is(value, collections.abc.Mapping) and dict in origins and not _is(value, dict):
         return dict(value)
     return value
 
 
 def _keeps(value: Any, rule: Rule) -> bool:
     """Whether a value keeps a rule. Rules are for numbers, texts and paths."""
-    if hasattr(value, "__fspath__") and not isinstance(value, type):
+    if hasattr(value, "__fspath__") and not _is(value, type):
         value = value.__fspath__()
-    return not isinstance(value, int | float | str) or isinstance(value, bool) or rule.accepts(value)
+    return not _is(value, int | float | str) or _is(value, bool) or rule.accepts(value)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -431,7 +443,7 @@ REAL = frozenset({float, int})
 WAIT_MAX_S = 1e300
 
 
-def check_wait(name: str, value: object) -> None:
+def check_wait(name: str, value: Any) -> None:
     """Check a number of seconds, 0 or more, in a function that is too busy for ``checked``. It looks itself first.
 
     Raises ``TypeError`` or ``ValueError``.

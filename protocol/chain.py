@@ -66,12 +66,16 @@ def split_states_in_steps(state: bytes, known: Container[str]) -> Steps[tuple[by
             at += _LENGTHS.size
             name = state[at : at + name_length].decode()
         except (StructError, UnicodeDecodeError) as error:
-            raise LocalProtocolError(f"the state of a chain is damaged: {error}") from error
+            raise LocalProtocolError(
+                f"the state of a chain is damaged: {error}. Restore an earlier checkpoint"
+            ) from error
         at += name_length
         parts[name] = yield from join_in_steps((memoryview(state)[at : at + length],))
         at += length
     if at != len(state) or "" not in parts:
-        raise LocalProtocolError("the state of a chain is damaged: it does not end where its last part does")
+        raise LocalProtocolError(
+            "the state of a chain is damaged: it does not end where its last part does. Restore an earlier checkpoint"
+        )
     main = parts.pop("")
     if unknown := sorted(name for name, kept in parts.items() if kept and name not in known):
         raise LocalProtocolError(

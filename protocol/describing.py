@@ -10,19 +10,23 @@ describe itself, or not briefly, still fails a task, a job or a request as itsel
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, TypeGuard, TypeVar
 
 __all__ = [
     "TEXT_CHARS_MAX",
     "class_name",
     "describe",
     "full_name",
+    "is_a",
     "name_of",
     "readable",
     "show",
     "text_of",
     "type_name",
 ]
+
+T = TypeVar("T")
 
 SHOWN_CHARS_MAX: Final = 300
 TEXT_CHARS_MAX: Final = 16_384
@@ -33,6 +37,11 @@ _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 def describe(error: BaseException) -> str:
     """The type and the text of ``error``."""
     return f"{type_name(error)}: {text_of(error)}"
+
+
+def is_a(value: object, kind: type[T] | UnionType) -> TypeGuard[T]:
+    """Whether ``value`` is an instance of a class, whatever its ``__class__`` says or raises."""
+    return issubclass(type(value), kind)
 
 
 def type_name(value: object) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.describing import is_a
 from protocol.values import value
 from protocol.wire.state import decode_entry, encode_entry
 
@@ -104,7 +105,7 @@ def parse_stream_batch(event: Any) -> StreamBatch | None:
 
 def split_to_value(split: Any) -> Any:
     """Return a split, or a ``SplitAt``, as a value that msgpack can encode."""
-    return [_AT, split.split, split.position] if isinstance(split, SplitAt) else split
+    return [_AT, split.split, split.position] if is_a(split, SplitAt) else split
 
 
 def split_from_value(value: Any) -> Any:

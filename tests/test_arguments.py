@@ -604,6 +604,21 @@ def test_columns_of_a_sink_that_do_not_fit_together_are_refused(settings: Any) -
         headgate.sinks.PostgresSink("", "t", **({"columns": ["a"]} | settings))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"columns": ["a", "a"]},
+        {"columns": ["op"]},
+        {"op_column": "lsn"},
+        {"columns": ["id", "lsn"]},
+        {"op_column": "id"},
+    ],
+)
+def test_columns_of_a_source_that_do_not_fit_together_are_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match="columns must be names that differ"):
+        headgate.sources.PostgresSource("", "t", "id", **({"changes": "slot"} | settings))
+
+
 def test_a_list_of_anything_is_not_looked_through() -> None:
     """There may be a million splits."""
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from actors.clock import Clock
 from actors.exits import Abandoned
 from actors.waiting_at import raised_at, waiting_at
+from protocol.describing import is_a
 from protocol.wire.messages import describe_wait
 
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -127,7 +128,7 @@ class CallWatch:
         """The call did not return in time, for example at the end of its operator, and was cancelled or abandoned."""
         call.cancelled = True
         self._log.warning(
-            "coordinator method abandoned" if isinstance(error, Abandoned) else "coordinator method cancelled",
+            "coordinator method abandoned" if is_a(error, Abandoned) else "coordinator method cancelled",
             method=call.method,
             **call.arguments,
             awaited_s=round(self.age_s(call), 3),

@@ -31,7 +31,7 @@ from actors.coordination.user_calls import call_each
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
 from protocol.chain import join_states_in_steps, split_states_in_steps
-from protocol.describing import type_name
+from protocol.describing import is_a, type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 
@@ -277,5 +277,5 @@ class _Named:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._name and isinstance(error, Exception):
+        if self._name and is_a(error, Exception):
             error.add_note(f"in the part {self._name!r} of the operator")

@@ -75,7 +75,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
-from protocol.describing import describe, type_name
+from protocol.describing import describe, is_a, type_name
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
@@ -406,7 +406,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             request = await decode_in_turns(message.payload)
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
-            if isinstance(answer, Reply):
+            if is_a(answer, Reply):
                 waiting = WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id, part_of(request))
                 self._replies.take(answer, waiting)
                 deferred = answer
@@ -427,7 +427,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._statistics.client_requests += 1
         try:
             answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
-            if isinstance(answer, Reply):
+            if is_a(answer, Reply):
                 self._replies.take(answer, WaitingClient(self._replies, message.reply_to))
                 return
         except Exception as error:

@@ -16,6 +16,7 @@ from actors.coordination.messages import CallHandler, CoordinatorMessage
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import is_fatal
 from protocol.arguments import WAIT, checked
+from protocol.describing import is_a
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 
@@ -82,7 +83,7 @@ class ContextOfActor:
 
     @checked()
     def fail_job(self, cause: BaseException | str) -> None:
-        error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
+        error = cause if is_a(cause, BaseException) else RuntimeError(cause)
         self._actor.raise_global_failure("fail_job", error, self._context)
 
     @checked()

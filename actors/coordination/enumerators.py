@@ -364,7 +364,10 @@ class HybridSplitEnumerator(SplitEnumerator):
         fields = yield from decode_state_in_steps(HYBRID, state)
         self._restored = list(fields[OLD] if OLD in fields else fields.values())
         if len(self._restored) > len(self._sources):
-            raise ValueError(f"the state is that of {len(self._restored)} sources, but there are {len(self._sources)}")
+            raise ValueError(
+                f"the state is that of {len(self._restored)} sources, but there are {len(self._sources)}: add "
+                "sources only at the end"
+            )
 
     @property
     def continues_with_other_input(self) -> bool:  # type: ignore[override]  # its sources say it

@@ -26,7 +26,7 @@ from actors.coordination.live_gateways import LiveGateways
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.unawaited import AwaitCheck
 from actors.coordination.wrapped_gateway import WrappedGateway
-from protocol.describing import describe
+from protocol.describing import describe, is_a
 from protocol.errors import AttemptOver
 from protocol.facts import StageLook
 from protocol.wire.codec import encode_event
@@ -179,7 +179,7 @@ class FencedContext:
         return await self._context.look_at_run()
 
     def fail_job(self, cause: BaseException | str) -> None:
-        if self._is_valid("fail_job", cause=cause if isinstance(cause, str) else describe(cause)):
+        if self._is_valid("fail_job", cause=describe(cause) if is_a(cause, BaseException) else str(cause)):
             self._context.fail_job(cause)
 
     def call_async(

@@ -25,7 +25,7 @@ from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception
 from protocol.arguments import ANY, checked
-from protocol.describing import describe
+from protocol.describing import describe, is_a
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
@@ -121,7 +121,9 @@ class Reply:
                 "loop: call context.call_soon_threadsafe(handler), and settle it in the handler"
             )
         if self._settled:
-            raise LocalProtocolError("this Reply is settled already: a request has one answer")
+            raise LocalProtocolError(
+                "this Reply is settled already, and a request has one answer: call answer() or fail() once"
+            )
         self._settled = True
         if self._recipient is None:
             self._early = act
@@ -235,7 +237,8 @@ class WaitingClient:
         if not self.over:
             text, _ = describe_failure(error)
             self._open.log_failure("client request failed", text, error, {})
-            self._reply_to.fail(RequestFailed(text) if isinstance(error, str) else as_exception("Reply.fail", error))
+            told = as_exception("Reply.fail", error) if is_a(error, BaseException) else RequestFailed(text)
+            self._reply_to.fail(told)
         self.end()
 
     def end(self) -> None:
@@ -329,7 +332,7 @@ class OpenReplies:
         self._soon(lambda: self._lose(recipient))
 
     def log_failure(self, what: str, text: str, error: BaseException | str, keys: dict[str, Any]) -> None:
-        self._log.warning(what, **keys, error=text, exc_info=error if isinstance(error, BaseException) else None)
+        self._log.warning(what, **keys, error=text, exc_info=error if is_a(error, BaseException) else None)
 
     def _lose(self, recipient: Recipient) -> None:
         if not recipient.over:
@@ -347,9 +350,9 @@ class OpenReplies:
 
 def describe_failure(error: BaseException | str) -> tuple[str, bytes]:
     """The text that a task gets for a failed request, which is never empty, and the traceback if there is one."""
-    if isinstance(error, str):
-        return error or "the coordinator failed this request without a text", b""
-    return describe(true_cause(error)), traceback_text(error).encode()
+    if is_a(error, BaseException):
+        return describe(true_cause(error)), traceback_text(error).encode()
+    return str(error) or "the coordinator failed this request without a text", b""
 
 
 def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:

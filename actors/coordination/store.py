@@ -63,7 +63,8 @@ class CoordinatorStore:
         """Store ``value`` and return None if there is no value yet; otherwise return the present one, which stays."""
         if value is None:
             raise TypeError(
-                f"cannot store None under {show(key)}: None means that there is no value, and compute() removes one"
+                f"cannot store None under {show(key)}: None means that there is no value: store another one, or "
+                "let compute() return None to remove it"
             )
         with self._lock:
             present = self._values.get(key)
@@ -103,7 +104,10 @@ class CoordinatorStore:
 
     def _write(self, key: str, value: Any | None) -> Any | None:
         if self._revoked:
-            raise StoreRevoked(f"{show(key)} was not written: the coordinator that held this handle was replaced")
+            raise StoreRevoked(
+                f"{show(key)} was not written: the coordinator that held this handle was replaced. Use the "
+                "context that the new one got in start()"
+            )
         if value is None:
             self._values.pop(key, None)
         else:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from actors import ExitRaised
 from actors.coordination.call_watch import Call, current_watch
 from actors.exits import Abandoned, contained
+from protocol.describing import describe, is_a
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ async def call_user(method: str, call: Callable[..., Awaitable[T]], *args: Any) 
             if watch is not None and open_call is not None:
                 watch.cancelled(open_call, error)
             raise
-        if isinstance(error, asyncio.CancelledError):
+        if is_a(error, asyncio.CancelledError):
             failure = RuntimeError(str(failure))
         raise failure from error
     finally:
@@ -70,20 +71,24 @@ def is_fatal(error: BaseException) -> bool:
     """Whether ``error`` always fails the job, even in methods whose other exceptions are only reported."""
     if type(error) is RuntimeError and isinstance(error.__cause__, asyncio.CancelledError):
         return True
-    return isinstance(error, ExitRaised | MemoryError | RecursionError)
+    return is_a(error, ExitRaised | MemoryError | RecursionError)
 
 
 def true_cause(error: BaseException) -> BaseException:
     """The exception that the user's code raised; the cause of an ``ExitRaised``."""
     cause = error.__cause__
-    if isinstance(error, ExitRaised) and cause is not None and not isinstance(cause, asyncio.CancelledError):
+    if is_a(error, ExitRaised) and cause is not None and not is_a(cause, asyncio.CancelledError):
         return cause
     return error
 
 
 def traceback_text(error: BaseException) -> str:
     """The traceback of ``error`` as text that can be encoded: its end, at most 8 KiB of UTF-8."""
-    encoded = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:  # of the user's class
+        text = describe(error)
+    encoded = text.encode("utf-8", "backslashreplace")
     if len(encoded) <= TRACEBACK_BYTES_MAX:
         return encoded.decode()
     mark = b"...\n"

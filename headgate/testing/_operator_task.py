@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
+from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.subtask.types import (
@@ -109,7 +110,10 @@ class OperatorTask(Task):
             LocalProtocolError: the records have ended, or were given to ``launch_operator``.
         """
         if not self._more_records:
-            raise LocalProtocolError(f"{self!r} gets no more records: its input has ended")
+            raise LocalProtocolError(
+                f"{self!r} gets no more records, because its input has ended: feed() comes before end_records(), "
+                "and needs records=None"
+            )
         self.records_left.extend(records)
 
     def end_records(self) -> None:
@@ -121,7 +125,7 @@ class OperatorTask(Task):
     def exit_status(self) -> tuple[bool, str] | None:
         if not self._done:
             return None
-        return (True, "") if self.error is None else (False, f"{type(self.error).__name__}: {self.error}")
+        return (True, "") if self.error is None else (False, describe(self.error))
 
     def stop(self) -> None:
         """Kill the process: the operator's thread ends where it waits."""
@@ -221,7 +225,10 @@ class OperatorTask(Task):
         thread.start()
         thread.join(TURN_LIMIT_S)
         if thread.is_alive():
-            raise RuntimeError(f"handle_urgent() of {self.attempt} has not returned within {TURN_LIMIT_S:g} s")
+            raise RuntimeError(
+                f"handle_urgent() of {self.attempt} has not returned within {TURN_LIMIT_S:g} s: let it do short "
+                "work only, and wait in process() instead"
+            )
         return self._channel.failure is None
 
     def _resolve(self, request_id: int, error: str, payload: bytes) -> None:
@@ -330,7 +337,9 @@ class _Channel:
         try:
             self._submit(submitted)
         except GatewayFull as full:  # nothing moves meanwhile, so no capacity would become available
-            raise TimedOut(f"no capacity to send inside handle_urgent(): {full}") from full
+            raise TimedOut(
+                f"no capacity to send inside handle_urgent(): {full}. Send from process(), or raise upward_events_max"
+            ) from full
 
     def submit_event_nowait(self, payload: bytes) -> None:
         self._submit(EventSubmitted(payload))

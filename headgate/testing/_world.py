@@ -262,7 +262,10 @@ class World:
             LocalProtocolError: the task is over, is not registered yet, or has no connection.
         """
         if task.connection is None or task.registered is None:
-            raise LocalProtocolError(f"{task!r} has no connection that could break")
+            raise LocalProtocolError(
+                f"{task!r} has no connection that could break: await world.settle() until it is registered, and "
+                "break it before it is over"
+            )
         connection_id = task.connection.connection_id
         task.lose_connection()
         task.gateway_ref.tell(ConnectionClosed(connection_id, "broken by the test"))
@@ -276,7 +279,10 @@ class World:
             LocalProtocolError: the task is over, or its connection is not broken.
         """
         if task.connection is not None or task.registered is None or task.outcome:
-            raise LocalProtocolError(f"{task!r} has no broken connection")
+            raise LocalProtocolError(
+                f"{task!r} has no broken connection: call break_connection() first, and restore it before the "
+                "task is over"
+            )
         self._connection_id -= 1  # a first connection has the positive number of its task
         connection = task.connection = MemoryConnection(self._connection_id)
         task.gateway_ref.tell(AttachConnection(connection, task.machine.resume_seq))

@@ -28,6 +28,7 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
         raise LocalProtocolError(
             f"{whose} of parallelism {checkpoint.parallelism} cannot be restored with parallelism {parallelism}"
             + (f": {len(outside)} of its subtasks do not exist, such as {min(outside)}" if outside else "")
+            + ". Restore an earlier checkpoint"
         )
     if parallelism == checkpoint.parallelism:
         return checkpoint

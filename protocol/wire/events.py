@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from protocol.describing import class_name, describe, full_name, show, text_of, type_name
+from protocol.describing import class_name, describe, full_name, is_a, show, text_of, type_name
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
@@ -980,7 +980,7 @@ def _build_registered(values: list[Any]) -> Any:
 
 def _unhashed(members: list[Any], error: BaseException) -> Exception:
     """What to raise if a set of these members, or a dict with these keys, cannot be built. The classes are a user's."""
-    if isinstance(error, _EqualHashes):
+    if is_a(error, _EqualHashes):
         return error
     names = sorted({full_name(kind) for kind in set(map(type, members)) - _SCALARS})
     return RemoteProtocolError(

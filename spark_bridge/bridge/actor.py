@@ -38,6 +38,7 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.describing import is_a
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import EngineFact, FactsDropped, JobStarted
 from protocol.machine import TimePassed
@@ -95,7 +96,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             return
         added = self._watched.pop(signal.ref)
         cause = signal.cause
-        if cause is None or isinstance(cause, ActorCancelled) or self._trackers.get(added.operator_id) != signal.ref:
+        if cause is None or is_a(cause, ActorCancelled) or self._trackers.get(added.operator_id) != signal.ref:
             return
         error = OperatorBroken.because(added.operator_id, cause)
         context.log.error("operator broken", operator_id=added.operator_id, error=str(error), exc_info=cause)

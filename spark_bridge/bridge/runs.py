@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from protocol.attempts import AttemptAccepted, LedgerEffect, RunEnded, RunStarted
+from protocol.describing import is_a
 from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
@@ -199,7 +200,7 @@ class RunningJobs:
         A failure between two runs belongs to the action of the earlier run. Only the refusal of a run belongs to the
         action of that run, which may be about to start.
         """
-        if isinstance(cause, RunRefused) and operator_id not in self._run_of_operator:
+        if is_a(cause, RunRefused) and operator_id not in self._run_of_operator:
             self._refused[operator_id] = cause
             return
         its_action = self._action_of_operator.get(operator_id, "")

@@ -84,7 +84,10 @@ def _run_in_one_session(
         raise
     except Exception as error:
         if (why := remote.why_unreachable()) is not None:
-            raise ServerLost(f"the Spark Connect server is gone: {why}") from error
+            raise ServerLost(
+                f"the Spark Connect server is gone: {why}. Make a new session; run_across_sessions() does that by "
+                "itself"
+            ) from error
         raise
     finally:
         _stop(session, remote)
@@ -95,7 +98,10 @@ def _wait_for_server(remote: RemoteSession, within_s: float) -> None:
     end = time.monotonic() + within_s
     while (why := remote.why_unreachable()) is not None:
         if time.monotonic() > end:
-            raise ServerLost(f"the Spark Connect server has not come back within {within_s:g} s (back_within_s): {why}")
+            raise ServerLost(
+                f"the Spark Connect server has not come back within {within_s:g} s (back_within_s): {why}. Start "
+                "it again, or wait longer with a higher back_within_s"
+            )
         time.sleep(LOOK_PAUSE_S)
 
 

@@ -39,7 +39,7 @@ from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
-from protocol.describing import describe
+from protocol.describing import describe, is_a
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
@@ -173,7 +173,7 @@ class Operators:
                     await self._accept_tasks(config, tracker_ref)
         except BaseException as error:
             self._forget(operator_id)
-            if isinstance(error, asyncio.CancelledError):
+            if is_a(error, asyncio.CancelledError):
                 self._system.cut_off(tracker_ref)
             with anyio.CancelScope(shield=True):
                 await self._system.stop(tracker_ref)
@@ -259,7 +259,7 @@ class Operators:
             with _explained(operator.watch):
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
-            if isinstance(error, ActorStopped | HandlerFailed) and not tracker_ref.is_alive:
+            if is_a(error, ActorStopped | HandlerFailed) and not tracker_ref.is_alive:
                 raise OperatorBroken.because(operator_id, error.__cause__ or error) from error
             raise CoordinatorStartError(
                 f"coordinator of operator {operator_id!r} failed in start: {describe(error)}"

@@ -21,7 +21,7 @@ import anyio
 
 from actors.coordination import CheckpointFailed
 from actors.logs import get_logger
-from protocol.describing import text_of, type_name
+from protocol.describing import is_a, text_of, type_name
 from protocol.errors import RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.driver.interrupts import holding_interrupts
@@ -135,10 +135,10 @@ def run_blocking(
                         return action()
                 except BaseException as error:
                     interrupted = _is_interrupt(error)
-                    if interrupted or not isinstance(error, Exception):
+                    if interrupted or not is_a(error, Exception):
                         with suppress(SidecarError):  # the sidecar is gone
                             stop(action_id, "the action was interrupted")
-                    if interrupted and isinstance(error, Exception):
+                    if interrupted and is_a(error, Exception):
                         raise KeyboardInterrupt from error
                     raise
 
@@ -156,7 +156,7 @@ def run_blocking(
 
 def _is_interrupt(error: BaseException | None) -> bool:
     """Whether an error is a Ctrl-C, or came of one: Py4J sometimes turns it into an error of its connection."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    while error is not None and not is_a(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
@@ -229,9 +229,9 @@ class Restarter:
         if self._runs.fenced is not None:
             raise self._runs.fenced from error
         _, cause = self._runs.failures
-        if isinstance(cause, RunRefused):
+        if is_a(cause, RunRefused):
             raise cause from self._last_error or error  # each further run would be refused like this one
-        if isinstance(cause, OperatorBroken):
+        if is_a(cause, OperatorBroken):
             raise cause  # likewise; the cause that is chained says more than Spark's error
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())

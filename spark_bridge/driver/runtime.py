@@ -612,7 +612,10 @@ class SidecarRuntime(PartFactories):
 
     async def _start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
         if self._tracing is not None:
-            raise SidecarError(f"this sidecar is already traced into {self._tracing.path}: one trace at a time")
+            raise SidecarError(
+                f"this sidecar is already traced into {self._tracing.path}: end that trace first, one is written "
+                "at a time"
+            )
         parts = (self._system, self._journal, self._collector, self._operators)
         self._tracing = await start_tracing(Path(path), *parts)
         started(self._tracing)
@@ -649,7 +652,10 @@ class SidecarRuntime(PartFactories):
         def call_marked(action_id: str) -> T:
             with self._driver.marked(action_id):
                 if cancelled.is_set():  # nobody waits for the result any more
-                    raise SidecarError("the action was cancelled before it began")
+                    raise SidecarError(
+                        "the action was cancelled before it began: nothing has run, so call it again if it is "
+                        "still wanted"
+                    )
                 return action()
 
         async def call(action_id: str) -> T:

@@ -206,7 +206,10 @@ def _take(line: bytes, application: dict[str, Any], entries: list[Entry]) -> int
         event = json.loads(line)
         kind = event["Event"]
     except (ValueError, KeyError, TypeError):
-        raise Unreadable("not an event log of Spark: a line is not an event in JSON") from None
+        raise Unreadable(
+            "not an event log of Spark: a line is not an event in JSON. Name the file or directory that Spark "
+            "has written"
+        ) from None
     if kind == NOTES:
         notes = json.loads(event["notes"])
         entries.extend(Entry(note["at"], note["operator"], _sentence(note), note) for note in notes)

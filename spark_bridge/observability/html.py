@@ -84,7 +84,7 @@ def shown_within(read: Callable[[], T], within_s: float = WITHIN_S) -> T:
             raise error
         case [(answer,)]:
             return answer
-    raise TimeoutError(f"no answer within {within_s:g} s")
+    raise TimeoutError(f"no answer within {within_s:g} s: the sidecar is busy; call status() to wait longer")
 
 
 def _shown(make: Callable[[], str]) -> str:

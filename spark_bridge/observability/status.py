@@ -327,7 +327,7 @@ class SidecarStatus:
         try:
             status: SidecarStatus = _from_plain(cls, plain)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a status of this release: {error!r}") from error
+            raise ValueError(f"not a status of this release: {error!r}. Use the same release on both sides") from error
         return status
 
     def _repr_html_(self) -> str:

@@ -86,11 +86,15 @@ def _created(path: Path) -> TextIO:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             begins = os.read(descriptor, len(_BEGINNING) + len(_FIRST_EVENT)).decode("utf-8", errors="replace")
             if begins not in ("", _BEGINNING, _BEGINNING + _FIRST_EVENT):
-                raise FileExistsError(errno.EEXIST, "there is a file that is not a trace")
+                raise FileExistsError(
+                    errno.EEXIST, "there is a file that is not a trace: choose another path, or remove it"
+                )
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the file is closed
             except BlockingIOError:
-                raise FileExistsError(errno.EEXIST, "another sidecar is writing its trace there") from None
+                raise FileExistsError(
+                    errno.EEXIST, "another sidecar is writing its trace there: choose another path"
+                ) from None
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
         return open(descriptor, "w", encoding="utf-8")

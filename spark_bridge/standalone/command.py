@@ -200,7 +200,10 @@ def find(name: str) -> Any:
         for step in path.split("."):
             found = getattr(found, step)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name!r} was not found: {error}") from error
+        raise ValueError(
+            f"{name!r} was not found: {error}. Correct MODULE:NAME, or start the command where the module can be "
+            "imported"
+        ) from error
     return found
 
 

@@ -79,7 +79,9 @@ class Files:
             self._filesystem.invalidate_cache(full)  # another application may have written in the meantime
             listed = self._filesystem.ls(full, detail=False)
             if [name.rstrip("/") for name in listed] == [full]:
-                raise NotADirectoryError(f"{self.name_of(path)} is a file")
+                raise NotADirectoryError(
+                    f"{self.name_of(path)} is a file, and a directory is needed: choose another path"
+                )
             return [name.rstrip("/").rpartition("/")[2] for name in listed]
         return []
 

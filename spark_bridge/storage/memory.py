@@ -160,7 +160,10 @@ class MemoryStorage:
         with self._lock:
             kept = self._stored.get(operator_id, {}).get(checkpoint_id)
         if kept is None:
-            raise StorageError(f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory")
+            raise StorageError(
+                f"there is no checkpoint {checkpoint_id} of {operator_id!r} in memory: restore one of those that "
+                "status() shows"
+            )
         return kept.stored().checkpoint
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:

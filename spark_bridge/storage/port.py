@@ -86,7 +86,9 @@ class StorageSession:
             self._refill_wanted.set()
         if not self._ids:
             cause = f": {self._refill_error}" if self._refill_error else ", because the storage is slow to reserve more"
-            raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
+            raise StorageError(
+                f"no checkpoint id is left{cause}. Look whether the storage answers"
+            ) from self._refill_error
         return self._ids.popleft()
 
     async def pass_over(self, checkpoint_id: int) -> int:
@@ -223,7 +225,10 @@ class StoragePort:
     def _discard(self, checkpoint_id: int, write: PendingWrite | None) -> None:
         try:
             if write is not None and not write.wait_over(_DISCARD_WAIT_S):
-                raise StorageError(f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s")
+                raise StorageError(
+                    f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s, so it is left "
+                    "as it is: look whether the storage hangs"
+                )
             self._storage.discard(self._operator_id, checkpoint_id)
         except StorageError:
             self._unwanted.add(checkpoint_id)

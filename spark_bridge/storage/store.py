@@ -371,7 +371,10 @@ class CheckpointStorage:
             return self._read(operator_id, checkpoint_id)[0].checkpoint
         except FileNotFoundError:
             folder = self._files.name_of(operator_folder(operator_id))
-            raise StorageError(f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}") from None
+            raise StorageError(
+                f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}. `python -m headgate "
+                "checkpoints` lists those that there are"
+            ) from None
 
     @checked()
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:

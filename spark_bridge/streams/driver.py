@@ -164,7 +164,10 @@ class StreamPlanner:
                 case "commit", [str(stream), int(number)]:
                     return self._commit(stream, number)
                 case _:
-                    raise StreamRefused(f"source {self._name!r} does not know the request {method!r}")
+                    raise StreamRefused(
+                        f"source {self._name!r} does not know the request {method!r}: use the same release of "
+                        "Headgate on the driver and the executors"
+                    )
 
     def splits(self, batch: StreamBatch) -> list[bytes]:
         """The splits of a batch, encoded. Raises ``StreamRefused`` if it is not known."""

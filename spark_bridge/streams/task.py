@@ -71,7 +71,10 @@ def batch_between(start: dict[str, Any], end: dict[str, Any]) -> StreamBatch:
     """The batch of Spark's two offsets. Raises ``StreamFailed`` if they belong to different streams."""
     (stream, first), (other, last) = _pair(start), _pair(end)
     if stream != other:
-        raise StreamFailed("the offsets of this batch belong to two streams: the checkpointLocation is damaged")
+        raise StreamFailed(
+            "the offsets of this batch belong to two streams: the checkpointLocation is damaged. Start the query "
+            "with a new one"
+        )
     return StreamBatch(stream, first, last)
 
 

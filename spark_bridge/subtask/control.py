@@ -151,7 +151,9 @@ def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSoc
     except (ssl.SSLEOFError, ConnectionResetError) as error:
         raise _CutOff(proof_sent=False) from error
     except ssl.SSLError as error:
-        raise HandshakeFailed(f"the TLS handshake failed: {error.reason or error}") from error
+        raise HandshakeFailed(
+            f"the TLS handshake failed: {error.reason or error}. Pass the same tls= on both sides"
+        ) from error
     try:
         check_certificate(encrypted.getpeercert(binary_form=True), certificate_sha256)
     except HandshakeFailed:

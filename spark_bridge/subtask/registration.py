@@ -100,6 +100,12 @@ def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIde
                 "sidecar holds a task back while an older attempt of the same subtask is alive, or while the "
                 "coordinator is being reset. The driver's log says which; raise register_timeout_s to wait longer"
             ) from error
-        raise RegistrationFailed(f"{who}: the connection broke before the sidecar accepted it: {error}") from error
+        raise RegistrationFailed(
+            f"{who}: the connection broke before the sidecar accepted it: {error}. Look into the log of the "
+            "driver for this task"
+        ) from error
     except OSError as error:
-        raise RegistrationFailed(f"{who}: the connection broke before the sidecar accepted it: {error}") from error
+        raise RegistrationFailed(
+            f"{who}: the connection broke before the sidecar accepted it: {error}. Look into the log of the "
+            "driver for this task"
+        ) from error

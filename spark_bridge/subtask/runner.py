@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from protocol.describing import describe, readable
+from protocol.describing import describe, is_a, readable
 from protocol.errors import AttemptOver, InputRefused
 from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
@@ -171,7 +171,7 @@ class _Run:
         self._channel.stop_urgent(self._endpoint.failure_timeout_s)
         self._close_outputs_quietly()
         self._close_operator_quietly()
-        if isinstance(error, AttemptOver):
+        if is_a(error, AttemptOver):
             # The driver has Spark kill this attempt. An exception that reached Spark before the kill would count
             # against spark.task.maxFailures; after the kill it does not.
             time.sleep(self._endpoint.kill_wait_s)

@@ -10,7 +10,9 @@ nothing had been.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
 from typing import Any, cast
 
 import pytest
@@ -27,6 +29,7 @@ from headgate import (
     WorkQueue,
 )
 from headgate.testing import World, running_operator
+from protocol.describing import describe
 
 
 class Boom(Exception):
@@ -35,7 +38,7 @@ class Boom(Exception):
 
 def raising(error: BaseException) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
-        raise error
+        raise type(error)("asked")
 
     return method
 
@@ -119,7 +122,7 @@ class Serving(OperatorCoordinator):
             return otherwise
         act, self.act = self.act, None
         done = act(subject)
-        return await done if isinstance(done, Awaitable) else done
+        return await done if issubclass(type(done), Awaitable) else done
 
     async def subtask_ready(self, subtask: int, gateway: Any) -> None:
         await self._do("ready", gateway)
@@ -185,6 +188,23 @@ def check_not_boom(error: BaseException) -> None:
     assert type(error) is not Boom, error
 
 
+def told_plainly(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Replace an error that pytest could not print."""
+
+    @wraps(test)
+    async def run(**given: Any) -> None:
+        try:
+            await test(**given)
+        except BaseException as error:
+            where = "".join(traceback.format_tb(error.__traceback__)[-6:])
+            text = f"{describe(error)}\n{where}"
+        else:
+            return
+        raise AssertionError(text)
+
+    return run
+
+
 async def is_alive(world: World, act: Callable[..., Any] | None = None) -> None:
     """The next job of the operator is as any other."""
     await world.cancel_job("the test begins another job")
@@ -204,6 +224,7 @@ async def drive(world: World, operator: Callable[[], SubtaskOperator]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", IN_TASK)
+@told_plainly
 async def test_a_hostile_value_in_a_task_fails_that_task_at_most(way: str, kind: str) -> None:
     value = KINDS[kind]()
     async with running_operator(Serving, parallelism=2) as world:
@@ -214,6 +235,7 @@ async def test_a_hostile_value_in_a_task_fails_that_task_at_most(way: str, kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", IN_COORDINATOR)
+@told_plainly
 async def test_a_hostile_value_in_a_coordinator_fails_its_job_at_most(way: str, kind: str) -> None:
     value = KINDS[kind]()
     acts = [IN_COORDINATOR[way](value)]
@@ -237,6 +259,7 @@ async def test_a_hostile_value_in_a_coordinator_fails_its_job_at_most(way: str, 
 
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("where", ["task", "ready", "request", "client", "snapshot"])
+@told_plainly
 async def test_a_hostile_exception_fails_what_it_was_raised_in(where: str, kind: str) -> None:
     acts = [raise_of(ERRORS[kind])]
 
@@ -273,6 +296,7 @@ def test_a_hostile_value_of_a_part_is_refused_or_kept(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@told_plainly
 async def test_a_hostile_split_fails_its_job_at_most(kind: str) -> None:
     splits = [[1, KINDS[kind]()]]
 

@@ -20,6 +20,7 @@ from spark_bridge.certificates import encryption
 from tests import test_arguments
 from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
+from tests.headgate import test_hostile_values
 from tests.mutants.mutant import Mutant, catalogue
 from tests.primitives import test_shared_value_files
 from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake
@@ -29,6 +30,7 @@ from tests.spark_bridge import (
     test_router,
     test_server_incomplete,
     test_server_shares,
+    test_several_jobs,
     test_tls,
     test_wrong_arguments,
 )
@@ -189,6 +191,26 @@ any-attribute [feared; H165]
   @ protocol.arguments:check_settings
   - if not hasattr(type(value), "__get__"):
   + if False:
+asked-for-its-class [feared; H165]
+  An exception whose __class__ raises breaks the operator.
+  @ protocol.describing:is_a
+  - return issubclass(type(value), kind)
+  + return isinstance(value, kind)
+asked-for-its-name [feared; H165]
+  An exception whose class does not say its name breaks the operator.
+  @ protocol.describing:class_name
+  - name: str = _NAME(kind)
+  + name: str = kind.__name__
+unprintable-in-the-log [feared; H165]
+  An exception that Python cannot print breaks the one who logs it.
+  @ actors.logs:Log._write
+  - keys = _printable(keys)
+  + bool(keys["exc_info"])
+jobs-of-two-partitions [N5: a coordinator has only the last job of take(); H55]
+  An action of two jobs over one partition each counts as two actions.
+  @ spark_bridge.bridge.runs:JobsOfAction.note
+  - self._later = True
+  + self._later = False
 one-setting-in-two-places [feared; H165]
   Heartbeats that coordinate() is given silently replace those of the gateway= beside them.
   @ spark_bridge.driver.runtime:with_heartbeats
@@ -323,6 +345,22 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
             test_arguments.test_a_wrong_attribute_is_refused_with_its_name_what_was_given_and_what_is_expected,
             "a subclass of SplitReader",
         )
+    ],
+    "asked-for-its-class": [
+        partial(
+            test_hostile_values.test_a_hostile_exception_fails_what_it_was_raised_in, where="ready", kind="__class__"
+        )
+    ],
+    "asked-for-its-name": [
+        partial(
+            test_hostile_values.test_a_hostile_exception_fails_what_it_was_raised_in, where="ready", kind="metaclass"
+        )
+    ],
+    "unprintable-in-the-log": [
+        partial(test_hostile_values.test_a_hostile_exception_fails_what_it_was_raised_in, where="ready", kind="all")
+    ],
+    "jobs-of-two-partitions": [
+        partial(test_several_jobs.test_several_jobs_of_one_action_are_reported_once_and_explained, [[0], [1]], 2)
     ],
     "broken-operator-is-run-again": [test_broken_operators.test_an_action_is_not_called_again_after_its_operator_broke],
     "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],

@@ -43,7 +43,10 @@ class JvmCommands:
         """Return every stage of each running job. Raises as ``Relay.kill_task`` does."""
         answered = await self._server.command(_ACTIVE_STAGES, b"")
         if answered.stages is None:
-            raise RelayError("unexpected answer from the driver's JVM: expected its active stages")
+            raise RelayError(
+                "unexpected answer from the driver's JVM: expected its active stages"
+                ". Use one release of Headgate on both sides"
+            )
         return answered.stages
 
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
@@ -61,14 +64,19 @@ class JvmCommands:
         arguments = _ids("i", job_ids) + _ids("q", task_attempt_ids)
         answered = await self._server.command(_QUERY_STATUS, arguments)
         if answered.status is None:
-            raise RelayError("unexpected answer from the driver's JVM: expected a status")
+            raise RelayError(
+                "unexpected answer from the driver's JVM: expected a status. Use one release of Headgate on both sides"
+            )
         return answered.status
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
         """See ``Relay.look_at_stage``."""
         answered = await self._server.command(_LOOK_AT_STAGE, struct.pack(">i", stage_id))
         if answered.look is None:
-            raise RelayError("unexpected answer from the driver's JVM: expected the state of a stage")
+            raise RelayError(
+                "unexpected answer from the driver's JVM: expected the state of a stage"
+                ". Use one release of Headgate on both sides"
+            )
         return answered.look
 
 

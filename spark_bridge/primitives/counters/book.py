@@ -102,7 +102,7 @@ class Book:
 
     def _check_new(self, name: object, other: Iterable[str], taken_by: str) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-            raise ValueError(f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, not {name!r:.80}")
+            raise ValueError(f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, not {show(name, 80)}")
         if name in other:
             raise ValueError(f"{name!r} is a name that {taken_by}() uses already: choose another one")
         if len(self.counts) + len(self.observed) >= NAMES_MAX:

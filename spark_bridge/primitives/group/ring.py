@@ -88,7 +88,10 @@ class Ring:
                 elif count := self._left.recv_into(into):
                     into = into[count:]
                 else:
-                    raise ConnectionError(f"the connection to rank {self._before} of the group is gone")
+                    raise ConnectionError(
+                        f"the connection to rank {self._before} of the group is gone: its process or host has "
+                        "died, or cannot be reached"
+                    )
                 if not (out if descriptor == right else into):
                     poll.unregister(descriptor)
             if time.monotonic() > deadline:
@@ -117,7 +120,9 @@ class Ring:
         with self._lock:
             self._sockets.append(one)
             if self._cancelled:
-                raise ConnectionError("the generation is broken")
+                raise ConnectionError(
+                    "this generation of the group is broken, because a member was lost: enter the group again"
+                )
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _proof(self, who: bytes, first: bytes, second: bytes) -> bytes:

@@ -144,7 +144,8 @@ class SharedValue(SharedValueInTask[T], Primitive):
             if missing:
                 raise TimedOut(
                     f"version {newest.number} of the shared value {self._name!r} was not applied within "
-                    f"{timeout_s:g} s by {missing}: they get it as soon as they can"
+                    f"{timeout_s:g} s by {missing}: they get it as soon as they can. Pass a higher timeout_s to "
+                    "wait longer"
                 )
         return newest.number
 

@@ -105,7 +105,11 @@ def _move_once_on_azure(filesystem: Any, source: str, target: str) -> None:
     sync(filesystem.loop, _copy_on_azure, filesystem, source, target)
     filesystem.invalidate_cache()
     if not _is_there(filesystem, target, size):
-        raise FileNotFoundError(errno.ENOENT, f"the store has lost what it copied: {target}")
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"the store has lost what it copied: {target}. Something else deletes files there: exclude this "
+            "directory from it",
+        )
     filesystem.rm_file(source)
     filesystem.invalidate_cache()
 
@@ -135,7 +139,9 @@ async def _begin_copy(source: Any, target: Any) -> None:
         await target.start_copy_from_url(source.url, headers={"If-None-Match": "*"})
     except Exception as error:
         if getattr(error, "status_code", None) not in (409, 412):  # it is there: another driver was faster
-            raise OSError(errno.EIO, f"the store has refused a copy: {error}") from error
+            raise OSError(
+                errno.EIO, f"the store has refused a copy: {error}. Check the rights of these credentials"
+            ) from error
 
 
 async def _copy_status(client: Any) -> str:
@@ -145,7 +151,9 @@ async def _copy_status(client: Any) -> str:
     except Exception as error:
         if getattr(error, "status_code", None) == 404:
             return "absent"
-        raise OSError(errno.EIO, f"the store does not say what is there: {error}") from error
+        raise OSError(
+            errno.EIO, f"the store does not say what is there: {error}. Check the rights of these credentials"
+        ) from error
     return str(properties.copy.status or "success")
 
 

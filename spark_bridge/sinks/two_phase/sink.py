@@ -160,7 +160,7 @@ class TwoPhaseSink(Generic[Record_contra]):
 
         A checkpoint can only be restored with the target that it was taken with.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define target")
+        raise NotImplementedError(f"{type(self).__name__} must define the property target")
 
     def writer(self, context: SinkWriterContext) -> TwoPhaseWriter[Record_contra]:
         """Make the writer of one execution attempt. Called in the task."""

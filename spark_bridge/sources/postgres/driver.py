@@ -111,6 +111,10 @@ class PostgresSource(Source):
                 "changes must be the name of a slot, of lower-case letters, digits and underscores, not "
                 f"{show(changes)}"
             )
+        extra = [one for one in (op_column, lsn_column) if one is not None and changes is not None]
+        names = [*(columns or (key,)), *extra]
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns must be names that differ, also from op_column and lsn_column, not {names}")
         schema, _, name = table.rpartition(".")
         self._conninfo = conninfo
         self._table = (schema or "public", name)
