@@ -30,6 +30,7 @@ from protocol.wire.codec import encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import encode_state
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
@@ -49,6 +50,7 @@ from spark_bridge.primitives.group.messages import (
 )
 from spark_bridge.primitives.group.ring import Ring
 from spark_bridge.primitives.group.task import GroupPart, free_address
+from spark_bridge.primitives.permits import driver as permits_driver
 from spark_bridge.primitives.shared_value import driver as shared_driver
 from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
@@ -160,6 +162,13 @@ def a_half(group: Group, *looks: StageLook) -> tuple[Any, list[str]]:
 
 
 BOTH = frozenset({0, 1})
+
+
+def test_a_state_of_another_part_is_refused() -> None:  # H80 H164
+    half, _ = a_half(Group("train", 2))
+    for state in (b"rubbish", encode_state("a group", {"of another": 1})):
+        with pytest.raises(LocalProtocolError, match="a state of 'train' that is not that of a group"):
+            asyncio.run(half._decoded(state))
 
 
 def test_an_action_that_computes_too_few_partitions_for_a_group_fails_and_says_so() -> None:  # H102
@@ -369,28 +378,46 @@ def test_a_value_that_a_program_elsewhere_sets_is_the_next_version() -> None:
     assert shared.get() == "new"
 
 
-def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_is_raised() -> None:
-    shared = SharedValue("rules", 1)
-    half = shared_driver._Coordinator(shared, "op")
+class Full(list[Any]):
+    """The gateways of an operator one of whose tasks is slow."""
+
+    def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
+        raise GatewayFull("a task is slow")
+
+    def broadcast(self, event: Any, *, urgent: bool) -> Any:
+        return event, urgent
+
+
+def told_in_the_background(tell: Callable[[Any], object]) -> Any:
+    """Let a half of an operator tell its tasks something, and return what it sends, after a look at its handler."""
     begun: list[Any] = []
-
-    class Full(list[Any]):
-        def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
-            raise GatewayFull("a task is slow")
-
-        def broadcast(self, event: Any, *, urgent: bool) -> Any:
-            return (event, urgent)
-
-    half._context = cast(
-        "Any", SimpleNamespace(gateways=Full(), run_in_background=lambda act, handler: begun.append((act(), handler)))
-    )
-    newest = shared.attach(half)
-    asyncio.run(half._publish(newest, None))
+    tell(SimpleNamespace(gateways=Full(), run_in_background=lambda act, handler: begun.append((act(), handler))))
     (((event, urgent), handler),) = begun
-    assert (event[:2], urgent) == (["value", 1], True)
+    assert urgent
     asyncio.run(handler(None, None))
     with pytest.raises(OSError, match="gone"):
         asyncio.run(handler(None, OSError("gone")))
+    return event
+
+
+def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_is_raised() -> None:
+    shared = SharedValue("rules", 1)
+
+    def publish(context: Any) -> None:
+        half = shared_driver._Coordinator(shared, "op")
+        half._context = context
+        asyncio.run(half._publish(shared.attach(half), None))
+
+    assert told_in_the_background(publish)[:2] == ["value", 1]
+
+
+def test_that_slots_are_wanted_is_told_in_the_background_if_a_task_is_slow() -> None:
+    def tell(context: Any) -> None:
+        half = permits_driver._Coordinator("slots", cast("Any", SimpleNamespace(changes=3, contended=True)), "op")
+        half._context = context
+        half.tell_contended()
+
+    assert told_in_the_background(tell) == ["contended", 3, True]
 
 
 def test_files_that_cannot_be_used_are_as_if_there_were_none(tmp_path: Path) -> None:
