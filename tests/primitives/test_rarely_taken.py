@@ -197,6 +197,32 @@ def test_a_task_that_computes_again_what_spark_has_lost_is_a_member_alone() -> N
     assert half._replies == {}, "it waits for nobody"
 
 
+def test_a_worker_of_xgboost_leaves_what_it_has_joined_and_is_woken_unless_it_has_left_properly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H104
+    from spark_bridge.primitives.group import xgboost_group
+
+    calls: list[str] = []
+    context = SimpleNamespace(__enter__=lambda: calls.append("joined"), __exit__=lambda: calls.append("left"))
+    monkeypatch.setattr(xgboost_group, "CommunicatorContext", lambda **arguments: context)
+    monkeypatch.setattr(xgboost_group, "get_rank", lambda: 1)
+    guard: Any = SimpleNamespace(wake=lambda: calls.append("woken"))
+
+    def work(*steps: str, rank: int = 1) -> list[str]:
+        calls.clear()
+        with xgboost_group.Worker({}, rank, 5.0, guard) as worker:
+            for step in steps:
+                getattr(worker, step)()
+        return list(calls)
+
+    assert work("begin", "end") == ["joined", "left"]
+    assert work("begin") == ["joined", "left", "woken"]
+    assert work() == ["woken"]
+    with pytest.raises(LocalProtocolError, match="XGBoost has given rank 1 to the member of rank 0"):
+        work("begin", rank=0)
+    assert calls == ["joined", "left", "woken"]
+
+
 def test_with_tls_no_other_library_connects_members() -> None:
     part = GroupPart("train", 60.0)
     endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1, certificate_sha256=b"x" * 32)
@@ -247,7 +273,7 @@ def in_threads(size: int, act: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(act, range(size), timeout=60.0))
 
 
-def test_members_reduce_large_arrays_over_connections_of_their_own_and_close_them_when_they_leave() -> None:  # H108
+def test_members_reduce_large_arrays_over_their_connections_and_close_them_when_they_leave() -> None:  # H108
     meeting = Meeting(2)
     parts = [meeting.part(rank) for rank in range(2)]
 
@@ -326,7 +352,7 @@ def test_an_answer_that_is_none_is_an_error_of_ours() -> None:
 # --- counters -----------------------------------------------------------------------------------------------------
 
 
-def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothing() -> None:  # H89
+def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothing() -> None:  # H101
     half: Any = CountersCoordinator()
     warnings: list[str] = []
 
@@ -341,7 +367,7 @@ def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothi
     assert warnings == ["counters restarted, partitions of the run unknown: OSError: Spark does not answer"]
 
 
-def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H89
+def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H101
     sent: list[Any] = []
     full = [True]
 
