@@ -30,6 +30,7 @@ from protocol.wire.codec import encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state import encode_state
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
@@ -49,6 +50,7 @@ from spark_bridge.primitives.group.messages import (
 )
 from spark_bridge.primitives.group.ring import Ring
 from spark_bridge.primitives.group.task import GroupPart, free_address
+from spark_bridge.primitives.permits import driver as permits_driver
 from spark_bridge.primitives.shared_value import driver as shared_driver
 from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
@@ -162,6 +164,13 @@ def a_half(group: Group, *looks: StageLook) -> tuple[Any, list[str]]:
 BOTH = frozenset({0, 1})
 
 
+def test_a_state_of_another_part_is_refused() -> None:  # H80 H164
+    half, _ = a_half(Group("train", 2))
+    for state in (b"rubbish", encode_state("a group", {"of another": 1})):
+        with pytest.raises(LocalProtocolError, match="a state of 'train' that is not that of a group"):
+            asyncio.run(half._decoded(state))
+
+
 def test_an_action_that_computes_too_few_partitions_for_a_group_fails_and_says_so() -> None:  # H102
     half, failures = a_half(Group("train", 2), StageLook(frozenset({0}), 2))
     asyncio.run(half.subtask_ready(0, None))
@@ -186,6 +195,32 @@ def test_a_task_that_computes_again_what_spark_has_lost_is_a_member_alone() -> N
     half.checkpoint = None
     asyncio.run(half.handle_request(1, 7, Join("h", 1).as_event()))
     assert half._replies == {}, "it waits for nobody"
+
+
+def test_a_worker_of_xgboost_leaves_what_it_has_joined_and_is_woken_unless_it_has_left_properly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H104
+    from spark_bridge.primitives.group import xgboost_group
+
+    calls: list[str] = []
+    context = SimpleNamespace(__enter__=lambda: calls.append("joined"), __exit__=lambda: calls.append("left"))
+    monkeypatch.setattr(xgboost_group, "CommunicatorContext", lambda **arguments: context)
+    monkeypatch.setattr(xgboost_group, "get_rank", lambda: 1)
+    guard: Any = SimpleNamespace(wake=lambda: calls.append("woken"))
+
+    def work(*steps: str, rank: int = 1) -> list[str]:
+        calls.clear()
+        with xgboost_group.Worker({}, rank, 5.0, guard) as worker:
+            for step in steps:
+                getattr(worker, step)()
+        return list(calls)
+
+    assert work("begin", "end") == ["joined", "left"]
+    assert work("begin") == ["joined", "left", "woken"]
+    assert work() == ["woken"]
+    with pytest.raises(LocalProtocolError, match="XGBoost has given rank 1 to the member of rank 0"):
+        work("begin", rank=0)
+    assert calls == ["joined", "left", "woken"]
 
 
 def test_with_tls_no_other_library_connects_members() -> None:
@@ -238,7 +273,7 @@ def in_threads(size: int, act: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(act, range(size), timeout=60.0))
 
 
-def test_members_reduce_large_arrays_over_connections_of_their_own_and_close_them_when_they_leave() -> None:  # H108
+def test_members_reduce_large_arrays_over_their_connections_and_close_them_when_they_leave() -> None:  # H108
     meeting = Meeting(2)
     parts = [meeting.part(rank) for rank in range(2)]
 
@@ -317,7 +352,7 @@ def test_an_answer_that_is_none_is_an_error_of_ours() -> None:
 # --- counters -----------------------------------------------------------------------------------------------------
 
 
-def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothing() -> None:  # H89
+def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothing() -> None:  # H101
     half: Any = CountersCoordinator()
     warnings: list[str] = []
 
@@ -332,7 +367,7 @@ def test_counters_that_cannot_look_at_a_run_count_it_as_a_new_one_and_fail_nothi
     assert warnings == ["counters restarted, partitions of the run unknown: OSError: Spark does not answer"]
 
 
-def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H89
+def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H101
     sent: list[Any] = []
     full = [True]
 
@@ -369,28 +404,46 @@ def test_a_value_that_a_program_elsewhere_sets_is_the_next_version() -> None:
     assert shared.get() == "new"
 
 
-def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_is_raised() -> None:
-    shared = SharedValue("rules", 1)
-    half = shared_driver._Coordinator(shared, "op")
+class Full(list[Any]):
+    """The gateways of an operator one of whose tasks is slow."""
+
+    def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
+        raise GatewayFull("a task is slow")
+
+    def broadcast(self, event: Any, *, urgent: bool) -> Any:
+        return event, urgent
+
+
+def told_in_the_background(tell: Callable[[Any], object]) -> Any:
+    """Let a half of an operator tell its tasks something, and return what it sends, after a look at its handler."""
     begun: list[Any] = []
-
-    class Full(list[Any]):
-        def broadcast_nowait(self, event: Any, *, urgent: bool) -> None:
-            raise GatewayFull("a task is slow")
-
-        def broadcast(self, event: Any, *, urgent: bool) -> Any:
-            return (event, urgent)
-
-    half._context = cast(
-        "Any", SimpleNamespace(gateways=Full(), run_in_background=lambda act, handler: begun.append((act(), handler)))
-    )
-    newest = shared.attach(half)
-    asyncio.run(half._publish(newest, None))
+    tell(SimpleNamespace(gateways=Full(), run_in_background=lambda act, handler: begun.append((act(), handler))))
     (((event, urgent), handler),) = begun
-    assert (event[:2], urgent) == (["value", 1], True)
+    assert urgent
     asyncio.run(handler(None, None))
     with pytest.raises(OSError, match="gone"):
         asyncio.run(handler(None, OSError("gone")))
+    return event
+
+
+def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_is_raised() -> None:
+    shared = SharedValue("rules", 1)
+
+    def publish(context: Any) -> None:
+        half = shared_driver._Coordinator(shared, "op")
+        half._context = context
+        asyncio.run(half._publish(shared.attach(half), None))
+
+    assert told_in_the_background(publish)[:2] == ["value", 1]
+
+
+def test_that_slots_are_wanted_is_told_in_the_background_if_a_task_is_slow() -> None:
+    def tell(context: Any) -> None:
+        half = permits_driver._Coordinator("slots", cast("Any", SimpleNamespace(changes=3, contended=True)), "op")
+        half._context = context
+        half.tell_contended()
+
+    assert told_in_the_background(tell) == ["contended", 3, True]
 
 
 def test_files_that_cannot_be_used_are_as_if_there_were_none(tmp_path: Path) -> None:

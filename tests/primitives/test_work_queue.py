@@ -481,6 +481,17 @@ async def test_an_attempt_whose_copy_has_failed_goes_on_getting_items() -> None:
     assert readers.given == [(0, "a"), (0, "b")]
 
 
+async def test_an_attempt_whose_copy_has_returned_gets_nothing_until_that_has_failed() -> None:
+    """If the copy counts, this attempt does not, and what it was given would be done again."""
+    half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
+    await half.handle_source_event(0, 1, report(last=True))
+    await half.handle_source_event(0, 0, report(wanted=1))
+    assert readers.given == []
+    readers.running[0] = [0]
+    await half.attempt_ended(0, 1, False)
+    assert readers.given == [(0, "a")]
+
+
 async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
     half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
     readers.running[0] = [1]

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,19 @@ def test_the_newest_splits_are_taken_back_until_none_is_left() -> None:
 
 
 # --- the wire -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codes", "numbers"),
+    [
+        (RestoreMode, range(2)),
+        (m.RefusalCode, range(1, 9)),
+        (ExtensionType, [*range(1, 6), *range(16, 24)]),
+    ],
+)
+def test_the_numbers_of_codes_on_the_wire_are_different_and_stay(codes: type[IntEnum], numbers: Sequence[int]) -> None:
+    """H60: the other end may be of another release, and has checkpoints with them."""
+    assert [code.value for code in codes.__members__.values()] == list(numbers)
 
 
 @pytest.mark.parametrize("size", [2**20 - 1, 2**30 + 1, 2.0**21, True])

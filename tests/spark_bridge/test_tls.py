@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
+from spark_bridge.subtask import control
 from spark_bridge.subtask.connection import Connection as TaskConnection
+from spark_bridge.subtask.control import ControlEndpoint, ControlUnreachable
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.tls import TlsStream, client_context
 
@@ -160,6 +163,17 @@ async def test_a_task_refuses_another_certificate(made: Encryption) -> None:  # 
         with pytest.raises(HandshakeFailed, match="certificate is not the one"):
             await asyncio.to_thread(exchange, endpoint, deadline(), (1,))
         assert handler.served == 0
+
+
+async def test_a_program_with_its_own_requests_refuses_another_certificate_too(made: Encryption) -> None:  # H77
+    other = encryption(True, KeyRing(b"the secret of another sidecar!!!"))
+    async with a_server(other) as (server, handler):
+        for certificate, text in ((made, "certificate is not the one"), (other, "stopped before it answered")):
+            endpoint = ControlEndpoint(*server.address, KEYS.task_key("words"), certificate.certificate_sha256)
+            ask = partial(control.exchange, endpoint, "status", timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+            with pytest.raises(ControlUnreachable, match=text):
+                await asyncio.to_thread(ask)
+            assert handler.served == (certificate is other)
 
 
 async def test_somebody_in_the_middle_with_another_certificate_hears_nothing(made: Encryption) -> None:  # H77

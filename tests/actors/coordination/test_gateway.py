@@ -289,3 +289,11 @@ async def test_a_send_event_that_is_never_awaited_is_told_with_its_place(recreat
     assert (line["operator_id"], line["subtask"], line["attempt"]) == (world.config.operator_id, 0, 0)
     assert "test_gateway.py" in line["at"]
     assert "await gateway.send_event" in line["hint"]
+
+
+async def test_a_wait_for_a_confirmation_that_is_cut_off_leaves_nothing_behind() -> None:  # H163
+    confirmation = Confirmation(0, 0.0)
+    for _ in range(3):
+        with anyio.move_on_after(0.0):
+            await confirmation
+    assert confirmation._waiters == []

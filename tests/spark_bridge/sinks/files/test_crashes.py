@@ -116,6 +116,21 @@ async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(tro
             world.check_end()
 
 
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_write_of_a_checkpoint_that_failed_leaves_it_in_doubt_and_no_subtask_closed(there: bool) -> None:
+    """H18: in the model, which ready sinks and those of users are tried with."""
+    world = World(new_url())
+    await world.boot()
+    for step in SCRIPT[:-2]:
+        await take(world, step)
+    (checkpoint_id,) = (pending.checkpoint_id for pending in [world.pending] if pending is not None)
+    await world.store_and_fail(there=there)
+    assert world.pending is None
+    assert world.in_doubt[checkpoint_id].there is there
+    assert world.context.checkpoints_in_doubt == {checkpoint_id}
+    assert [attempt.closed_for for attempts in world.attempts.values() for attempt in attempts] == [None, None]
+
+
 async def test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a_row() -> None:
     """H83: at every moment, and while attempts fail and drivers die."""
     for trouble in (TROUBLES["nothing"], TROUBLES["the first subtask fails"], TROUBLES["the driver dies"]):
