@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from actors.coordination.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.chain import split_states
 from protocol.wire.codec import decode_event, encode_event
@@ -108,6 +109,7 @@ class Application:
     """``ways``: the parallelisms that the restored state was cut to; this application's is last.
 
     ``restore``: what the user requests, "latest" or a file; ``restored``: the checkpoint found for it, once known.
+    ``said``: what the user says about the input of its first run.
     """
 
     settings: Settings
@@ -115,6 +117,7 @@ class Application:
     restore: str = "latest"
     ways: tuple[int, ...] = ()
     restored: CompletedCheckpoint | None = None
+    said: RestoredInput | None = None
 
     def __post_init__(self) -> None:
         self.ways = self.ways or (self.parallelism,)

@@ -21,8 +21,9 @@ from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
-from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, Application, part_text
+from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, Application, own_state, part_text
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
+from tests.simulation.inputs import NOTHING
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.output import PreparedRows
@@ -93,6 +94,8 @@ class Books:
     finished: set[int] = field(default_factory=set)
     loose_sent: dict[int, int] = field(default_factory=dict)  # by task
     snapshots: dict[int, bytes] = field(default_factory=dict)
+    truth: tuple[int, bool] | None = None  # if the jobs have inputs: that of the last run, and whether it is done
+    begun_before: set[int] = field(default_factory=set)  # checkpoints that were in progress when their run ended
 
     def base_of(self, key: int) -> Log:
         return self.base.setdefault(key, Log())
@@ -126,6 +129,9 @@ class Books:
             else:
                 logs[key] = self.base_of(key).plain()
         whole: dict[str, Any] = {"logs": logs, "loose": self.loose_sent}
+        if self.truth is not None:
+            input, done = self.truth
+            whole["input"] = input, done and checkpoint_id not in self.begun_before
         if self.rows is not None:
             received = {key: len(Log(*log).received) for key, log in logs.items()}
             whole["output"] = self.rows.snapshot(checkpoint_id, received)
@@ -142,6 +148,7 @@ class Books:
     def restore(self, checkpoint_id: int, state: bytes) -> None:
         self.snapshots[checkpoint_id] = state
         self.base = read_coordinator(state)[0]
+        self._restore_truth(state)
         if self.rows is not None:
             self.rows.restored(checkpoint_id, self.output_of(checkpoint_id))
 
@@ -151,8 +158,19 @@ class Books:
 
     def reset_all(self, checkpoint_id: int, state: bytes | None) -> None:
         logs = {} if state is None else read_coordinator(state)[0]
+        self._restore_truth(state)
         for subtask in range(self.application.parallelism):
             self._forget(subtask, logs, checkpoint_id)
+
+    def _restore_truth(self, state: bytes | None) -> None:
+        if self.truth is not None:
+            input, done = (NOTHING, True) if state is None else json.loads(own_state(state))["input"]
+            self.truth = input, done
+
+    def begin(self, input: int) -> None:
+        """A run with this input has begun. What is done stays done."""
+        if self.truth is not None:
+            self.truth = input, self.truth == (input, True)
 
     def _forget(self, subtask: int, logs: dict[int, Log], checkpoint_id: int) -> None:
         self.logs.pop(subtask, None)
@@ -172,6 +190,8 @@ class Coordinator(OperatorCoordinator):
         streaming = settings.mode is RestoreMode.STREAMING  # in batch mode Spark owns the output
         self.context: CoordinatorContext
         self.books = Books(application, PreparedRows(world.output, settings.by_notice) if streaming else None)
+        if world.inputs is not None:
+            self.books.truth, self.books.begun_before = (NOTHING, True), monitor.begun_before
         self.stalled: asyncio.Future[None] | None = None
         self.hangs = False  # only a deadline ends the stall
         self.started = self.closed = False
@@ -493,6 +513,8 @@ class Coordinator(OperatorCoordinator):
             demand(attempt.subtask == subtask, f"H20: {attempt} is announced as of subtask {subtask}")
             self.order.ready(subtask, attempt.attempt, self._monitor.beside_ready(attempt))
             target = world.target_of(attempt.task_attempt_id)
+            if (records := world.processes[attempt.task_attempt_id].records) is not None:
+                self.books.begin(records.input)
             self.books.ready(Handle(gateway, target, world.record(attempt.task_attempt_id)))
             self._check_gateways()
             await self._send_inside()
@@ -628,6 +650,8 @@ class Coordinator(OperatorCoordinator):
             self._check_gateways()
             if succeeded:
                 self._check_whole_run(run_id)
+                if self.books.truth is not None:
+                    self.books.truth = self.books.truth[0], True
 
     # --- checks of the whole run ----------------------------------------------------------------------------------
 

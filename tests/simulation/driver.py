@@ -9,7 +9,7 @@ in the real sidecar, and nothing else can.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.errors import NotSettled, SidecarError
 from spark_bridge.storage import StorageError
@@ -48,6 +49,7 @@ from tests.simulation.application import (
 )
 from tests.simulation.checkers import demand, judged
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.inputs import QUERY
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
@@ -64,6 +66,7 @@ WATCHFUL = replace(LIMITS, heartbeat_interval_s=HEARTBEAT_S, heartbeat_timeout_s
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
+BATCH_SETTLE_S = 30.0
 DIRECT = (0.0, 0.5, 1.0)
 """How likely an idle actor handles a message within the call that sends it: one of these in each life."""
 
@@ -128,6 +131,10 @@ class Driver:
         self.requests = 0  # for a checkpoint, not answered yet
         self.settling = self.settled = False
         self.uncommitted = ""  # the answer to callers that wait for the last output
+        self.batch: tuple[Operator, MicroBatch] | None = None  # whose function runs
+        self.batch_busy = False  # the query waits
+        self.batch_outcome: str | SidecarError = ""
+        self._batches: MicroBatches
         self._answers: list[tuple[int, bool]] = []
         self._ends: dict[int, ServerEnd] = {}
         self._operators: Operators
@@ -175,6 +182,7 @@ class Driver:
             inject_barrier=self._inject_barrier if self._apart else None,
             method_report_s=REPORT_S,
             gateways_per_turn=self.world.random.choice([1, 1, 2, 16]),
+            restored_input=self.application.said,
         )
         try:
             operator = await self._operators.add(config, self.registered, self.application.restore)
@@ -184,6 +192,8 @@ class Driver:
             self.refused = error.__cause__
             return
         self.operator = operator
+        self._batches = MicroBatches(self._operators, BATCH_SETTLE_S)
+        self.world.started()
         self.monitor.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
 
     # --- possible next actions ------------------------------------------------------------------------------------
@@ -341,6 +351,40 @@ class Driver:
         except ActorError:
             pass  # the driver dies
         self.settling, self.settled = False, True
+
+    # --- the batches of a query -----------------------------------------------------------------------------------
+
+    def begin_batch(self, batch_id: int, *, adopt: bool) -> None:
+        """Ask, as a query does, whether a batch is to run; ``batch_outcome`` is then "runs", "skipped", or an error."""
+        self._run(self.loop.create_task, self._batch(self._begin_batch(MicroBatch(OPERATOR, QUERY, batch_id), adopt)))
+
+    def end_batch(self, *, returned: bool) -> None:
+        """The user's function has returned, or raised; ``batch_outcome`` is then "committed", "raised", or an error."""
+        self._run(self.loop.create_task, self._batch(self._end_batch(returned)))
+
+    async def _batch(self, call: Coroutine[Any, Any, str]) -> None:
+        self.batch_busy = True
+        try:
+            self.batch_outcome = await call
+        except SidecarError as error:
+            self.batch_outcome = error
+        except ActorError:
+            pass  # the driver dies
+        self.batch_busy = False
+
+    async def _begin_batch(self, batch: MicroBatch, adopt: bool) -> str:
+        operator = await self._batches.begin(batch, adopt)
+        self.batch = None if operator is None else (operator, batch)
+        return "skipped" if operator is None else "runs"
+
+    async def _end_batch(self, returned: bool) -> str:
+        assert self.batch is not None
+        (operator, batch), self.batch = self.batch, None
+        if not returned:
+            await self._batches.abandon(operator)
+            return "raised"
+        await self._batches.finish(operator, batch)
+        return "committed"
 
     def _inject_barrier(self, attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
         world = self.world

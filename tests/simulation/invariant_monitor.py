@@ -8,6 +8,7 @@ actor or by an actor that it called directly.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from actors.coordination.messages import (
     AttachConnection,
     ConnectionClosed,
     EventArrived,
+    LedgerDecided,
     RequestArrived,
     RequestCheckpoint,
     SubtaskReadyWithGateway,
@@ -30,7 +32,14 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.mailbox import Envelope, Mailbox
-from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised, OperatorEnded, SubtaskFailed
+from protocol.attempts import (
+    AttemptCondemned,
+    ConnectionExpired,
+    GlobalFailureRaised,
+    OperatorEnded,
+    RunEnded,
+    SubtaskFailed,
+)
 from protocol.barrier_tracker import (
     CompletedCheckpoint,
     NotifyCheckpointAborted,
@@ -52,6 +61,7 @@ from tests.simulation.application import (
     SILENCE_S,
     UPWARD_EVENTS_MAX,
     Application,
+    own_state,
 )
 from tests.simulation.bridge_checker import BridgeChecker
 from tests.simulation.checkers import SLACK_S, demand, judged
@@ -88,6 +98,7 @@ class InvariantMonitor:
         self.in_doubt: set[int] = set()  # aborted while being written, and none has completed since
         self.savepoints: set[int] = set()
         self.savepoints_over: set[int] = set()
+        self.begun_before: set[int] = set()  # checkpoints that were in progress when a run ended
         self.handling: Any = None  # the last input of the coordinator's actor
         self._world = world
         self._router = router
@@ -173,10 +184,12 @@ class InvariantMonitor:
                 self._heard_gone_at[message.connection_id] = self._world.now
             case CoordinatorActor():
                 self.handling = item.message if isinstance(item, Timed) else item
-            case BarrierTrackerActor():
+            case BarrierTrackerActor() as instance:
                 self._router.closed_beside.clear()
                 asks_for = message.savepoint_directory if isinstance(message, RequestCheckpoint) else None
                 self._asks_for_savepoint = asks_for is not None
+                if isinstance(message, LedgerDecided) and isinstance(message.decision, RunEnded):
+                    self.begun_before.update(instance._machine.pending_ids)
             case _:
                 pass
 
@@ -390,6 +403,9 @@ class InvariantMonitor:
         checkpoint_id = checkpoint.checkpoint_id
         demand(savepoint == (checkpoint_id in self.savepoints), f"H49: {checkpoint_id}, savepoint: {savepoint}")
         check_checkpoint(checkpoint, application)
+        if self._world.inputs is not None:
+            input, done = json.loads(own_state(checkpoint.coordinator_state))["input"]
+            self._world.inputs.written(checkpoint, (input, done))
         other = self._world.random.randint(1, PARALLELISM_MAX)
         try:
             check_rescaled(checkpoint, rescaled(checkpoint, other))

@@ -21,6 +21,7 @@ from protocol.wire.extension_types import PartEvent
 from tests.simulation.application import OPERATOR, PART, Application, pack, unpack
 from tests.simulation.checkers import demand
 from tests.simulation.group import STEPS_MAX, model_of
+from tests.simulation.inputs import Records
 from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
@@ -66,6 +67,14 @@ class Process:
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
+        self.records: Records | None = None
+        self.action = str(ActionId(f"{task.stage_id:016x}", 0, "everything"))  # each run has the same input
+        if world.inputs is not None:
+            job = world.inputs.jobs[task.stage_id]
+            self.action = job.action
+            self.records = Records(application.keys_of(task.partition), job.input, world.inputs.size)
+            if not application.settings.stages:
+                self.work.records = self.records
         self.open_requests: dict[int, int | None] = {}  # the keys that they are about; None for a part's
         self.impatient: set[int] = set()  # of these, the ones that it will abandon if the answer is late
         in_hand = application.settings.in_hand
@@ -121,6 +130,8 @@ class Process:
                 actions.append(self.abandon)
             if not self.waits_for_capacity and self.work.sendable():
                 actions.append(self.send)
+            if self.work.records is not None and self.work.records.wanting():
+                actions.append(self.process_record)
             if self.parts is not None:
                 actions += self.parts.actions()
             if self.may_finish():
@@ -221,8 +232,8 @@ class Process:
         task, application = self.task, self.application
         mode, parallelism = application.settings.mode, application.parallelism
         run, number = task.stage_id, task.attempt_number
-        action = str(ActionId(f"{run:016x}", 0, "everything"))  # each run continues, or repeats, one input
-        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11", action)
+        own = self.action
+        return m.Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11", own)
 
     def reconnect(self) -> None:
         assert self.machine is not None
@@ -306,6 +317,10 @@ class Process:
         handles_urgent = self.application.settings.urgent and self.world.random.random() < 0.8
         self.record.handles_urgent = handles_urgent or bool(self.application.settings.team)
         self.step(s.OperatorOpened(self.awaits_start, self.record.handles_urgent))
+
+    def process_record(self) -> None:
+        assert self.records is not None
+        self.records.put(self.world.random.choice(self.records.wanting()))
 
     def send(self, *, in_snapshot: bool = False, in_urgent: bool = False) -> None:
         random, record = self.world.random, self.record
@@ -409,6 +424,8 @@ class Process:
             case s.MailboxStart():
                 self.awaits_start = False
                 self.record.begin(self.handled)
+                if self.records is not None and self.world.inputs is not None:
+                    self.world.inputs.check_begins(self.records, f"task {self.tid}")
             case s.MailboxEvent(payload):
                 self.take_event(payload)
             case s.MailboxBarrier(checkpoint_id):

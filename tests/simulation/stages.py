@@ -316,13 +316,21 @@ class Stage(SubtaskOperator):
         wholes = [json.loads(state) for state in states.values()]
         logs = merge(f"stage {self.name}", wholes)
         passed = {key: count for whole in wholes for key, count in whole["passed"].items()}
-        return self._state({key: log.plain() for key, log in logs.items()}, passed)
+        return self._state({key: log.plain() for key, log in logs.items()}, passed, self._merged(wholes))
+
+    def _merged(self, wholes: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the states have besides, joined."""
+        return {}
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return self._state({key: log.plain() for key, log in self.logs.items()}, self.passed)
+        return self._state({key: log.plain() for key, log in self.logs.items()}, self.passed, self.own_state())
 
-    def _state(self, logs: dict[int, Any], passed: dict[Any, int]) -> bytes:
-        return json.dumps({"stage": self.name, "logs": logs, "passed": passed}).encode()
+    def own_state(self) -> dict[str, Any]:
+        """What its states have besides."""
+        return {}
+
+    def _state(self, logs: dict[int, Any], passed: dict[Any, int], own: dict[str, Any]) -> bytes:
+        return json.dumps({"stage": self.name, "logs": logs, "passed": passed, **own}).encode()
 
     def handle_event(self, event: str) -> None:
         target, _, rest = event.partition("|")
@@ -366,12 +374,30 @@ class Stage(SubtaskOperator):
 
 
 class Reading(Stage):
-    """The source: its positions are ``passed``, so it can be cut after each output."""
+    """The source: its positions are ``passed``, so it can be cut after each output. It has the records of the input."""
 
     snapshot_anywhere = True
     goes_on_after_restore = True
 
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        super().open(context, state)
+        if self.of.process.records is not None and state is not None:
+            whole = json.loads(state)["records"]
+            merged = whole if isinstance(whole, list) else [whole]
+            self.of.process.records.restore(merged, begins_again=context.input_begins_again)
+
+    def own_state(self) -> dict[str, Any]:
+        records = self.of.process.records
+        return {} if records is None else {"records": records.state()}
+
+    def _merged(self, wholes: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"records": [whole["records"] for whole in wholes if "records" in whole]}
+
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        own = self.of.process.records
+        while own is not None and (wanting := own.wanting()):
+            self.of.serve_mail()
+            own.put(self.of.process.world.random.choice(wanting))
         for key in self.of.keys:
             while self.passed[key] < self.of.target:
                 number = self.passed[key]
@@ -538,7 +564,7 @@ class TaskContext:
     def __init__(self, of: TaskStages) -> None:
         self._of = of
         self.between_outputs = of.serve_mail
-        self.input_begins_again = True
+        self.input_begins_again = of.process.records is None or of.process.input_begins_again
 
     def send_event(self, event: Any) -> None:
         self._of.send(event, asks=False)

@@ -11,6 +11,7 @@ from protocol.chain import join_states, split_states
 from protocol.wire.messages import Registered
 from tests.simulation.application import PARTS, Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
+from tests.simulation.inputs import Records
 from tests.simulation.invariant import TAIL, Log, merge
 
 
@@ -19,7 +20,7 @@ class Work:
     """``target``: how many events of each key are to be sent and received before the task may finish.
 
     ``expected`` are the events still to come at the start, ``submitted`` the events and requests of the subtask's whole
-    history (H32), ``loose`` the loss-tolerant events that came, ``items`` the outputs of the work queue.
+    history (H32), ``loose`` the loss-tolerant events that came, ``items`` the outputs of the work queue for this input.
     """
 
     task_attempt_id: int
@@ -32,7 +33,9 @@ class Work:
     submitted: int = 0
     loose: int = 0
     items: list[str] = field(default_factory=list)
+    counted: int = 0  # items, of all inputs
     part_states: list[dict[str, bytes]] = field(default_factory=list)
+    records: Records | None = None  # if the jobs have inputs; those of a chain of stages are its own
 
     def __post_init__(self) -> None:
         self.logs = {key: Log() for key in self.application.keys_of(self.subtask)}
@@ -45,7 +48,11 @@ class Work:
         logs = merge(name, states)
         demand(set(logs) <= set(self.logs), f"H52: {name} of keys {list(self.logs)} restores {list(logs)}")
         self.logs.update(logs)
-        self.items = [item for state in states for item in state["items"]]
+        if self.records is not None:
+            self.records.restore([state["records"] for state in states], begins_again=message.input_begins_again)
+        self.counted = sum(state["counted"] for state in states)
+        if self.records is None or message.input_begins_again:
+            self.items = [item for state in states for item in state["items"]]
         self.expected = sum(self.target - len(log.received) for log in self.logs.values())
         held = [unpack(event.payload) for event in message.held]
         same = len(states) == 1 and states[0]["generation"] == self.application.generation
@@ -66,12 +73,17 @@ class Work:
             "loose": self.loose,
             "tail": self.record.up_sent[-TAIL:],
             "items": self.items,
+            "counted": self.counted,
             "logs": {key: log.plain() for key, log in self.logs.items()},
         }
+        if self.records is not None:
+            state["records"] = self.records.state()
         return join_states(json.dumps(state).encode(), of_parts)
 
     def is_done(self) -> bool:
         target = self.target
+        if self.records is not None and self.records.wanting():
+            return False
         return all(len(log.sent) >= target and len(log.received) >= target for log in self.logs.values())
 
     def check_whole(self) -> None:

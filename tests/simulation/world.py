@@ -12,19 +12,24 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from actors.coordination.given import InputRefused
+from actors.coordination.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import LocalProtocolError
 from protocol.facts import EngineFact
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
+from spark_bridge.errors import BatchRefused, NotSettled
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings, own_state
 from tests.simulation.bus import HeldFacts
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
+from tests.simulation.disk import PROTOCOL
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
-from tests.simulation.fault_injectors import CUTS, FAULT_INJECTORS, copy, some_of, strike
+from tests.simulation.fault_injectors import CUTS, FAULT_INJECTORS, copy, lull, some_of, start_rival, strike
 from tests.simulation.forger import FIRST_ID, Forger
+from tests.simulation.inputs import Inputs
 from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
 from tests.simulation.network import Connection
@@ -41,6 +46,7 @@ CLOCK_S = 0.005
 """How late a timer may be."""
 JOBS_WANTED = 2  # jobs that must succeed
 JOBS_MAX = 6
+JOBS_WITH_INPUTS = 4
 PATIENCE_S = 30.0
 TEMPORARY = re.compile(r"-[0-9a-f]{16}(?=\.tmp$)")
 """The part of a file's name that differs each time."""
@@ -48,6 +54,8 @@ CHAINS = 0.25
 """How likely the operator of a world is a chain with ready-made parts."""
 TEAMS = 0.5
 """How likely a group is a part of it."""
+INPUTS = 0.4
+"""How likely the jobs of a world in streaming mode have inputs."""
 STAGED = 0.2
 """How likely the operator of another world is a chain of stages."""
 HELD_BACK = 0.7
@@ -95,6 +103,7 @@ class World:
         chains: float = CHAINS,
         teams: float = TEAMS,
         staged: float = STAGED,
+        inputs: float = INPUTS,
     ) -> None:
         self.seed = seed
         self.random = random = Random(seed)
@@ -120,6 +129,9 @@ class World:
                 self.settings = settings = replace(settings, team=parts.choice(["fixed", "elastic"]))
         elif parts.random() < staged:
             self.settings = settings = replace(settings, stages=True)
+        self.inputs: Inputs | None = None
+        if settings.mode is RestoreMode.STREAMING and Random(f"with inputs {seed}").random() < inputs:
+            self.inputs = Inputs(seed)
         self.to_send = random.choice([1, 3, 8, 20])
         self.growth = random.choice([0, 3, 8])  # from one good job to the next
         self.targets: dict[int, int] = {}  # by run
@@ -149,10 +161,15 @@ class World:
         self.storage = Storage(random, lambda: self.now, self.befall_storage)
         self.output = Output()
         self.named = ""  # the file that the user has restored last
-        self.asked_for = ""  # the file that a driver was to start from, and has not restored yet
+        self.asked_for = ""  # the file that a driver was to start from, and has not started from yet
+        self.counted: dict[int, int] = {}  # by run that ended well: the items, as the coordinator counts them
+        self.failure: BaseException | None = None  # of the operator, the last one that was seen
         self.successor: Driver | None = None  # starts while the driver lives
         self.was_completed: set[int] = set()  # by drivers that are dead
         self.drivers = self.jobs = self.jobs_done = self.connection_count = 0
+        if self.inputs is not None:
+            self.fault_injectors = [one for one in self.fault_injectors if one is not start_rival] or [lull]
+            self.tell(f"{self.inputs.kind} inputs of {self.inputs.size} records of each key")
         self.tell(f"{settings}")
         self.tell(
             f"{self.to_send} events and {self.growth} more, requests for checkpoints: {self.eager}, {self.faults}"
@@ -212,14 +229,20 @@ class World:
         """Record the checkpoint that the starting driver has restored."""
         stored, application = self.storage.written[checkpoint_id], self.application
         application.become(stored)
+        if self.inputs is not None:
+            self.inputs.restored(checkpoint_id, application.said)
         self.tell(f"checkpoint {checkpoint_id} of {stored.checkpoint.parallelism} is restored")
         self.figures.restores += 1
         self.figures.uncompleted_restores += checkpoint_id not in self.was_completed
         self.figures.rescales += application.parallelism != stored.checkpoint.parallelism
         if application.restore != "latest":
-            self.named, self.asked_for = application.restore, ""
+            self.named = application.restore
             listed, covered = read(json.loads(own_state(stored.checkpoint.coordinator_state))["output"])
             self.output.begin_again(covered, listed)
+
+    def started(self) -> None:
+        """The driver has started, and recorded what it has restored."""
+        self.asked_for = ""
 
     def record(self, task_attempt_id: int) -> AttemptRecord:
         return self.records.setdefault(task_attempt_id, AttemptRecord(f"task {task_attempt_id}"))
@@ -315,7 +338,8 @@ class World:
         return True
 
     def more_jobs(self) -> bool:
-        return self.done() < JOBS_WANTED and self.jobs < JOBS_MAX
+        wanted, most = (JOBS_WANTED, JOBS_MAX) if self.inputs is None else (JOBS_WITH_INPUTS, 3 * JOBS_WITH_INPUTS)
+        return self.done() < wanted and self.jobs < most
 
     def done(self) -> int:
         """How many jobs have ended well, over all drivers."""
@@ -384,16 +408,49 @@ class World:
         if self.barriers and (patient or random.random() < 0.2):
             actions.append(self.bring_barrier)
         if not engine.active and self.more_jobs() and self.driver.operator is not None and not self.driver.settling:
-            actions.append(self.start_job)
+            if self.inputs is None or self.inputs.kind != "batches":
+                actions.append(self.start_job)
+            elif not self.driver.batch_busy:
+                actions.append(self.next_batch)
         return actions
 
     def start_job(self) -> None:
         self.check_results()
+        self.check_input()
         self.targets[self.engine.stage_id + 1] = self.to_send + self.growth * self.done()
         self.jobs += 1
         self.user_waits = self.driver.settled = False
         self.tell("the user starts a job")
+        if self.inputs is not None:
+            job = self.inputs.next_job(self.engine.stage_id + 1, first=self.engine.job is None)
+            self.tell(f"it has input {job.input}: {job.action}")
         self.engine.start_job()
+
+    def next_batch(self) -> None:
+        """Do the next step of a query, which repeats a batch until it is committed."""
+        driver, inputs = self.driver, self.inputs
+        assert inputs is not None
+        outcome, driver.batch_outcome = driver.batch_outcome, ""
+        if outcome:
+            self.happen(f"a batch: {outcome if isinstance(outcome, str) else type(outcome).__name__}")
+            self.tell(f"batch {inputs.number}: {outcome}")
+        newest = max(driver.monitor.completed, default=driver.coordinator.order.restored)
+        if isinstance(outcome, NotSettled):  # the facts of both ends of a job were lost; the user starts anew
+            self.lose_driver()
+            return
+        self.jobs += bool(outcome) and outcome != "runs"  # patience ends here too
+        if outcome == "runs" and inputs.has_job():
+            self.start_job()
+        elif driver.batch is not None:
+            began = outcome != "runs"
+            driver.end_batch(returned=not began or self.engine.results.get(self.engine.job_id, False))
+        elif outcome in ("committed", "skipped"):
+            inputs.batch_over(newest, self.settings.keys)
+        elif isinstance(outcome, BatchRefused):
+            demand(bool(self.named), f"H174: batch {inputs.number} is refused, those before are committed: {outcome}")
+            inputs.adopt()
+        else:
+            driver.begin_batch(inputs.number, adopt=inputs.adopts)
 
     def deliver_fact(self) -> None:
         if self.released:
@@ -468,13 +525,18 @@ class World:
         self.was_completed |= self.driver.monitor.completed
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
+        said: RestoredInput | None = None
         if self.asked_for:  # it may have been recorded as the new start, so the user asks for it again
             restore = self.asked_for
+            said = self.application.said
+        elif self.inputs is not None and restore == "latest" and (newest := self.storage.newest()) >= 0:
+            said = self.inputs.say(newest)
+            restore = restore if said is None else f"{PROTOCOL}://{self.storage.file_of(newest)}"
         successor, self.successor = self.successor, None
         if successor is not None:
             self.start_application(successor.application, successor)
             return
-        self.start_application(Application(self.settings, self.draw_parallelism(), restore))
+        self.start_application(Application(self.settings, self.draw_parallelism(), restore, said=said))
 
     def draw_parallelism(self) -> int:
         return self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
@@ -507,7 +569,9 @@ class World:
         demand(never_restored_since_rescale(parts), f"H52: {refusal}")
         self.tell(f"refused: {refusal}")
         self.driver.die()
-        self.start_application(Application(self.settings, stored.checkpoint.parallelism, self.application.restore))
+        application = self.application
+        again = Application(self.settings, stored.checkpoint.parallelism, application.restore, said=application.said)
+        self.start_application(again)
 
     # --- the end ---
 
@@ -519,6 +583,9 @@ class World:
         if self.settings.in_hand:
             outputs = sorted(item for tid in engine.finished.values() for item in self.processes[tid].work.items)
             demand(outputs == all_items(), f"H100: the outputs of job {engine.job_id} are {outputs}")
+            done = sum(self.processes[tid].work.counted for tid in engine.finished.values())
+            counted = self.counted.get(engine.stage_id, done)
+            demand(counted == done, f"H101: {counted} items are counted, of {done}")
         if self.settings.team:
             for tid in engine.finished.values():
                 self.processes[tid].check_model()
@@ -527,9 +594,28 @@ class World:
                 name = f"job {engine.job_id}, task {tid}, key {key}"
                 check_whole(name, log.sent, log.received, self.target(engine.stage_id))
 
+    def check_input(self) -> None:
+        """Check what became of the input of the newest job, and let the user see it."""
+        job = None if self.inputs is None else self.inputs.jobs.get(self.engine.stage_id)
+        if self.inputs is None or job is None or self.engine.job is None or self.driver.operator is None:
+            return
+        newest = max(self.driver.monitor.completed, default=self.driver.coordinator.order.restored)
+        if (failure := self.driver.operator.failure) is not None and failure is not self.failure:
+            self.failure = failure
+            if isinstance(failure, InputRefused):
+                wrongly = self.inputs.kind == "batches" and not self.named
+                demand(not wrongly, f"H174: the run of a batch is refused: {failure}")
+                self.happen("an input is refused")
+                self.inputs.refused(job, newest, failure)
+                return
+        committed = self.driver.settled and not self.driver.uncommitted
+        if self.inputs.ended(job, newest, self.settings.keys, self.engine.results[self.engine.job_id], committed):
+            self.happen("an input is done")
+
     def check_rest(self) -> None:
         """Check that nothing is left and every caller got an answer."""
         self.check_results()
+        self.check_input()
         self.driver.check_rest()
         self.driver.close()
         for record in self.records.values():
@@ -548,15 +634,20 @@ class World:
 
 
 def run_world(
-    seed: int, eager: float | None = None, chains: float = CHAINS, teams: float = TEAMS, staged: float = STAGED
+    seed: int,
+    eager: float | None = None,
+    chains: float = CHAINS,
+    teams: float = TEAMS,
+    staged: float = STAGED,
+    inputs: float = INPUTS,
 ) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
     the operator is a chain with ready-made parts. ``teams``: how likely a group is one of them. ``staged``: how likely
-    another operator is a chain of stages.
+    another operator is a chain of stages. ``inputs``: how likely the jobs of a streaming world have inputs.
     """
-    world = World(seed, eager, chains, teams, staged)
+    world = World(seed, eager, chains, teams, staged, inputs)
     try:
         world.run()
     except Exception as error:
