@@ -12,10 +12,9 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from actors.coordination.given import InputRefused
 from actors.coordination.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig
-from protocol.errors import LocalProtocolError
+from protocol.errors import InputRefused, LocalProtocolError
 from protocol.facts import EngineFact
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
