@@ -100,7 +100,9 @@ class LoopCalls:
         self._loop: asyncio.AbstractEventLoop
         self._end: asyncio.Event
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
+        self._closed = False
 
     def __enter__(self) -> LoopCalls:
         self._thread.start()
@@ -124,6 +126,10 @@ class LoopCalls:
         except BaseException as error:  # for those who wait
             if not self._started.done():
                 self._started.set_exception(error)
+        finally:
+            self._closed = True
+            for outcome in tuple(self._waiting):  # what the loop was told in its last moment, and has not begun
+                outcome.cancel()
 
     async def _live(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -171,7 +177,11 @@ class LoopCalls:
             for scope in scopes:
                 scope.cancel()
 
+        self._waiting.add(outcome)
+        outcome.add_done_callback(self._waiting.discard)
         self.soon(begin)
+        if self._closed:
+            outcome.cancel()
         return outcome, partial(self.soon, cancel)
 
     def soon(self, function: Callable[[], object]) -> None:

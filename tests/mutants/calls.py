@@ -45,6 +45,71 @@ choice-is-recorded-after-the-coordinator [found; H52]
   @ spark_bridge.driver.operators:Operators.add
   - await self._accept_tasks(config, tracker_ref)
   + await self._accept_tasks(config, tracker_ref); record and await record()
+interrupt-breaks-a-wait [found; H160]
+  A Ctrl-C is raised in the middle of waiting for the loop.
+  @ spark_bridge.driver.interrupts:Interrupts.__call__
+  - self._held_back.append(frame)
+  + self._handler(number, frame)
+interrupted-wait-never-ends [feared; H160]
+  A Ctrl-C that is held back does not end a wait for the loop.
+  @ spark_bridge.driver.interrupts:Interrupts.wait
+  - self._raise_held_back()
+  + pass
+entered-and-interrupted [found; H160]
+  A Ctrl-C when the sidecar has just been entered leaves it running, and nobody leaves it.
+  @ spark_bridge.driver.sidecar:Sidecar.__enter__
+  - self.__exit__(type(error), error, error.__traceback__)
+  + pass
+leaving-that-never-began [found; H160]
+  A Ctrl-C before leaving has begun leaves the sidecar running.
+  @ spark_bridge.driver.sidecar:Sidecar.__exit__
+  - if self.is_running:
+  + if False:
+begun-action-is-never-ended [found; H160]
+  The end of an action is not carried out if a Ctrl-C comes before it has begun.
+  @ spark_bridge.driver.loop:LoopCalls.start
+  - outcome.set_result(await function())
+  + outcome.set_result(await function()) if not cancelled else outcome.cancel()
+trace-without-end [found; H160]
+  A Ctrl-C before the end of a trace leaves it being written.
+  @ spark_bridge.driver.sidecar:Sidecar.trace
+  - except KeyboardInterrupt:
+  + except ZeroDivisionError:
+interrupted-driver-leaves-its-job [found; H160]
+  An interrupted action of an attached driver leaves its job running.
+  @ spark_bridge.standalone.attached:AttachedSidecar.run
+  - if end.lost is None:
+  + if False:
+request-outlives-its-client [found; H160]
+  The sidecar's process carries on with a request whose client has gone.
+  @ spark_bridge.standalone.control_server:_Requests.disconnected
+  - scope.cancel()
+  + pass
+run-is-repeated-without-a-context [found; H160]
+  A failed action is called again after the SparkContext has stopped.
+  @ spark_bridge.driver.runtime:SidecarRuntime.fenced
+  - or self.server_lost or over or None
+  + or self.server_lost or None
+fork-removes-the-archive [found; H120]
+  A forked process that exits removes the archive of its parent.
+  @ spark_bridge.driver.shipping:_remove
+  - if os.getpid() == process_id:
+  + if True:
+text-that-hangs-a-worker [found; H178]
+  An exception whose text cannot be encoded reaches Spark's worker.
+  @ spark_bridge.subtask.runner:run_subtask_with
+  - if (escaped := _escaped(error)) is not None:
+  + if (escaped := _escaped(error)) is not None and False:
+texts-without-bounds [found; H178]
+  The text of an exception is kept however long it is.
+  @ protocol.describing:readable
+  - if len(text) > TEXT_CHARS_MAX:
+  + if False:
+tracebacks-without-bounds [found; H178]
+  The traceback of a log line is as long as the text of its exception.
+  @ actors.logs:_shortened
+  - return None if shown == text else shown
+  + return None
 threads-of-those-who-wait [found; H161]
   Users' blocking code has forty threads, whatever it waits for.
   @ actors.threads:ThreadPool.run

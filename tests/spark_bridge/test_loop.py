@@ -65,3 +65,14 @@ def test_a_future_that_carries_a_generator_exit_does_not_close_who_awaits_it() -
 
     with LoopCalls() as calls:
         assert call_on_loop(calls, wait) is error
+
+
+def test_a_call_that_the_loop_is_told_when_it_is_about_to_close_ends(monkeypatch: pytest.MonkeyPatch) -> None:  # H160
+    monkeypatch.setattr(LoopCalls, "soon", lambda self, function: None)  # it gets no turn any more
+    calls = LoopCalls()
+    outcome, _ = calls.start(asyncio.sleep)  # type: ignore[arg-type]
+    calls._started.set_exception(RuntimeError("the loop has ended"))
+    monkeypatch.setattr("anyio.run", lambda *args, **kwargs: None)
+    calls._run()
+    assert outcome.cancelled()
+    assert calls.start(asyncio.sleep)[0].cancelled()  # type: ignore[arg-type]
