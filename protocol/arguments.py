@@ -12,7 +12,7 @@ annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Wit
 - an integer must be 0 or more, and fit into 64 bits;
 - a str must not be empty, unless that is its default, and has no NUL characters and lone surrogates; a ``name`` and an
   ``operator_id`` must be a name;
-- the same holds for the elements of a collection, and for the values of a mapping; a text is not a collection;
+- the same holds for the elements of a collection, and for the values of a mapping; a text is only an iterable;
 - an async function is not a function where its result is used, and a class is one only if it makes what is expected.
 
 The check costs some microseconds, so what is called for each event is not decorated.
@@ -188,7 +188,7 @@ def _has_elements(origin: type, args: tuple[Any, ...], value: Any) -> bool:
     if not _is(value, origin):
         return False
     if _is(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
-        return False
+        return origin is collections.abc.Iterable
     if not args or not _is(value, list | tuple | set | frozenset | dict):
         return True
     if _is(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
@@ -277,7 +277,7 @@ _PLAIN = {
     "Callable": "a function",
     "Sequence": "a list",
     "Collection": "a list",
-    "Iterable": "an iterable, not a text",
+    "Iterable": "an iterable",
 }
 
 

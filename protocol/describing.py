@@ -87,7 +87,7 @@ def name_of(function: Callable[..., Any]) -> str:
     """How to name a function or another callable of a user in a text."""
     try:
         return str.__str__(function.__qualname__)
-    except BaseException:  # it has none, or one that is no str
+    except BaseException:  # it has none, or one that is not a str
         return show(function)
 
 

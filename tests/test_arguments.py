@@ -74,7 +74,7 @@ FITS: dict[Any, list[Any]] = {
     type(None): [None],
     type: [int],
     collections.abc.Callable: [int, FUNCTION],
-    collections.abc.Iterable: [NOTHING, THINGS, MAPPING],
+    collections.abc.Iterable: [*TEXTS, NOTHING, THINGS, MAPPING, BYTES],
     collections.abc.Iterator: [],
     collections.abc.Collection: [NOTHING, THINGS, MAPPING],
     collections.abc.Sequence: [NOTHING, THINGS],
@@ -316,7 +316,7 @@ def plausible(name: str, hint: Any) -> list[Any]:
             wrong += [dict.fromkeys(("a",), bad) for bad in wrong_elements(name, args[1])] if args else []
         elif isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and origin is not str:
             wrong += [[bad] for bad in wrong_elements(name, args[0])] if args and origin is not bytes else []
-            wrong += [] if str in kinds else ["text"]
+            wrong += [] if str in kinds or origin is collections.abc.Iterable else ["text"]
         elif is_own_class(origin) and not callables:
             wrong.append(origin)  # the class, where an instance is expected
     return wrong

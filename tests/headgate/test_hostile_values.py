@@ -184,7 +184,7 @@ IN_COORDINATOR: dict[str, Callable[[Any], tuple[str, Callable[[Any], Any]]]] = {
 
 
 def check_not_boom(error: BaseException) -> None:
-    """What was asked of a value is no error of its own."""
+    """What a value raised when it was asked must not be what a user gets."""
     assert type(error) is not Boom, error
 
 

@@ -167,7 +167,7 @@ any-type [feared; H165]
   - if not has_type(value, self.hint) or (
   + if (
 any-element [feared; H165]
-  A list of seconds may contain what is no number of seconds.
+  A list of seconds may contain what is not a number of seconds.
   @ protocol.arguments:_Expected.check
   - if not all(_keeps(one, self.each) for one in many):
   + if False:

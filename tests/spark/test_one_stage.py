@@ -159,7 +159,7 @@ def test_it_works_exactly_or_is_refused_with_the_way_out(spark: SparkSession, ca
             assert len(sums) == handle.endpoint.parallelism
 
 
-def test_a_cached_output_is_computed_once_and_what_is_missing_is_a_run_of_its_own(spark: SparkSession) -> None:
+def test_a_cached_output_is_computed_once_and_what_is_missing_is_a_separate_run(spark: SparkSession) -> None:
     """What is missing was evicted, or never computed, as here: Spark computes it again, in a stage with the rest."""
     with Sidecar(spark) as sidecar:
         handles = Handles(sidecar)

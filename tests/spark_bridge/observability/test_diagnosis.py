@@ -24,7 +24,7 @@ def test_nothing_is_said_while_everything_moves() -> None:
     assert explain(sidecar(operator(run=None, attempts=()))) == ()
 
 
-def test_an_action_that_was_several_jobs_is_explained_and_is_no_wait() -> None:  # H55
+def test_an_action_that_was_several_jobs_is_explained_and_is_not_a_wait() -> None:  # H55
     status = sidecar(operator(run=None, attempts=(), jobs_of_last_action=3))
     (sentence,) = explain(status)
     assert "the last action over 'crawl' was 3 jobs" in sentence
