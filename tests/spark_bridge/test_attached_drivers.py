@@ -199,3 +199,14 @@ def test_an_operator_is_not_made_by_an_attached_driver(method: str) -> None:
     sidecar: Any = object.__new__(AttachedSidecar)
     with pytest.raises(AttributeError, match=rf"no {method}\(\).*that the factory coordinates"):
         getattr(sidecar, method)
+
+
+def test_an_operator_that_an_attached_sidecar_does_not_have_is_refused_with_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AttachedSidecar, "_require_attached", lambda sidecar: None)
+    sidecar: Any = object.__new__(AttachedSidecar)
+    sidecar._operators = {"words": "its handle", "counts": "another"}
+    assert sidecar.operator("words") == "its handle"
+    with pytest.raises(SidecarError, match="'lines' is not coordinated by this sidecar; there is 'counts', 'words'"):
+        sidecar.operator("lines")
