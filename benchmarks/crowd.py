@@ -12,27 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgpack
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from benchmarks.many_endpoints import LENGTH, STATE, TAKE, allow_files
+from benchmarks.no_spark import PretendedDriver
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.facts import (
-    EngineFact,
     JobEnded,
     JobStarted,
-    StageLook,
     StageSubmitted,
     StatusReported,
     TaskPlace,
@@ -40,13 +36,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.gateway.types import GatewayLimits
-from protocol.wire.keys import NO_IDENTITY, KeyRing
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.relay import OnFact, OnLost, Relay
-from spark_bridge.bridge.relay.interface import RelayStatistics
-from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import MemoryStorage, Storage
@@ -64,68 +54,8 @@ OWN_FILES = 200
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
-class PretendedSpark:
-    """The driver's side of a sidecar, and its relay: an engine that reports only success, from facts made up here."""
-
-    kind = "pretended"
-
-    def __init__(self) -> None:
-        self.keys = KeyRing(secrets.token_bytes(32))
-        self.is_here = True
-        self.identity = NO_IDENTITY
-        self.inherited: InheritedRuns | None = None
-        self.spark_context: SparkContext | None = None
-        self.session: SparkSession | None = None
-        self.statistics = RelayStatistics()
-        self._on_fact: OnFact
-
-    def say(self, fact: EngineFact) -> None:
-        """Report a fact to the sidecar, as the relay of a real driver would."""
-        self._on_fact(RelayedFact(fact, time.time_ns() // 1000))
-
-    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        return "127.0.0.1", "127.0.0.1"
-
-    async def cores(self) -> int | None:
-        return None
-
-    async def encrypts_files(self) -> bool:
-        return True
-
-    async def task_failures_max(self) -> int | None:
-        return None
-
-    def open_relay(
-        self,
-        on_fact: OnFact,
-        config: SidecarConfig,
-        on_lost: OnLost,
-        encryption: Encryption,
-        tasks_at: tuple[str, int],
-    ) -> Relay:
-        self._on_fact = on_fact
-        return self
-
-    async def forbid(self, action_id: str, reason: str) -> None:
-        """Nothing to do: there is no thread of an action."""
-
-    async def equip(self) -> None:
-        """Nothing to do: there is no executor."""
-
-    def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    async def start(self) -> None:
-        """Nothing to do: there is no bus to attach to."""
-
-    async def close(self) -> None:
-        """Nothing to do: nothing is open."""
-
-    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
-        """Nothing to do: every fact is delivered."""
-
-    async def look_at_stage(self, stage_id: int) -> StageLook:
-        return StageLook()
+class PretendedSpark(PretendedDriver):
+    """The driver's side of a sidecar: an engine that reports only success, from facts made up here."""
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         places = {task: TaskPlace(STAGE, task - 1) for task in task_attempt_ids}
@@ -133,9 +63,6 @@ class PretendedSpark:
 
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         raise AssertionError(f"a subtask of the benchmark failed: {reason}")
-
-    async def cancel_job(self, job_id: int, reason: str) -> None:
-        """Nothing to do: the benchmark is ending early."""
 
 
 class TimedStorage(MemoryStorage):

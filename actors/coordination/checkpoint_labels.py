@@ -44,6 +44,7 @@ class CheckpointLabels:
         """How many runs have begun since the last ``announce``."""
         self._restored = restored
         self._said = None if restored is None else said
+        self._first: Input | None = None  # of which that was said
         self._now = self.completed
         self._input: Input = NoInput()
         self._batch: BatchInput | None = None
@@ -84,7 +85,7 @@ class CheckpointLabels:
             return True, f"a second run, although one run has done {begins} and committed its output"
         comparison = Comparison.OTHER if self._has_no_state() else compare(found, begins)
         if self._said is not None:
-            comparison = Comparison.SAME if self._said == "same" else Comparison.OTHER
+            comparison = self._as_said(begins, comparison)
         if comparison.refused and self._batch and self._adopted:
             comparison = Comparison.OTHER
         if comparison.refused:
@@ -99,6 +100,14 @@ class CheckpointLabels:
     def why_not_counted(self, before: int, now: int) -> str:
         """Why the run must not count the records of a partition: its input was in another number of them before."""
         return why_not_counted(self._input, before, now)
+
+    def _as_said(self, begins: Input, comparison: Comparison) -> Comparison:
+        """What the user has said, until a checkpoint completes. Only the first run and its repetitions are the same."""
+        if self._said == "other":
+            return Comparison.OTHER
+        self._first = self._first or begins
+        repeats = compare(InputPosition(self._first, done=False), begins) is Comparison.SAME
+        return Comparison.SAME if repeats else comparison
 
     def _label(self, *, done: bool) -> str:
         return str(InputPosition(self._input, done, self._names, self._last_batch))

@@ -29,7 +29,7 @@ class Scope:
     started do not come. ``urgent``: every other downward event is urgent, from the first on. ``unheld``: checkpoints
     hold no events (H79). ``window``: how many upward events may be untaken, and how many a checkpoint records.
     ``runs``: how often another run begins, with the same input or another one (H174); ``interruptions``: how many runs
-    fail; ``restarts``: how often another driver starts. Each run has ``attempts`` of its own.
+    fail; ``restarts``: how often another driver starts. Each run has ``attempts`` for each subtask.
     """
 
     name: str

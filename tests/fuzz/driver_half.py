@@ -26,13 +26,13 @@ from actors.coordination import (
 )
 from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
 from actors.coordination.operator_config import UNBOUNDED
+from benchmarks.no_spark import QuietRelay
 from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import GatewayFull
 from protocol.facts import (
     EngineFact,
     JobStarted,
-    StageLook,
     StageSubmitted,
     StatusReported,
     TaskEnded,
@@ -45,7 +45,6 @@ from protocol.gateway.types import GatewayLimits
 from protocol.wire.keys import NO_IDENTITY, KeyRing, Purpose
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AddOperator, BridgeMessage
-from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
@@ -66,13 +65,11 @@ VICTIM_LIMITS = GatewayLimits(
 )
 
 
-class PlayedSpark:
+class PlayedSpark(QuietRelay):
     """A relay for two jobs that never end."""
 
-    kind = "played"
-
     def __init__(self) -> None:
-        self.statistics = RelayStatistics()
+        super().__init__()
         self.bridge: ActorRef[BridgeMessage]
         self.running: dict[int, TaskStarted] = {}
         self.faults: list[str] = []
@@ -98,12 +95,6 @@ class PlayedSpark:
             place = (started.stage_id, 0, started.partition, started.attempt_number)
             self.tell(TaskEnded(task_attempt_id, *place, outcome, reason))
 
-    async def start(self) -> None:
-        """Do nothing: there is no bus to attach to."""
-
-    async def close(self) -> None:
-        """Do nothing: nothing is open."""
-
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         started = self.running.get(task_attempt_id)
         if started is not None and started.stage_id == STAGES[HONEST]:
@@ -112,12 +103,6 @@ class PlayedSpark:
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self.faults.append(f"job {job_id} was cancelled: {reason}")
-
-    async def watch(self, stage_id: int, task_attempt_id: int) -> None:
-        """Nothing to do: every fact is delivered."""
-
-    async def look_at_stage(self, stage_id: int) -> StageLook:
-        return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         tasks = {id: TaskState.RUNNING if id in self.running else TaskState.UNKNOWN for id in task_attempt_ids}

@@ -98,6 +98,11 @@ another-place-continues [new; H174]
   @ actors.coordination.inputs:compare
   - return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE
   + return Comparison.SAME
+what-is-said-of-the-first-run-holds-for-the-next [found; H174]
+  After restored_input="same", a run with another input skips its first records too, until a checkpoint completes.
+  @ actors.coordination.checkpoint_labels:CheckpointLabels._as_said
+  - return Comparison.SAME if repeats else comparison
+  + return Comparison.SAME
 what-is-done-is-begun-while-it-is-skipped [new; H174]
   A run that skips a finished input labels its checkpoints as if the input were unfinished.
   @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins

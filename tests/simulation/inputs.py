@@ -215,8 +215,8 @@ class Inputs:
         """Check that a run with a name is refused only after another input was interrupted, or the same one is over."""
         input, done = self._truth[checkpoint_id]
         begun = self.tried - {job.input}  # perhaps without a ready subtask
-        interrupted = not done or any(other > input for other in begun)
-        rightly = self.name_of(job.input) is None or job.input < input or (job.input > input and interrupted)
+        interrupted = any(other > input for other in begun) or (not done and job.input != input)
+        rightly = self.name_of(job.input) is None or job.input < input or interrupted
         demand(rightly, f"H174: input {job.input} is refused after {input}, done: {done}: {why}")
 
 

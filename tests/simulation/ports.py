@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
+from benchmarks.no_spark import QuietRelay
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.facts import StageLook, StatusReported, TaskPlace
+from protocol.facts import StatusReported, TaskPlace
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics
+from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.storage import StoragePort, StorageSession
 from spark_bridge.storage.writes import PendingWrite
@@ -36,23 +37,15 @@ REFUSED = 0.03
 """How often Spark ignores a request, while the world is unkind."""
 
 
-class SimulatedRelay:
+class SimulatedRelay(QuietRelay):
     """Stands in for ``Relay``. A request reaches Spark immediately; its actions and answers may take time."""
 
-    kind = "simulated"
-
     def __init__(self, world: World, monitor: InvariantMonitor, loop: SimulatedLoop) -> None:
-        self.statistics = RelayStatistics()
+        super().__init__()
         self.queries: deque[tuple[asyncio.Future[StatusReported], frozenset[int], frozenset[int]]] = deque()
         self._world = world
         self._monitor = monitor
         self._loop = loop
-
-    async def start(self) -> None:
-        """Start: a simulated relay is ready from the beginning."""
-
-    async def close(self) -> None:
-        """Close: a simulated relay ends with the world."""
 
     async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         self._world.tell(f"the ledger kills task {task_attempt_id}: {reason}")
@@ -68,9 +61,6 @@ class SimulatedRelay:
     async def watch(self, stage_id: int, task_attempt_id: int) -> None:
         self._perhaps_refuse("take note of a stage")
         self._world.watch(stage_id, task_attempt_id)
-
-    async def look_at_stage(self, stage_id: int) -> StageLook:
-        return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         self._perhaps_refuse("look at its books")

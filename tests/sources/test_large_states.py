@@ -12,7 +12,6 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ import pytest
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator, OwnedSplitEnumerator
 from actors.coordination.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.turns import FIRST_STEPS
+from benchmarks.large_states import Files, Table, files
 from headgate import CheckpointConfig, SplitReader
 from headgate.sources import FileSource, SplitAt
 from headgate.testing import running_operator
@@ -36,10 +36,9 @@ from protocol.wire.state import CHUNK_ENTRIES
 from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEnumerator
 from spark_bridge.primitives.work_queue.messages import ROOT, id_of_child
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
-from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
+from spark_bridge.sources.postgres.driver import PostgresEnumerator
 from spark_bridge.sources.postgres.ranges import pack_ranges, unpack_ranges
 from spark_bridge.sources.postgres.task import PostgresReader, range_read_event
-from spark_bridge.sources.source import Source
 from spark_bridge.storage import MemoryStorage, StorageSession
 from spark_bridge.streams.driver import StreamPlanner
 from spark_bridge.subtask.hybrid import HybridReader
@@ -178,18 +177,6 @@ async def test_an_owned_enumerator_hands_out_without_looking_at_all_splits_each_
     assert (again.pending_count, again.pending_backlog) == (0, 0)
 
 
-class Files(Source):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
-        return DiscoveringSplitEnumerator(lambda: names(self.count), state, every_s=1e-9, batch_size=1000)
-
-    @property
-    def operator(self) -> Callable[[], SplitReader]:
-        return SplitReader
-
-
 @pytest.mark.parametrize("count", [262_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 async def test_a_stream_continues_after_its_262_144th_file(count: int) -> None:  # H164
     source = Files(count)
@@ -205,22 +192,7 @@ async def test_a_stream_continues_after_its_262_144th_file(count: int) -> None: 
         await in_many_turns(count, lambda: again._store(again._state))
         assert await again.answer("count", [*start, second[1]]) == count + 400
         planned = again._state.batches
-        assert [decode_split(one) for batch in planned for one in batch] == list(names(count + 400))
-
-
-class Table(PostgresSource):
-    """So many ranges; no server is asked."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__("", "orders", "id", changes="slot")
-        self.count = count
-
-    def create_slot(self) -> None:
-        """Nothing to create."""
-
-    def ranges(self) -> Iterator[list[Any]]:
-        ends = [None, *(str(10_000 * number) for number in range(1, self.count)), None]
-        return (["range", low, high] for low, high in pairwise(ends))
+        assert [decode_split(one) for batch in planned for one in batch] == list(files(count + 400))
 
 
 @pytest.mark.parametrize("count", [70_000, pytest.param(1_000_000, marks=pytest.mark.long)])

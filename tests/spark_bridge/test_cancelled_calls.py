@@ -118,7 +118,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
             virtual.close()
             await it.do(runtime.__aexit__(None, None, None))
     assert others() == before
-    assert driver.relay.closed
+    assert driver.closed
 
 
 def others() -> set[asyncio.Task[Any]]:
@@ -444,16 +444,16 @@ async def test_jobs_of_a_cancelled_action_end_although_no_task_has_registered() 
         await runtime.coordinate("a", Living, parallelism=1)
         run = asyncio.get_running_loop().create_task(runtime.run(go.wait))
         action_id = await _begun(driver)
-        driver.relay.hear(JobStarted(7, (1, 2), action_id))
-        driver.relay.hear(JobStarted(8, (3,), "another"))
+        driver.say(JobStarted(7, (1, 2), action_id))
+        driver.say(JobStarted(8, (3,), "another"))
         run.cancel()
         await asyncio.wait([run])
         assert run.cancelled()
-        assert [job_id for job_id, _ in driver.relay.cancelled] == [7]
+        assert [job_id for job_id, _ in driver.cancelled] == [7]
         assert driver.forbidden == [action_id]
-        driver.relay.hear(JobStarted(9, (4,), action_id))  # of a thread that the action has started
+        driver.say(JobStarted(9, (4,), action_id))  # of a thread that the action has started
         await settle()
-        assert [job_id for job_id, _ in driver.relay.cancelled] == [7, 9]
+        assert [job_id for job_id, _ in driver.cancelled] == [7, 9]
         go.set()
         assert await runtime.run(lambda: "again") == "again"
 
@@ -468,9 +468,9 @@ async def test_leaving_ends_queued_jobs_and_the_caller_learns_that_the_sidecar_i
 
     runtime = await SidecarRuntime(driver, SidecarConfig()).__aenter__()
     run = asyncio.get_running_loop().create_task(runtime.run(action))
-    driver.relay.hear(JobStarted(7, (1,), await _begun(driver)))
+    driver.say(JobStarted(7, (1,), await _begun(driver)))
     await runtime.__aexit__(None, None, None)
-    assert [job_id for job_id, _ in driver.relay.cancelled] == [7]
+    assert [job_id for job_id, _ in driver.cancelled] == [7]
     go.set()
     with pytest.raises(SidecarNotRunning):
         await run
@@ -499,7 +499,7 @@ async def test_failed_run_is_repeated_unless_the_context_has_stopped(stopped: bo
             await runtime.request("a", "fail")
             await settle()
             if stopped:
-                driver.relay.hear(ApplicationEnded())
+                driver.say(ApplicationEnded())
 
         def action() -> str:
             calls.append(1)

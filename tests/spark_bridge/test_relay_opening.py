@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
+from benchmarks.no_spark import QuietRelay
+from protocol.facts import FactsDropped, TaskPlace
 from protocol.wire.handshake import PROTOCOL_VERSION
 from spark_bridge.bridge import relay
-from spark_bridge.bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStopped
 from spark_bridge.bridge.relay.opening import _WithFallback
 
 
-class StandIn:
+class StandIn(QuietRelay):
     """Its commands wait until it is lost; one that ``obeys`` performs them immediately."""
 
     def __init__(self, kind: str, *, obeys: bool = False, refuses: bool = False) -> None:
+        super().__init__()
         self.kind = kind
-        self.statistics = RelayStatistics(records=3)
+        self.statistics.records = 3
         self.story: list[str] = []
         self.may_start = asyncio.Event()
         self.may_start.set()
@@ -49,12 +51,6 @@ class StandIn:
 
     async def watch(self, stage_id: int, task_attempt_id: int) -> None:
         await self.kill_task(task_attempt_id, "")
-
-    async def look_at_stage(self, stage_id: int) -> StageLook:
-        return StageLook()
-
-    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        return StatusReported()
 
 
 class Two:

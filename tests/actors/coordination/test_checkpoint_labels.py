@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from actors.coordination.inputs import BatchInput, InputPosition, NoInput, UnnamedInput
+from actors.coordination.checkpoint_labels import CheckpointLabels
+from actors.coordination.inputs import ActionId, BatchInput, InputPosition, NamedInput, NoInput, UnnamedInput
 from actors.coordination.messages import BatchDone, LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -164,3 +166,23 @@ async def test_in_batch_mode_no_checkpoint_has_a_label() -> None:
         await world.running(0)
         await world.checkpoint()
         assert labels(world) == [""]
+
+
+def test_only_the_first_run_and_its_repetitions_have_the_input_that_the_user_has_said_is_the_same() -> None:  # H174
+    """The run ends well, and its output is never committed: the next one must not skip its own first records."""
+    label = str(InputPosition(NamedInput("monday"), done=False))
+    labels = CheckpointLabels(CompletedCheckpoint(4, 1, b"c", {}, label=label), "same")
+    action = ActionId("0" * 16, 0, "day 1")
+    assert labels.run_begins(str(action)) == (True, "")
+    assert labels.run_begins(str(replace(action, number=1))) == (True, ""), "it was restarted"
+    labels.run_ended(succeeded=True)
+    same, why = labels.run_begins(str(ActionId("1" * 16, 0, "day 2")))
+    assert not same
+    assert "was interrupted" in why
+
+
+def test_what_is_given_up_is_the_input_of_no_run() -> None:  # H174
+    label = str(InputPosition(NamedInput("monday"), done=False))
+    labels = CheckpointLabels(CompletedCheckpoint(4, 1, b"c", {}, label=label), "other")
+    for day in ("tuesday", "wednesday"):
+        assert labels.run_begins(str(ActionId("0" * 16, 0, day))) == (False, "")
