@@ -600,8 +600,9 @@ class World:
         if self.inputs is None or job is None or self.engine.job is None or self.driver.operator is None:
             return
         newest = max(self.driver.monitor.completed, default=self.driver.coordinator.order.restored)
+        succeeded = self.engine.results[self.engine.job_id]
         if (failure := self.driver.operator.failure) is not None and failure is not self.failure:
-            self.failure = failure
+            self.failure, succeeded = failure, False  # ``run`` raises, even if the action has returned
             if isinstance(failure, InputRefused):
                 wrongly = self.inputs.kind == "batches" and not self.named
                 demand(not wrongly, f"H174: the run of a batch is refused: {failure}")
@@ -609,7 +610,7 @@ class World:
                 self.inputs.refused(job, newest, failure)
                 return
         committed = self.driver.settled and not self.driver.uncommitted
-        if self.inputs.ended(job, newest, self.settings.keys, self.engine.results[self.engine.job_id], committed):
+        if self.inputs.ended(job, newest, self.settings.keys, succeeded, committed):
             self.happen("an input is done")
 
     def check_rest(self) -> None:
