@@ -12,7 +12,8 @@ annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Wit
 - an integer must be 0 or more, and fit into 64 bits;
 - a str must not be empty, unless that is its default, and has no NUL characters and lone surrogates; a ``name`` and an
   ``operator_id`` must be a name;
-- the same holds for the elements of a collection, and for the values of a mapping; a text is not a collection;
+- the same holds for the elements of a collection, and for the values of a mapping; a text is not a collection, and a
+  mapping is one only where that is what is expected;
 - an async function is not a function where its result is used, and a class is one only if it makes what is expected.
 
 The check costs some microseconds, so what is called for each event is not decorated.
@@ -174,20 +175,27 @@ def _of_class(hint: Any, value: object) -> bool:
 
 
 def _has_elements(origin: type, args: tuple[Any, ...], value: object) -> bool:
-    """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
+    """Whether a collection, and not just an iterator, has elements of the right type."""
     if not isinstance(value, origin):
         return False
     if isinstance(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
         return False
-    if not args or not isinstance(value, list | tuple | set | frozenset | dict):
+    if isinstance(value, collections.abc.Mapping) and not issubclass(origin, collections.abc.Mapping):
+        return False  # neither are the keys without the values
+    if not args or not isinstance(value, collections.abc.Collection):
         return True
-    if isinstance(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
+    try:
+        if isinstance(value, collections.abc.Mapping):
+            values = value.values() if len(args) == 2 else ()  # a Counter has no type for them
+            if not all(has_type(one, args[-1]) for one in values):
+                return False
+        if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
+            return True
+        if origin is tuple and args[-1] is not Ellipsis:
+            return len(value) == len(args) and all(map(has_type, value, args))
+        return all(has_type(one, args[0]) for one in value)
+    except Exception:  # a collection of the user's that cannot be looked through
         return False
-    if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
-        return True
-    if origin is tuple and args[-1] is not Ellipsis:
-        return len(value) == len(args) and all(map(has_type, value, args))
-    return all(has_type(one, args[0]) for one in value)
 
 
 def is_async(value: Any) -> bool:
@@ -240,7 +248,7 @@ def _makes(kind: type, hint: Any) -> bool:
 
 
 def has_type(value: object, hint: Any) -> bool:
-    """Whether a value has the type of an annotation, as far as that can be seen without calling or iterating it."""
+    """Whether a value has the type of an annotation, as far as that is seen without calling it or using it up."""
     if hint is None or hint is types.NoneType:
         return value is None
     origin = get_origin(hint)
@@ -267,7 +275,7 @@ _PLAIN = {
     "Callable": "a function",
     "Sequence": "a list",
     "Collection": "a list",
-    "Iterable": "an iterable, not a text",
+    "Iterable": "an iterable, neither a text nor a mapping",
 }
 
 
@@ -354,6 +362,8 @@ def _as_annotated(value: object, hint: Any, name: str) -> object:
         return float(value) if float in origins else value
     if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not isinstance(value, type):
         return value.__fspath__()
+    if isinstance(value, bytearray | memoryview) and bytes in origins:
+        return bytes(value)
     if isinstance(value, tuple) and list in origins and tuple not in origins:
         return list(value)
     if isinstance(value, collections.abc.Mapping) and dict in origins and not isinstance(value, dict):
