@@ -12,7 +12,8 @@ annotations. A rule says what a type cannot: ``@checked(burst=AT_LEAST_1)``. Wit
 - an integer must be 0 or more, and fit into 64 bits;
 - a str must not be empty, unless that is its default, and has no NUL characters and lone surrogates; a ``name`` and an
   ``operator_id`` must be a name;
-- the same holds for the elements of a collection, and for the values of a mapping; a text is only an iterable;
+- the same holds for the elements of a collection, and for the values of a mapping; a text is not a collection, and a
+  mapping is one only where that is what is expected;
 - an async function is not a function where its result is used, and a class is one only if it makes what is expected.
 
 The check costs some microseconds, so what is called for each event is not decorated.
@@ -184,20 +185,27 @@ def _of_class(hint: Any, value: Any) -> bool:
 
 
 def _has_elements(origin: type, args: tuple[Any, ...], value: Any) -> bool:
-    """Whether a collection, and not just an iterator, has elements of the right type. A text is not a collection."""
+    """Whether a collection, and not just an iterator, has elements of the right type."""
     if not _is(value, origin):
         return False
     if _is(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
-        return origin is collections.abc.Iterable
-    if not args or not _is(value, list | tuple | set | frozenset | dict):
-        return True
-    if _is(value, dict) and len(args) == 2 and not all(has_type(one, args[1]) for one in value.values()):
         return False
-    if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
+    if _is(value, collections.abc.Mapping) and not issubclass(origin, collections.abc.Mapping):
+        return False  # neither are the keys without the values
+    if not args or not _is(value, collections.abc.Collection):
         return True
-    if origin is tuple and args[-1] is not Ellipsis:
-        return len(value) == len(args) and all(map(has_type, value, args))
-    return all(has_type(one, args[0]) for one in value)
+    try:
+        if _is(value, collections.abc.Mapping):
+            values = value.values() if len(args) == 2 else ()  # a Counter has no type for them
+            if not all(has_type(one, args[-1]) for one in values):
+                return False
+        if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
+            return True
+        if origin is tuple and args[-1] is not Ellipsis:
+            return len(value) == len(args) and all(map(has_type, value, args))
+        return all(has_type(one, args[0]) for one in value)
+    except Exception:  # a collection of the user's that cannot be looked through
+        return False
 
 
 def is_async(value: Any) -> bool:
@@ -250,7 +258,7 @@ def _makes(kind: type, hint: Any) -> bool:
 
 
 def has_type(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation, as far as that can be seen without calling or iterating it."""
+    """Whether a value has the type of an annotation, as far as that is seen without calling it or using it up."""
     if hint is None or hint is types.NoneType:
         return value is None
     origin = get_origin(hint)
@@ -277,7 +285,7 @@ _PLAIN = {
     "Callable": "a function",
     "Sequence": "a list",
     "Collection": "a list",
-    "Iterable": "an iterable",
+    "Iterable": "an iterable, neither a text nor a mapping",
 }
 
 
@@ -366,6 +374,8 @@ def _as_annotated(value: Any, hint: Any, name: str) -> object:
         return float(value) if float in origins else value
     if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not _is(value, type):
         return value.__fspath__()
+    if _is(value, bytearray | memoryview) and bytes in origins:
+        return bytes(value)
     if _is(value, tuple) and list in origins and tuple not in origins:
         return list(value)
     if _is(value, collections.abc.Mapping) and dict in origins and not _is(value, dict):

@@ -40,6 +40,7 @@ from actors import cell
 from actors.coordination.coordinator_context import ContextOfActor
 from protocol.arguments import SHOWN_CHARS_MAX, check_settings, has_type
 from protocol.describing import show
+from protocol.errors import EventEncodeError
 from spark_bridge import option_types
 from spark_bridge.command import main as command_main
 from spark_bridge.command import parser
@@ -61,9 +62,24 @@ LONG = "x" * 100_000
 THING, FUNCTION, NOTHING, MAPPING = object(), lambda: None, list[Any](), dict[str, Any]()
 THINGS = [THING]
 BYTES = b"bytes"
+ARRAY = np.array([1, 2])
+
+
+class Hostile:
+    """Raises whatever it is asked."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _raise(self, *args: Any) -> Any:
+        raise RuntimeError("asked")
+
+    __eq__ = __bool__ = __len__ = __iter__ = __contains__ = __str__ = __repr__ = _raise
+
+
+HOSTILE = Hostile()
 NUMBERS: list[Any] = [5, 0, -1, HUGE, 0.5, math.nan, math.inf, -math.inf]
 TEXTS: list[Any] = ["5", "", SURROGATE, NUL, LONG]
-POOL: list[Any] = [None, True, *NUMBERS, *TEXTS, NOTHING, THINGS, MAPPING, THING, int, FUNCTION, BYTES]
+POOL: list[Any] = [None, True, *NUMBERS, *TEXTS, NOTHING, THINGS, MAPPING, THING, int, FUNCTION, BYTES, ARRAY, HOSTILE]
 
 FITS: dict[Any, list[Any]] = {
     int: [one for one in NUMBERS if isinstance(one, int)],
@@ -74,9 +90,9 @@ FITS: dict[Any, list[Any]] = {
     type(None): [None],
     type: [int],
     collections.abc.Callable: [int, FUNCTION],
-    collections.abc.Iterable: [*TEXTS, NOTHING, THINGS, MAPPING, BYTES],
+    collections.abc.Iterable: [NOTHING, THINGS, ARRAY, HOSTILE],
     collections.abc.Iterator: [],
-    collections.abc.Collection: [NOTHING, THINGS, MAPPING],
+    collections.abc.Collection: [NOTHING, THINGS, ARRAY, HOSTILE],
     collections.abc.Sequence: [NOTHING, THINGS],
     collections.abc.Mapping: [MAPPING],
     list: [NOTHING, THINGS],
@@ -238,8 +254,11 @@ def fitting(hint: Any) -> list[Any]:
         return []
     kind = origin or hint
     fits = FITS.get(kind, [])
-    if get_args(hint) and get_args(hint)[0] in (str, int) and kind is not collections.abc.Mapping:
-        return [one for one in fits if one is not THINGS]
+    element = (*get_args(hint), Any)[0]
+    if element in (str, int) and kind is not collections.abc.Mapping:
+        fits = [one for one in fits if one is not THINGS]
+    if element is not Any and not isinstance(element, typing.TypeVar):  # elements of any type are not looked at
+        fits = [one for one in fits if one is not ARRAY and one is not HOSTILE]
     return fits
 
 
@@ -389,6 +408,9 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
 
 
 def methods(owner: str, kind: type) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    new = vars(kind).get("__new__")
+    if isinstance(new, staticmethod) and owner.rpartition(".")[2] not in MADE_BY_HEADGATE:  # a named tuple
+        yield owner, new.__func__, (kind,)
     made = vars(kind).get("__init__") or next(vars(one)["__init__"] for one in kind.__mro__ if "__init__" in vars(one))
     if (
         inspect.isfunction(made)
@@ -489,6 +511,35 @@ def test_a_wrong_argument_is_refused_with_its_name_what_was_given_and_what_is_ex
 
 def names_all(text: str, name: str, value: Any) -> bool:
     return f"{name} must be" in text and (show(value, SHOWN_CHARS_MAX) in text or type(value).__name__ in text)
+
+
+NOT_CARRIED: dict[str, Callable[[Any], object]] = {
+    "value": lambda thing: headgate.SharedValue("part", thing),
+    "value ": lambda thing: headgate.SharedValue("part", 1).set(thing),
+    "what function returned": lambda thing: headgate.SharedValue("part", 1).update(lambda _: thing),
+    "a root": lambda thing: headgate.WorkQueue("part", [1, thing]),
+    "the key of an item": lambda thing: headgate.WorkQueue("part", [1], key=lambda _: thing),
+    "a split": lambda thing: headgate.StaticSplitEnumerator([1, thing]),
+}
+"""Calls with a value that is carried as an event, and what the error names in place of an event."""
+
+
+@pytest.mark.parametrize("name", NOT_CARRIED)
+@pytest.mark.parametrize(
+    ("thing", "says"),
+    [
+        (THING, " is of type builtins.object"),
+        ({"a": [THING]}, "['a'][0] is of type builtins.object"),
+        (SURROGATE, " cannot be encoded: "),
+        (HUGE, " cannot be encoded: "),
+    ],
+    ids=["object", "inside", "surrogate", "huge"],
+)
+def test_a_value_that_an_event_cannot_carry_is_refused_by_its_name(name: str, thing: Any, says: str) -> None:
+    with pytest.raises(EventEncodeError) as refused:
+        NOT_CARRIED[name](thing)
+    assert str(refused.value).startswith(f"{name.strip()}{says}")
+    assert refused.value.__suppress_context__  # the text of the cause speaks of an event
 
 
 def test_the_tables_name_only_what_exists() -> None:

@@ -80,7 +80,7 @@ from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import WireLimits, encode_event
+from protocol.wire.codec import WireLimits, encode_argument
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
@@ -411,7 +411,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._replies.take(answer, waiting)
                 deferred = answer
             else:
-                payload = encode_event(answer, self._limits)
+                payload = encode_argument("the answer", answer, self._limits)
         except Exception as failure:  # it fails only the request, as in R97; the coordinator answers for its own state
             error, payload = describe_failure(failure)
             self._peer_log.warning("request failed", **attempt_keys(attempt), error=error, exc_info=failure)

@@ -361,7 +361,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         if state is None:
             self._restored = [None]
             return
-        fields = yield from decode_state_in_steps(HYBRID, state)
+        fields = yield from decode_state_in_steps(HYBRID, state, list)
         self._restored = list(fields[OLD] if OLD in fields else fields.values())
         if len(self._restored) > len(self._sources):
             raise ValueError(

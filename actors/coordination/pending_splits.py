@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from protocol.source_events import SplitAt, decode_split, encode_split, split_from_value, split_to_value
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import encode_argument
 from protocol.wire.state import Steps, drain, in_chunks
 
 __all__ = ["PendingSplits"]
@@ -45,7 +45,7 @@ class PendingSplits:
 
     def add(self, split: Any) -> bytes:
         """Let this be the last split; returns it encoded. Raises ``EventEncodeError`` if no event can have it."""
-        encoded = encode_event(split_to_value(split))  # with the limits of an event, which the state does not have
+        encoded = encode_argument("a split", split_to_value(split))  # the state does not have the limits of an event
         self._amounts.append(self._count(split))
         self._encoded.append(encoded)
         return encoded

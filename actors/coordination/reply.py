@@ -29,7 +29,7 @@ from protocol.describing import describe, is_a
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import WireLimits, encode_event
+from protocol.wire.codec import WireLimits, encode_argument
 
 CANCELLED = "the task no longer waits for this answer"
 """The answer to a request that was cancelled. Nobody reads it."""
@@ -180,7 +180,7 @@ class WaitingTask:
 
     def answer(self, value: Any) -> None:
         try:
-            payload = encode_event(value, self._open.limits)
+            payload = encode_argument("the answer", value, self._open.limits)
         except Exception as error:
             self.fail(error)
             if is_fatal(error):

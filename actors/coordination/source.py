@@ -55,7 +55,7 @@ from protocol.source_events import (
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import encode_argument
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks
 
@@ -244,7 +244,7 @@ class StaticSplitEnumerator(SplitEnumerator):
             yield
 
     def _restore(self, state: bytes) -> Steps[None]:
-        fields = yield from decode_state_in_steps(STATIC, state)
+        fields = yield from decode_state_in_steps(STATIC, state, list)
         if OLD in fields:
             yield from self._pending.restore_values_in_steps(fields[OLD])
         else:
@@ -380,7 +380,7 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        encoded = [encode_event(split_to_value(split)) for split in splits]
+        encoded = [encode_argument("a split", split_to_value(split)) for split in splits]
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
             self.splits_assigned += len(encoded)

@@ -43,7 +43,7 @@ from protocol.subtask.types import (
     UrgentBegan,
     UrgentHandled,
 )
-from protocol.wire.codec import decode_event, encode_event, encode_message
+from protocol.wire.codec import decode_event, encode_argument, encode_event, encode_message
 from protocol.wire.messages import (
     AttemptEnded,
     CoordinatorAwaited,
@@ -172,7 +172,7 @@ class Task:
         """Send a request to the coordinator. The error of a failed one is ``RequestFailed``. Raises as ``send``."""
         answer: Answer[Any] = Answer()
         self._requests.append(answer)
-        self._drive(RequestSubmitted(len(self._requests), encode_event(payload)))
+        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload)))
         return answer
 
     @checked(failure=ANY)

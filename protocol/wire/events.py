@@ -45,6 +45,7 @@ __all__ = [
     "EventSteps",
     "decode_event",
     "decode_event_in_steps",
+    "encode_argument",
     "encode_event",
     "part_of_payload",
     "run_steps",
@@ -61,6 +62,8 @@ _SETS = frozenset({set, frozenset})
 _CONTAINERS = _SETS | {list, tuple, dict}
 _PLAIN = _SCALARS | _CONTAINERS
 """Types of which the garbage collector shows exactly what msgpack would visit."""
+_EVENT = "the event"
+"""How texts name it, at their beginning."""
 _PART_HEAD = b"\x93" + mark(ExtensionType.PART_EVENT)
 """How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
 _MARK_START = b"\xc7\x00"
@@ -133,6 +136,14 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     if size > limits.event_bytes_max:
         raise _too_many_bytes(size, limits)
     return data
+
+
+def encode_argument(name: str, value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
+    """``encode_event`` for a value that its caller does not know as an event: the error says ``name`` instead."""
+    try:
+        return encode_event(value, limits)
+    except EventEncodeError as error:
+        raise EventEncodeError(str(error).replace(_EVENT, name, 1)) from error.__cause__
 
 
 def _encode_otherwise(value: object, error: Exception, limits: WireLimits) -> bytes:
@@ -348,7 +359,7 @@ def _check_value(root: object, limits: WireLimits) -> None:
         if items > limits.event_items_max:
             raise EventEncodeError(_too_many_items(inner, place, limits))
         if depth > limits.event_nesting_max:
-            raise EventEncodeError(f"the event nests deeper than {limits.event_nesting_max}: flatten it")
+            raise EventEncodeError(f"{_EVENT} nests deeper than {limits.event_nesting_max}: flatten it")
         keys = None
         if type(value) in _MAPS:
             if len(value) > limits.event_map_entries_max:
@@ -366,7 +377,7 @@ def _check_value(root: object, limits: WireLimits) -> None:
         containers += len(pending) - below
         if containers > limits.event_containers_max:
             raise EventEncodeError(
-                f"the event has more than {limits.event_containers_max} lists and maps: send it in parts, "
+                f"{_EVENT} has more than {limits.event_containers_max} lists and maps: send it in parts, "
                 "or send what belongs together as one bytes value"
             )
 
@@ -437,7 +448,7 @@ def _remedy(value: Any) -> str:
 def _too_many_bytes(size: int, limits: WireLimits) -> EventEncodeError:
     raised = "raise event_bytes_max of SidecarConfig, " if limits.is_a_setting else ""
     return EventEncodeError(
-        f"the event takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
+        f"{_EVENT} takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
         f"{raised}send it in parts, or send a reference to it"
     )
 
@@ -446,7 +457,7 @@ def _too_many_items(inner: Collection[Any], place: _Place | None, limits: WireLi
     items_max = limits.event_items_max
     if len(inner) > items_max:
         return f"{_path(place)} has {len(inner)} entries, more than {items_max}: send it in parts"
-    return f"the lists and maps of the event have more than {items_max} entries altogether: send it in parts"
+    return f"the lists and maps of {_EVENT} have more than {items_max} entries altogether: send it in parts"
 
 
 def _too_large_map(value: Any, place: _Place | None, limits: WireLimits) -> str:
@@ -462,7 +473,7 @@ def _path(place: _Place | None) -> str:
     while place is not None:
         place, key = place
         keys = f"[{show(key, 40)}]{keys}"
-    return f"the event{keys}"
+    return f"{_EVENT}{keys}"
 
 
 def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncodeError:
@@ -473,7 +484,7 @@ def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncode
     except EventEncodeError as found:
         return found
     return EventEncodeError(
-        f"the event cannot be encoded: {text_of(error)}. Integers have 64 bits; a str must be valid Unicode"
+        f"{_EVENT} cannot be encoded: {text_of(error)}. Integers have 64 bits; a str must be valid Unicode"
     )
 
 

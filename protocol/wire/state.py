@@ -179,25 +179,30 @@ def join_in_steps(pieces: Iterable[bytes | memoryview]) -> Steps[bytes]:
 # --- decoding -----------------------------------------------------------------------------------------------------
 
 
-def decode_state_in_steps(kind: str, data: bytes) -> Steps[dict[str, Any]]:
+def decode_state_in_steps(kind: str, data: bytes, old: type = dict) -> Steps[dict[str, Any]]:
     """Return the fields of a state of this ``kind``, or ``{OLD: value}`` if it was written before version 1.
+
+    ``old`` is the type of that value.
 
     Raises ``LocalProtocolError`` if it is neither: of another kind, of a later version, or damaged.
     """
     if not data.startswith(MAGIC):
         try:
-            return {OLD: (yield from decode_event_in_steps(data, STATE_LIMITS))}
+            value = yield from decode_event_in_steps(data, STATE_LIMITS)
         except RemoteProtocolError as error:
             raise LocalProtocolError(_not_a_state_of(kind)) from error
+        if type(value) is not old:
+            raise LocalProtocolError(_not_a_state_of(kind))
+        return {OLD: value}
     try:
         return (yield from _decode_fields(kind, data))
     except (StructError, RemoteProtocolError, UnicodeDecodeError, IndexError) as error:
         raise LocalProtocolError(f"the state of {kind} in the checkpoint is damaged: {error}") from error
 
 
-def decode_state(kind: str, data: bytes) -> dict[str, Any]:
+def decode_state(kind: str, data: bytes, old: type = dict) -> dict[str, Any]:
     """``decode_state_in_steps`` without a pause."""
-    fields: dict[str, Any] = run_steps(decode_state_in_steps(kind, data))
+    fields: dict[str, Any] = run_steps(decode_state_in_steps(kind, data, old))
     return fields
 
 

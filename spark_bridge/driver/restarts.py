@@ -9,12 +9,11 @@ again, after the delay that the restart strategy sets.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Protocol, TypeVar
 
 import anyio
@@ -261,22 +260,23 @@ def is_lazy(result: object) -> bool:
 
 
 PYTHON_TRACEBACK = "Traceback (most recent call last):"
-PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*(:.*)?")
-"""The line of a traceback that has the exception: ``package.Error: text``."""
+LINES_CHARS_MAX = 1000
+"""The whole text is in the exception that is chained."""
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Describe a failure in one line.
+    """Describe a failure in one line: what the exception that has caused it says, up to an empty or indented line.
 
     If a task's own code has failed, that is the last exception of the traceback from Python, which PySpark has copied
     into the text. Otherwise, Py4J's own first line names only its call, and the JVM's exception is the second.
     """
     lines = text_of(error).strip().splitlines() or [""]
     begins = next((number for number, line in enumerate(lines) if PYTHON_TRACEBACK in line), len(lines))
-    traceback = takewhile(lambda line: not line.startswith("\tat "), lines[begins + 1 :])
-    exceptions = [line for line in traceback if PYTHON_ERROR.fullmatch(line)]
-    if exceptions:
-        return exceptions[-1]
-    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
-        return lines[1].lstrip(": ")
-    return lines[0]
+    traceback = list(takewhile(lambda line: not line.startswith("\tat "), lines[begins + 1 :]))
+    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
+    if frames:
+        lines = list(dropwhile(lambda line: line.startswith("  "), traceback[frames[-1] :])) or lines
+    elif len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        lines = [lines[1].lstrip(": "), *lines[2:]]
+    text = " ".join(takewhile(lambda line: line[:1].strip(), lines))
+    return text if len(text) <= LINES_CHARS_MAX else f"{text[: LINES_CHARS_MAX - 3]}..."

@@ -377,8 +377,9 @@ class Sidecar(PartFactories):
         continues it. ``input_id`` names the input, for example by its date. Use it for a job that a scheduler repeats
         if its driver dies: if that happens between the last checkpoint and the end of the program, only the name shows
         that everything is written. A run with the name of the last input continues it or, if it was finished, skips all
-        of it. A run with another name is refused while an input is unfinished. If the action has several jobs over one
-        operator, give each a separate call of ``run``. Batch mode ignores it.
+        of it. A run with another name is refused while an input is unfinished. If the action has several jobs, give
+        each of them a separate operator: each job over one operator is another run of it, which begins at its first
+        record, and a repeat is refused once the second job has completed a checkpoint. Batch mode ignores it.
 
         If the action is interrupted (Ctrl-C, or the interrupt of a notebook's kernel), its jobs fail, and this raises
         ``KeyboardInterrupt``.

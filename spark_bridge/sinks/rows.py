@@ -4,13 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from protocol.describing import type_name
+from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.describing import show, type_name
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
-__all__ = ["check_columns", "refuse_unknown", "rows_of"]
+__all__ = ["LONE_SURROGATE", "check_columns", "naming_lone_surrogates", "refuse_unknown", "rows_of"]
+
+LONE_SURROGATE = (
+    "it has a lone surrogate, which UTF-8 cannot encode: replace it, as text.encode('utf-8', 'replace').decode() does, "
+    "or write bytes"
+)
 
 
 def check_columns(columns: Sequence[str]) -> None:
@@ -59,3 +66,25 @@ def refuse_unknown(names: Iterable[str], columns: Sequence[str]) -> None:
         raise ValueError(
             f"the sink has no columns {unknown}, only {list(columns)}: leave them out, or name them in the sink"
         )
+
+
+@contextmanager
+def naming_lone_surrogates(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> Iterator[None]:
+    """Raise ``ValueError`` that names row and column in place of ``UnicodeEncodeError``, which names neither."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        for row in rows:
+            for column, value in zip(columns, row, strict=True):
+                if _has_lone_surrogate(value):
+                    text = f"column {column!r} of the row {show(row, SHOWN_CHARS_MAX)} cannot be written"
+                    raise ValueError(f"{text}: {LONE_SURROGATE}") from error
+        raise
+
+
+def _has_lone_surrogate(value: Any) -> bool:
+    if isinstance(value, str):
+        return any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, Mapping):
+        return any(map(_has_lone_surrogate, (*value, *value.values())))
+    return isinstance(value, list | tuple) and any(map(_has_lone_surrogate, value))

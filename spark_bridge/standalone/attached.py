@@ -16,7 +16,7 @@ from actors.logs import get_logger
 from protocol.arguments import ACTION, WAIT, checked
 from protocol.errors import EventEncodeError
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import encode_argument
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.addresses import ADDRESS, parse_address
@@ -228,7 +228,7 @@ class AttachedSidecar(StaysOnDriver):
         """
         self._require_attached()
         try:
-            encode_event(payload, CONTROL_LIMITS)
+            encode_argument("payload", payload, CONTROL_LIMITS)
         except EventEncodeError as error:
             raise EventEncodeError(
                 f"the payload of a request to operator {operator_id!r} cannot be sent to the sidecar's process: {error}"

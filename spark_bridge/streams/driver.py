@@ -90,7 +90,7 @@ class _State:
 
     @classmethod
     def unpack_in_steps(cls, state: bytes) -> Steps[_State]:
-        fields = yield from decode_state_in_steps(_PLAN, state)
+        fields = yield from decode_state_in_steps(_PLAN, state, list)
         if OLD in fields:
             return (yield from cls._unpack_old(*fields[OLD]))
         splits, batches = iter(fields["splits"]), []

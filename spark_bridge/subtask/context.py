@@ -20,7 +20,7 @@ from protocol.subtask.types import (
     MailboxItem,
     MailboxStart,
 )
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import Registered
 from spark_bridge.subtask.channel import ChannelStatistics, SubtaskChannel
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -189,7 +189,7 @@ class SubtaskContext(Generic[Sent]):
             )
         self._refuse_to_wait_inside_urgent("request")
         self._refuse_to_wait_inside_open("request", "Ask in process()")
-        return decode_event(self._channel.ask(encode_event(payload, self._limits), timeout_s))
+        return decode_event(self._channel.ask(encode_argument("payload", payload, self._limits), timeout_s))
 
     @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:

@@ -545,7 +545,7 @@ async def test_in_streaming_mode_a_revoked_success_is_a_failure_like_any_other()
 
 
 async def test_the_static_enumerator_hands_out_its_splits_in_batches_and_then_no_more() -> None:
-    coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator("abcde", state, batch_size=2))
+    coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator(list("abcde"), state, batch_size=2))
     async with running_operator(coordinator) as world:
         (reader,) = await readers(world, 0)
         for _ in range(4):
@@ -556,7 +556,7 @@ async def test_the_static_enumerator_hands_out_its_splits_in_batches_and_then_no
 
 
 async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_its_place() -> None:
-    coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator("abcde", state, batch_size=2))
+    coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator(list("abcde"), state, batch_size=2))
     async with running_operator(coordinator) as world:
         one, two = await readers(world, 0, 1)
         one.request_split()
@@ -584,10 +584,10 @@ async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_it
 
 
 async def test_a_restored_enumerator_with_nothing_left_does_not_begin_again() -> None:
-    enumerator = StaticSplitEnumerator("abc", await StaticSplitEnumerator([]).snapshot_state(1))
+    enumerator = StaticSplitEnumerator(list("abc"), await StaticSplitEnumerator([]).snapshot_state(1))
     assert enumerator.pending_count == 0
 
 
 def test_a_batch_has_at_least_one_split() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        StaticSplitEnumerator("abc", batch_size=0)
+        StaticSplitEnumerator(list("abc"), batch_size=0)

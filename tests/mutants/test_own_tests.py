@@ -23,10 +23,11 @@ from tests.fuzz import pure, test_large_events
 from tests.headgate import test_hostile_values
 from tests.mutants.mutant import Mutant, catalogue
 from tests.primitives import test_shared_value_files
-from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake
+from tests.protocol import test_codec, test_event_classes, test_event_values, test_fragments, test_handshake, test_state
 from tests.spark_bridge import (
     test_actions,
     test_broken_operators,
+    test_restarts,
     test_router,
     test_server_incomplete,
     test_server_shares,
@@ -34,6 +35,7 @@ from tests.spark_bridge import (
     test_tls,
     test_wrong_arguments,
 )
+from tests.spark_bridge.sinks import test_tables
 
 CATALOGUE = catalogue(r"""
 forged-file [new; H110]
@@ -166,6 +168,36 @@ any-type [feared; H165]
   @ protocol.arguments:_Expected.check
   - if not has_type(value, self.hint) or (
   + if (
+keys-for-elements [found; H165]
+  A dict passes where a list is meant, and its values are dropped.
+  @ protocol.arguments:_has_elements
+  - and not issubclass(origin, collections.abc.Mapping):
+  + and False:
+array-of-anything [found; H165]
+  A collection that is neither a list nor a set may have any elements.
+  @ protocol.arguments:_has_elements
+  - if not args or not isinstance(value, collections.abc.Collection):
+  + if not args or not isinstance(value, list | tuple | set | frozenset | dict):
+value-called-an-event [found; H165]
+  The error for a value that cannot be carried speaks of an event, which its caller does not know.
+  @ protocol.wire.events:encode_argument
+  - str(error).replace(_EVENT, name, 1)
+  + str(error)
+last-line-of-a-failure [found; H69]
+  The text of a failure is the last line of the exception.
+  @ spark_bridge.driver.restarts:_in_one_line
+  - " ".join(takewhile(lambda line: line[:1].strip(), lines))
+  + [*takewhile(lambda line: line[:1].strip(), lines), ""][-2]
+nameless-row [found; H171]
+  A row that UTF-8 cannot encode is refused without its name.
+  @ spark_bridge.sinks.rows:naming_lone_surrogates
+  - if _has_lone_surrogate(value):
+  + if False:
+any-old-state [found; H164]
+  Any bytes that decode are a state of an earlier release.
+  @ protocol.wire.state:decode_state_in_steps
+  - if type(value) is not old:
+  + if False:
 any-element [feared; H165]
   A list of seconds may contain what is not a number of seconds.
   @ protocol.arguments:_Expected.check
@@ -336,6 +368,24 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
     ],
     "broken-operator-is-not-noticed": [broken_operators],
     "broken-operator-takes-tasks": [broken_operators],
+    "keys-for-elements": [partial(refused, "StaticSplitEnumerator(splits)")],
+    "array-of-anything": [partial(refused, "Sidecar.run(operators)")],
+    "value-called-an-event": [
+        partial(
+            test_arguments.test_a_value_that_an_event_cannot_carry_is_refused_by_its_name, "value", object(), " is of"
+        )
+    ],
+    "last-line-of-a-failure": [
+        partial(
+            test_restarts.test_the_text_has_the_lines_of_the_exception_up_to_an_empty_or_indented_one, "a\nb", "a b"
+        )
+    ],
+    "nameless-row": [
+        in_a_folder(
+            partial(test_tables.test_a_row_with_a_lone_surrogate_is_named_with_its_column, make=test_tables.delta)
+        )
+    ],
+    "any-old-state": [test_state.test_another_kind_a_later_version_and_other_bytes_are_refused],
     "any-element": [partial(refused, "sinks.SinkCommitter(retry_delays_s)")],
     "async-for-plain": [partial(refused, "SharedValue.update(function)")],
     "stranger-class": [partial(refused, "SourceCoordinator(enumerator)")],

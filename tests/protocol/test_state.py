@@ -162,7 +162,7 @@ def test_another_kind_a_later_version_and_other_bytes_are_refused() -> None:
     later = MAGIC + b"\x02" + encode_state(KIND, {})[len(MAGIC) + 1 :]
     with pytest.raises(LocalProtocolError, match="has version 2, and this release reads version 1: restore it with a"):
         decode_state(KIND, later)
-    for other in (b"\xc1headgate-chain-1", b"", b"{}", MAGIC, MAGIC[:5]):
+    for other in (b"\xc1headgate-chain-1", b"", b"{}", b"x", encode_event([1]), MAGIC, MAGIC[:5]):
         with pytest.raises(LocalProtocolError, match="a test"):
             decode_state(KIND, other)
 

@@ -107,6 +107,7 @@ TABLE: dict[str, tuple[Build, str]] = {
         lambda on, base: on("a", 2)(base).repartition(2).cartesian(on("b", 2)(base).repartition(2)),
         "",
     ),
+    "cartesian with one partition": (lambda on, base: on("a", 2)(base).cartesian(base.coalesce(1)), ""),
     "cogroup": (lambda on, base: pairs(on("a", 2)(base)).cogroup(pairs(on("b", 2)(base))), NUMBERED),
     "cogroup, repartitioned after the subtasks": (
         lambda on, base: pairs(on("a", 2)(base).repartition(2)).cogroup(pairs(on("b", 2)(base).repartition(2))),

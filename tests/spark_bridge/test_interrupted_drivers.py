@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pyspark import SparkContext
 
 from actors.coordination import OperatorCoordinator
 from protocol.errors import EventEncodeError
@@ -37,6 +38,9 @@ from tests.spark_bridge.test_relay_records import record, text
 
 SECRET = b"the secret of this application!!"
 JOB = 7
+
+NOT_ASKED = object.__new__(SparkContext)
+"""The driver of these tests starts no Spark."""
 
 
 class Waiting(OperatorCoordinator):
@@ -152,7 +156,7 @@ def attach(served: Served, tmp_path: Path) -> Callable[[], AttachedSidecar]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET.hex())
     secret.chmod(0o600)
-    return lambda: AttachedSidecar(object(), f"127.0.0.1:{served.port}", secret_file=secret, connect_timeout_s=60.0)
+    return lambda: AttachedSidecar(NOT_ASKED, f"127.0.0.1:{served.port}", secret_file=secret, connect_timeout_s=60.0)
 
 
 CALLS: dict[str, Callable[[AttachedSidecar], object]] = {

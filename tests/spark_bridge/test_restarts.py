@@ -168,11 +168,31 @@ async def test_the_text_names_the_exception_of_a_task_not_the_beginning_of_its_t
         "    raise\n"
         "    ^^^^^\n"
         "job.NoRows: the table has no rows: fill it\n"
+        'CONTEXT:  COPY staged, line 1, column b: "x"\n'
+        "  ^\n"
     )
-    with pytest.raises(
-        RestartsExhausted, match=r"the last failure was RuntimeError: job\.NoRows: the table .* fill it$"
-    ):
+    shown = r'job\.NoRows: the table .* fill it CONTEXT:  COPY staged, line 1, column b: "x"'
+    with pytest.raises(RestartsExhausted, match=rf"the last failure was RuntimeError: {shown}$"):
         await restarter.failed(RuntimeError(text.format(traceback=traceback)))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("first\nsecond\n\nthird", "first second"),
+        ("first\nsecond\n  at third\nfourth", "first second"),
+        ("", ""),
+        ("\n\n", ""),
+        ("x" * 5000, "x" * 997 + "..."),
+        ('Traceback (most recent call last):\n  File "a.py", line 1\n    int(text)', "Traceback .*"),
+        ("Traceback (most recent call last):\nValueError: no frames", "Traceback .*"),
+    ],
+)
+async def test_the_text_has_the_lines_of_the_exception_up_to_an_empty_or_indented_one(text: str, shown: str) -> None:
+    runs, restarter = await begun(FixedDelay(restarts_max=0))
+    runs.failed = 1
+    with pytest.raises(RestartsExhausted, match=rf"the last failure was RuntimeError: {shown}$"):
+        await restarter.failed(RuntimeError(text))
 
 
 def test_a_blocking_run_calls_the_action_again_on_the_calling_thread() -> None:

@@ -46,7 +46,7 @@ def test_a_url_elsewhere_is_refused(directory: str) -> None:
 
 @pytest.mark.parametrize("roots", ["/data", Path("/data")])
 def test_one_directory_in_place_of_a_list_is_refused(roots: Any) -> None:
-    with pytest.raises(TypeError, match=r"savepoint_roots must be a list, not .*/data"):
+    with pytest.raises(TypeError, match=r"savepoint_roots must be a list .*, not .*/data"):
         SidecarConfig(savepoint_roots=roots)
 
 

@@ -285,7 +285,7 @@ class _GroupCoordinator(OperatorCoordinator):
 
     async def _decoded(self, state: bytes) -> tuple[int, bytes]:
         try:
-            match await in_turns(decode_state_in_steps(_GROUP, state)):
+            match await in_turns(decode_state_in_steps(_GROUP, state, list)):
                 case {"step": int(step), "blob": bytes(blob)} | {"": [int(step), bytes(blob)]}:
                     return step, blob
         except LocalProtocolError as error:

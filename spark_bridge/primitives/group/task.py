@@ -16,7 +16,7 @@ from protocol.arguments import INT64, Rule, checked
 from protocol.describing import describe, type_name
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.group import SAVE
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_argument, encode_event
 from spark_bridge.primitives.group.guard import SocketGuard, addresses_of
 from spark_bridge.primitives.group.messages import (
     Admitted,
@@ -111,7 +111,7 @@ class GroupMember:
 
         ``value`` is anything that an event can carry. All values together must fit into one event.
         """
-        return [decode_event(one) for one in self._call("all_gather()", encode_event(value))]
+        return [decode_event(one) for one in self._call("all_gather()", encode_argument("value", value))]
 
     @checked()
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
@@ -121,7 +121,7 @@ class GroupMember:
         """
         if not 0 <= root < self.world_size:
             raise ValueError(f"root must be a rank from 0 to {self.world_size - 1}, not {root}")
-        (sent,) = self._call(f"broadcast(root={root})", encode_event(value) if self.rank == root else None)
+        (sent,) = self._call(f"broadcast(root={root})", encode_argument("value", value) if self.rank == root else None)
         return decode_event(sent)
 
     @checked()

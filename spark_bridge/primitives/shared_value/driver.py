@@ -111,7 +111,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
             TimedOut: some tasks have not applied it in time; the text names them. They will get it nevertheless.
             LocalProtocolError: ``wait`` on the sidecar's own event loop, which has to run meanwhile.
         """
-        return self.update(lambda _: value, wait=wait, timeout_s=timeout_s)
+        return self._update(lambda _: value, "value", wait=wait, timeout_s=timeout_s)
 
     @checked(timeout_s=WAIT)
     def update(
@@ -121,6 +121,9 @@ class SharedValue(SharedValueInTask[T], Primitive):
 
         ``function`` must return a new object and leave its argument as it is. Otherwise as ``set``.
         """
+        return self._update(function, "what function returned", wait=wait, timeout_s=timeout_s)
+
+    def _update(self, function: Callable[[T], T], what: str, *, wait: Literal["none", "all"], timeout_s: float) -> int:
         with self._lock:
             halves = list(self._halves)
             if wait == "all" and any(half.thread == threading.get_ident() for half in halves):
@@ -129,7 +132,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
                     'await asyncio.to_thread(value.set, new, wait="all")'
                 )
             value = function(self._value)
-            payload = encode_value(value)
+            payload = encode_value(value, what)
             changes = difference(self._value, value)
             change = None if changes is None else encode_value(list(changes))
             if change is not None and (len(change) > LARGE_BYTES or 2 * len(change) > len(payload)):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_argument
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 
 __all__ = [
@@ -50,9 +50,9 @@ _LIMITS = WireLimits(
 )
 
 
-def encode_value(value: Any) -> bytes:
+def encode_value(value: Any, name: str = "value") -> bytes:
     """Raises ``EventEncodeError`` if an event could not carry the value, whatever its size, or above 256 MiB."""
-    return encode_event(value, _LIMITS)
+    return encode_argument(name, value, _LIMITS)
 
 
 def decode_value(payload: bytes) -> Any:

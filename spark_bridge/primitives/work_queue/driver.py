@@ -24,7 +24,7 @@ from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnu
 from actors.coordination.turns import Begun, in_turns
 from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.errors import LocalProtocolError
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks, is_state_of
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
@@ -90,7 +90,7 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         Primitive.__init__(self, name)
         self._in_hand = in_hand
         self._roots = [
-            (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_event(root))
+            (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_argument("a root", root))
             for number, root in enumerate(roots)
         ]
         self._latest: _Enumerator | None = None

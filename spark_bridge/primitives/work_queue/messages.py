@@ -14,7 +14,7 @@ from typing import Any
 
 from protocol.describing import show
 from protocol.values import value
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import encode_argument
 
 __all__ = ["KeepItems", "Report", "ReturnItems", "id_of_child", "id_of_key", "parse_report", "parse_return"]
 
@@ -34,7 +34,7 @@ def id_of_child(parent: int, number: int) -> int:
 
 def id_of_key(key: Any) -> int:
     """The id of every item with this key. 63 bits."""
-    return _hashed(b"key", encode_event(key))
+    return _hashed(b"key", encode_argument("the key of an item", key))
 
 
 def _hashed(kind: bytes, data: bytes) -> int:

@@ -13,7 +13,7 @@ from protocol.arguments import INT64, Rule, checked
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
-from protocol.wire.codec import encode_event
+from protocol.wire.codec import encode_argument
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import OLD, decode_state, encode_state
 from spark_bridge.primitives.work_queue.messages import (
@@ -184,7 +184,7 @@ class WorkQueuePart(TaskPart):
         for item in items:
             id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
             self._children += 1
-            encode_event(item)  # so that the caller hears of an item that cannot be sent
+            encode_argument("an item", item)  # so that the caller hears of an item that cannot be sent
             self._found.append((id_, priority, item))
             if len(self._found) >= FOUND_MAX:
                 self._report(self._asked)
@@ -197,12 +197,7 @@ class WorkQueuePart(TaskPart):
 
 
 KEY = Rule("a function of an item, such as `lambda item: item.url`", callable)
-ITEMS = Rule(
-    "several items, such as a list with one",
-    lambda items: isinstance(items, Iterable) and not isinstance(items, str | bytes | bytearray),
-    is_type=True,
-)
-"""The characters of a text are not meant."""
+ITEMS = Rule("several items, such as a list with one", lambda items: True)
 
 
 def _state_of(items: list[Item]) -> bytes:
@@ -212,7 +207,7 @@ def _state_of(items: list[Item]) -> bytes:
 def _items_of(state: bytes) -> list[Item]:
     if not state:
         return []
-    fields = decode_state(_HAND, state)
+    fields = decode_state(_HAND, state, list)
     return [cast("Item", tuple(item)) for item in (fields[OLD] if OLD in fields else fields["items"])]
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import AT_LEAST_1, ID, checked
-from protocol.describing import type_name
+from protocol.arguments import AT_LEAST_1, ID, SHOWN_CHARS_MAX, checked
+from protocol.describing import show, type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
 from spark_bridge.sinks.files.sealed import SealedFile, check_affixes
+from spark_bridge.sinks.rows import LONE_SURROGATE
 from spark_bridge.sinks.two_phase.errors import SinkBroken
 from spark_bridge.sinks.two_phase.parts import Committable, prepared_events
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
@@ -88,7 +89,7 @@ class SinkWriter:
         """Write bytes unchanged, or text as one line, to which a line feed is added.
 
         Raises:
-            ValueError: the text contains a line feed, so it would be read as two rows.
+            ValueError: the text contains a line feed, so it would be read as two rows, or a lone surrogate.
             TypeError: the row is neither text nor bytes.
             SinkBroken: an earlier write failed.
             OSError: this write failed. The contents of the part are unknown, and it will never be published.
@@ -96,7 +97,10 @@ class SinkWriter:
         if isinstance(row, str):
             if "\n" in row:
                 raise ValueError("a row of text must not contain a line feed: escape it, or write bytes")
-            row = f"{row}\n".encode()
+            try:
+                row = f"{row}\n".encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"the row {show(row, SHOWN_CHARS_MAX)} cannot be written: {LONE_SURROGATE}") from error
         elif not isinstance(row, (bytes, bytearray, memoryview)):
             raise TypeError(
                 f"a {type_name(row)} is not a line of a file: yield text or bytes from the stage before the sink, "

@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from spark_bridge.sinks.parquet.folder import DataFolder
-from spark_bridge.sinks.rows import refuse_unknown, rows_of
+from spark_bridge.sinks.rows import naming_lone_surrogates, refuse_unknown, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -74,7 +74,8 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
-        arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        with naming_lone_surrogates(self._rows, self._schema.names):
+            arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._rows = []
         self._append(pyarrow.Table.from_arrays(arrays, schema=self._schema))
 

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from spark_bridge.sinks.postgres.table import PostgresTable, gid_of
-from spark_bridge.sinks.rows import rows_of
+from spark_bridge.sinks.rows import naming_lone_surrogates, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -70,7 +70,7 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         columns = sql.SQL("headgate_sink, headgate_part, headgate_row, {}" if staged else "{}").format(
             self._table.column_list
         )
-        with self._connection.cursor() as cursor:
+        with self._connection.cursor() as cursor, naming_lone_surrogates(self._rows, self._table.columns):
             with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(into, columns)) as copy:
                 for number, row in enumerate(self._rows, start=self._rows_copied):
                     copy.write_row((self._context.sink, self._part.name, number, *row) if staged else row)

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from spark_bridge.sinks.redis.keys import RedisStream, connect
-from spark_bridge.sinks.rows import rows_of
+from spark_bridge.sinks.rows import naming_lone_surrogates, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -63,7 +63,7 @@ class RedisWriter(TwoPhaseWriter[Any]):
             self._part, self._rows_staged = Committable(self._context.next_name()), 0
         sink = self._context.sink
         staged = self._stream.staged(sink, self._part.name)
-        with self._client.pipeline() as commands:
+        with self._client.pipeline() as commands, naming_lone_surrogates(self._rows, self._stream.columns):
             commands.sadd(self._stream.parts(sink), self._part.name)
             for number, row in enumerate(self._rows, start=self._rows_staged + 1):
                 commands.xadd(staged, _fields(self._stream.columns, row), id=f"0-{number}")

@@ -24,8 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from protocol.arguments import ID, checked
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
@@ -80,7 +81,13 @@ class PartName:
         )
 
 
-class Committable(NamedTuple):
+class _Committable(NamedTuple):
+    name: str
+    payload: Any = None
+    checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT
+
+
+class Committable(_Committable):
     """One prepared part: what a writer hands to the committer, through the checkpoint.
 
     Attributes:
@@ -90,9 +97,11 @@ class Committable(NamedTuple):
             it.
     """
 
-    name: str
-    payload: Any = None
-    checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT
+    __slots__ = ()
+
+    @checked(checkpoint_id=ID)
+    def __new__(cls, name: str, payload: Any = None, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> Self:
+        return super().__new__(cls, name, payload, checkpoint_id)
 
     @property
     def prepared_at_end(self) -> bool:
@@ -187,7 +196,7 @@ def committables_from(entries: Sequence[Any]) -> tuple[Committable, ...]:
     committables = []
     for entry in entries:
         match entry:
-            case [str(name), payload, int(checkpoint_id)] if PartName.parse(name) is not None:
+            case [str(name), payload, int(checkpoint_id)] if PartName.parse(name) and type(checkpoint_id) is int:
                 committables.append(Committable(name, payload, checkpoint_id))
             case _:
                 raise ValueError(f"not a prepared part: {entry!r}")

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from headgate.sinks import DeltaSink, IcebergSink, PostgresSink, RedisStreamsSink
+from headgate.sinks import DeltaSink, IcebergSink, PostgresSink, RedisStreamsSink, SinkWriterContext
 from headgate.testing import SinkCase, SinkTarget, sink_cases
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.postgres.task import PostgresWriter
@@ -76,6 +76,19 @@ class PostgresTarget(SinkTarget):
     def _exists(self, table: str) -> bool:
         found = self._connection.execute("SELECT to_regclass(%s)", (f"suite.{table}",)).fetchone()
         return found is not None and found[0] is not None
+
+
+def test_a_row_with_a_lone_surrogate_is_named_with_its_column_before_redis_has_it(redis_server: RedisServer) -> None:
+    writer = RedisStreamsSink(redis_server.url, "rows", COLUMNS).writer(SinkWriterContext("out", 0, 0))
+    columns = COLUMNS[1:]
+    row = [1, *("\ud800" for _ in columns)]
+    writer.write(row)
+    with pytest.raises(
+        ValueError, match=rf"column '{columns[0]}' of the row .* cannot be written: it has a lone"
+    ):  # H171
+        writer.prepare()
+    assert not redis_server.connect().keys("*")
+    writer.close()
 
 
 class RedisTarget(SinkTarget):

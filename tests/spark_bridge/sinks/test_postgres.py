@@ -85,6 +85,20 @@ def test_a_record_that_does_not_fit_says_why(postgres: Postgres, record: Any, sa
         task.prepare(record)
 
 
+@pytest.mark.parametrize("text", ["\ud800", ["a", "\ud800"]], ids=["text", "array"])
+def test_a_row_with_a_lone_surrogate_is_named_with_its_column(
+    postgres: Postgres, database: psycopg.Connection, text: Any
+) -> None:  # H171
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id", "what"])
+    committer(sink)
+    task = Task(sink)
+    with pytest.raises(
+        ValueError, match=r"column 'what' of the row \(2, .*\) cannot be written: it has a lone surrogate"
+    ):
+        task.prepare((1, "a"), (2, text))
+    task.close()
+
+
 def test_with_a_key_the_last_row_counts_in_the_order_of_checkpoints_and_rows(
     postgres: Postgres, database: psycopg.Connection
 ) -> None:

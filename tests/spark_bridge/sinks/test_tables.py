@@ -65,6 +65,14 @@ def test_arrow_batches_and_single_rows_go_into_one_file(tmp_path: Path, make: An
 
 
 @pytest.mark.parametrize("make", [delta, iceberg])
+def test_a_row_with_a_lone_surrogate_is_named_with_its_column(tmp_path: Path, make: Any) -> None:  # H171
+    with pytest.raises(
+        ValueError, match=r"column 'what' of the row \(2, '\\ud800'\) cannot be written: .*: replace it"
+    ):
+        prepare(make(tmp_path), (1, "a"), (2, "\ud800"))
+
+
+@pytest.mark.parametrize("make", [delta, iceberg])
 def test_a_column_that_a_batch_lacks_is_null_and_an_unknown_one_is_refused(tmp_path: Path, make: Any) -> None:
     sink = make(tmp_path)
     driver = committer(sink)

@@ -106,6 +106,16 @@ def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
     assert writer.seal(1)[0].rows == 1
 
 
+def test_a_row_with_a_lone_surrogate_is_named(url: str) -> None:  # H171
+    writer = a_writer(url)
+    with pytest.raises(
+        ValueError, match=r"the row 'a\\ud800' cannot be written: it has a lone surrogate.*: replace it"
+    ):
+        writer.write("a\ud800")
+    writer.write("a")
+    assert writer.seal(1)[0].rows == 1
+
+
 def test_what_is_neither_text_nor_bytes_is_refused(url: str) -> None:
     writer: Any = a_writer(url)
     with pytest.raises(TypeError, match="a dict is not a line of a file: yield text or bytes from the stage before"):
