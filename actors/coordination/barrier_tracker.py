@@ -169,6 +169,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 report_s=self._config.method_report_s,
                 limits=self._config.wire_limits,
                 look_at_run=lambda: self._ports.look_at_run(self._run_id),
+                is_pending=lambda checkpoint_id: checkpoint_id in self._machine.pending_ids,
             ),
             name="coordinator",
             mailbox=UNBOUNDED,

@@ -32,6 +32,11 @@ cancelled-checkpoint-is-not-known [found; H160 H176]
   @ spark_bridge.driver.operators:Operators.checkpoint
   - operator.tracker_ref.tell(WithdrawCheckpoint(reply_to))
   + pass
+snapshot-of-an-aborted-checkpoint-is-taken-later [found; H160]
+  A coordinator that was busy takes a snapshot for a checkpoint that was given up meanwhile.
+  @ actors.coordination.coordinator:CoordinatorActor._take_snapshot
+  - if not self._is_pending(checkpoint_id):
+  + if False:
 savepoint-of-a-cancelled-call-stays [found; H160 H176]
   The file of a savepoint stays, although its caller was cancelled and nobody knows its name.
   @ actors.coordination.barrier_tracker:BarrierTrackerActor._end_checkpoint
