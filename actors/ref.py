@@ -68,6 +68,12 @@ class Reply(Generic[T]):
         """Whether the ``ask`` still waits for the answer."""
         return not self._future.done()
 
+    @property
+    def answered(self) -> T | None:
+        """The answer, which an ``ask`` that was cancelled meanwhile has not returned; None if there is none."""
+        future = self._future
+        return future.result() if future.done() and not future.cancelled() and future.exception() is None else None
+
     def answer(self, value: T) -> bool:
         """Give the answer. Returns False, and ``value`` becomes a dead letter, if the ``ask`` is over."""
         if self._future.done():

@@ -48,6 +48,7 @@ from actors.coordination.messages import (
     ViewGateways,
     ViewOperator,
     WithdrawBatch,
+    WithdrawCheckpoint,
 )
 from actors.coordination.open_gateways import OpenGateways
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
@@ -63,6 +64,7 @@ from protocol.attempts import (
 )
 from protocol.barrier_tracker import (
     ONE_OF_MANY,
+    AbortRequested,
     BarrierTracker,
     CheckpointTriggered,
     CloseSubtask,
@@ -167,6 +169,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 report_s=self._config.method_report_s,
                 limits=self._config.wire_limits,
                 look_at_run=lambda: self._ports.look_at_run(self._run_id),
+                is_pending=lambda checkpoint_id: checkpoint_id in self._machine.pending_ids,
             ),
             name="coordinator",
             mailbox=UNBOUNDED,
@@ -200,8 +203,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._gateways.tell_all(message)
             case AwaitSettled(reply_to):
                 self._awaiting_settled.append(reply_to)
-            case RequestCheckpoint(reply_to, savepoint_directory):
-                self._trigger(context, now, reply_to, savepoint_directory)
+            case RequestCheckpoint() | WithdrawCheckpoint():
+                self._take_request(context, now, message)
             case AnnounceBatch() | WithdrawBatch() | BatchDone():
                 self._take_batch(context, now, message)
             case LedgerDecided():
@@ -264,6 +267,14 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             return
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
+
+    def _take_request(
+        self, context: ActorContext[TrackerMessage], now: float, message: RequestCheckpoint | WithdrawCheckpoint
+    ) -> None:
+        if isinstance(message, RequestCheckpoint):
+            self._trigger(context, now, message.reply_to, message.savepoint_directory)
+        elif (checkpoint_id := self._requests.withdrawn(message.reply_to)) is not None:
+            self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
 
     def _take_batch(
         self, context: ActorContext[TrackerMessage], now: float, message: AnnounceBatch | WithdrawBatch | BatchDone
@@ -415,7 +426,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         async def write(checkpoint: CompletedCheckpoint) -> None:
             await self._ports.store_savepoint(checkpoint, directory)
 
-        self._writes.start(checkpoint, write, None)
+        self._writes.start(checkpoint, write, self._ports.discard_savepoint)
 
     def _end_checkpoint(
         self,
@@ -433,9 +444,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._coordinator_ref.tell(effect)
                 self._requests.completed(checkpoint_id, now)
             case EndSavepoint():
-                self._writes.kept(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
-                self._requests.savepoint_completed(checkpoint_id)
+                if self._requests.savepoint_completed(checkpoint_id):
+                    self._writes.kept(checkpoint_id)
+                else:
+                    self._writes.take_back(checkpoint_id)
             case NotifyCheckpointAborted(reason=reason, in_doubt=in_doubt):
                 context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors import Reply
 from actors.coordination.statistics import OperatorStatistics
@@ -70,11 +70,19 @@ class CheckpointRequests:
         if request.reply_to is not None:
             request.reply_to.answer(checkpoint_id)
 
-    def savepoint_completed(self, checkpoint_id: int) -> None:
+    def savepoint_completed(self, checkpoint_id: int) -> bool:
+        """A savepoint is complete. False if nobody waits for it any more, so that nobody would learn its name."""
         request = self._open.pop(checkpoint_id)
         self._statistics.savepoints_completed += 1
-        if request.reply_to is not None:
-            request.reply_to.answer(checkpoint_id)
+        return request.reply_to is not None and request.reply_to.answer(checkpoint_id)
+
+    def withdrawn(self, reply_to: Reply[int]) -> int | None:
+        """The requester waits no longer, and gets no answer. Returns the id of its checkpoint; None if it is over."""
+        for checkpoint_id, request in self._open.items():
+            if request.reply_to is reply_to:
+                self._open[checkpoint_id] = replace(request, reply_to=None)
+                return checkpoint_id
+        return None
 
     def aborted(self, checkpoint_id: int, reason: str, *, final_pending: bool, written: bool) -> None:
         """A checkpoint was aborted.

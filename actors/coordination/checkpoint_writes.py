@@ -22,7 +22,7 @@ _RETRY_S_MAX = 60.0
 @dataclass(frozen=True, slots=True)
 class _Write:
     work: Background
-    discard: Discard | None
+    discard: Discard
 
 
 class CheckpointWrites:
@@ -46,11 +46,11 @@ class CheckpointWrites:
         self,
         checkpoint: CompletedCheckpoint,
         write: Callable[[CompletedCheckpoint], Awaitable[None]],
-        discard: Discard | None,
+        discard: Discard,
     ) -> None:
         """Begin the write. ``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back first.
 
-        ``discard``: how to remove what it wrote; None if that may stay.
+        ``discard``: how to remove what it wrote.
         """
         checkpoint_id = checkpoint.checkpoint_id
         work = self._context.run(
@@ -72,9 +72,8 @@ class CheckpointWrites:
         """
         write = self._writes.pop(checkpoint_id)
         write.work.cancel()
-        if write.discard is not None:
-            self._in_doubt.add(checkpoint_id)
-            self._context.run(self._discard, checkpoint_id, write.discard)
+        self._in_doubt.add(checkpoint_id)
+        self._context.run(self._discard, checkpoint_id, write.discard)
 
     def no_doubt(self, checkpoint_id: int) -> None:
         """The checkpoint's fate is known, so a failed discard is not tried again."""
@@ -91,6 +90,7 @@ class CheckpointWrites:
             except Exception as error:  # it fails nothing (H48)
                 log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
             else:
+                self._in_doubt.discard(checkpoint_id)
                 self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))
                 return
             if checkpoint_id in self._in_doubt:

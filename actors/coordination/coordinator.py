@@ -107,6 +107,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         statistics: OperatorStatistics,
         failures: FailureLatch,
         look_at_run: Callable[[], Awaitable[StageLook]],
+        is_pending: Callable[[int], bool],
         announcer: Announcer[GatewayMessage],
         hold_events: bool,
         watch: CallWatch,
@@ -121,6 +122,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._announcer = announcer
         self._hold_events = hold_events
         self.look_at_run = look_at_run
+        self._is_pending = is_pending
         self.in_doubt: set[int] = set()
         self.input_begins_again = False
         self._coordinator = coordinator
@@ -439,6 +441,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             message.reply_to.answer(answer)
 
     async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
+        if not self._is_pending(checkpoint_id):
+            return  # it was aborted while this waited in the mailbox, and the abort is there too (H160)
         timeout_s = self._snapshot_timeout_s
         scope = anyio.CancelScope()
         waited_at = ""

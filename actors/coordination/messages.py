@@ -296,6 +296,13 @@ class RequestCheckpoint:
 
 
 @value
+class WithdrawCheckpoint:
+    """The sender of this ``RequestCheckpoint`` no longer waits: what is not complete yet is given up."""
+
+    reply_to: Reply[int]
+
+
+@value
 class AwaitSettled:
     """Answered once the operator is settled.
 
@@ -389,6 +396,7 @@ TrackerMessage = (
     | ViewGateways
     | NoteAwaited
     | RequestCheckpoint
+    | WithdrawCheckpoint
     | AwaitSettled
     | AnnounceBatch
     | WithdrawBatch

@@ -85,6 +85,10 @@ def _ignore(checkpoint_id: int) -> None:
     """Do nothing: the default of a port that nothing uses."""
 
 
+async def _discard_nothing(checkpoint_id: int) -> None:
+    """Do nothing: the default of a port whose savepoints are values in memory."""
+
+
 Observed = Decision | TrackerInput | TrackerEffect
 """What ``OperatorPorts.observe`` is shown: the values of the machines, unchanged."""
 
@@ -110,9 +114,10 @@ class OperatorPorts:
     comes after ``store`` has failed or been cancelled. When it returns, no restart will restore the checkpoint, and
     that is durable (H64). If it raises, the exception is logged and it is called again later, except after
     ``DiscardRefused``. ``completed`` is called for each completed checkpoint. ``store_savepoint`` writes one into the
-    requested directory, and nothing discards it (H49). ``next_checkpoint_id`` returns an id higher than every earlier
-    one, for the life of the storage (H4); it must not block, and may raise. Several ``store`` calls of one operator may
-    run concurrently (H43).
+    requested directory, and ``discard_savepoint`` deletes what that has written, if the savepoint failed or nobody
+    waits for it any more (H49, H160). ``next_checkpoint_id`` returns an id higher than every earlier one, for the life
+    of the storage (H4); it must not block, and may raise. Several ``store`` calls of one operator may run concurrently
+    (H43).
 
     ``observe`` is shown, with a reading of the system's clock, what becomes of the operator: every decision of the
     ledger, and the steps of each checkpoint (``OBSERVED_INPUTS``, ``OBSERVED_EFFECTS``). It must not raise or block.
@@ -135,6 +140,7 @@ class OperatorPorts:
     look_at_run: Callable[[int], Awaitable[StageLook]] = knows_nothing
     watch: CallWatch = field(default_factory=CallWatch)
     completed: Callable[[int], None] = _ignore
+    discard_savepoint: Callable[[int], Awaitable[None]] = _discard_nothing
     attempt_token: Callable[[ExecutionAttempt], bytes] = _no_token
     observe: Callable[[Observed, float], None] = _observe_nothing
 

@@ -237,7 +237,7 @@ class Task:
 
     def lose_connection(self) -> None:
         """Lose the connection and everything on it. The world calls this."""
-        self.stop()
+        self._close_connection()
         self._drive(ConnectionLost())
 
     def _give_sign_of_life(self) -> None:
@@ -250,6 +250,9 @@ class Task:
 
     def stop(self) -> None:
         """End the process, as a kill does."""
+        self._close_connection()
+
+    def _close_connection(self) -> None:
         if self.connection is not None:
             self.connection.close(flush=False)
         self.connection = None

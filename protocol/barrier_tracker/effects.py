@@ -27,7 +27,9 @@ class CloseSubtask:
 
 @value
 class SnapshotCoordinator:
-    """Call ``checkpoint_coordinator``, in the coordinator's order. Its return closes the gateways (H40).
+    """Call ``checkpoint_coordinator``, in the coordinator's order, unless the checkpoint has been aborted by then.
+
+    Its return closes the gateways (H40).
 
     From then on each gateway sends its barrier by itself (H78), and the attempt answers with its snapshot, which
     reopens only its own valves (H41).

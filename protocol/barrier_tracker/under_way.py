@@ -115,7 +115,10 @@ class CheckpointsUnderWay:
     def queue(self, request: CheckpointTriggered, now: float, out: Effects) -> None:
         """Let the request wait; a second one is refused."""
         if self.queued is not None:
-            reason = f"checkpoint {self.queued[0].checkpoint_id} waits already, and only one may"
+            reason = (
+                f"checkpoint {self.queued[0].checkpoint_id} waits already, and only one may: ask again when an earlier "
+                "one has ended, or let more be taken at one time with CheckpointConfig.concurrent_max"
+            )
             out.append(RefuseCheckpoint(request.checkpoint_id, reason))
         else:
             self.queued = (request, now + self.config.timeout_s)

@@ -11,6 +11,7 @@ from protocol.attempts import AttemptAccepted, LedgerEffect, RunEnded, RunStarte
 from protocol.describing import is_a
 from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
+from spark_bridge.errors import SidecarError
 
 __all__ = ["JobsOfAction", "RunningJobs"]
 
@@ -53,6 +54,7 @@ class _Action:
     unmarked_failed_count: int = 0
     cause: BaseException | None = None
     unmarked_cause: BaseException | None = None
+    why: str = ""  # the latest run failed
 
     @property
     def operator_ids(self) -> frozenset[str]:
@@ -103,12 +105,12 @@ class RunningJobs:
                 self._belongs(operator_id, self._action_of_run.get(run_id, ""))
                 if operator_id in self._refused:
                     self.failed(operator_id, self._refused.pop(operator_id))
-            case RunEnded(operator_id=operator_id, run_id=run_id, succeeded=succeeded):
+            case RunEnded(operator_id=operator_id, run_id=run_id, succeeded=succeeded, reason=reason):
                 self._run_of_operator.pop(operator_id, None)
                 if run_id not in self._run_of_operator.values():
                     self._action_of_run.pop(run_id, None)
                 if not succeeded:
-                    self.failed(operator_id)
+                    self.failed(operator_id, why=reason)
 
     def registered(self, run_id: int, action_id: str) -> None:
         """A task of this run names the action that its job belongs to. Comes before the run is known."""
@@ -191,11 +193,21 @@ class RunningJobs:
         return marked or (possible[0] if len(possible) == 1 else "")
 
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
-        """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
-        return self._actions[action_id].failures
+        """How often its runs and their coordinators have failed since it began, and the last coordinator's cause.
 
-    def failed(self, operator_id: str, cause: BaseException | None = None) -> None:
-        """A run has failed, or a coordinator has failed because of ``cause``.
+        Without such a cause, it is why the last run failed, for an action that has returned nevertheless.
+        """
+        action = self._actions[action_id]
+        count, cause = action.failures
+        if count and cause is None and action.why:
+            cause = SidecarError(
+                f"a run failed, although the action returned: {action.why}. Allow a restart, or call run again with "
+                "the same action and input_id; actions over one operator must be called one after the other"
+            )
+        return count, cause
+
+    def failed(self, operator_id: str, cause: BaseException | None = None, why: str = "") -> None:
+        """A run has failed, and ``why`` if the ledger says that, or a coordinator has failed because of ``cause``.
 
         A failure between two runs belongs to the action of the earlier run. Only the refusal of a run belongs to the
         action of that run, which may be about to start.
@@ -208,9 +220,11 @@ class RunningJobs:
             if operator_id in action.named if action.named is not None else its_action == action_id:
                 action.failed_count += 1
                 action.cause = cause or action.cause
+                action.why = f"operator {operator_id!r}: {why}" if why else action.why
             elif operator_id in action.unmarked and not its_action:
                 action.unmarked_failed_count += 1
                 action.unmarked_cause = cause or action.unmarked_cause
+                action.why = f"operator {operator_id!r}: {why}" if why else action.why
 
     def _belongs(self, operator_id: str, action_id: str) -> None:
         self._action_of_operator[operator_id] = action_id

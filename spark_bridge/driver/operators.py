@@ -14,7 +14,17 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from actors import ActorError, ActorRef, ActorStopped, ActorSystem, AskTimeout, Directive, HandlerFailed, Supervision
+from actors import (
+    ActorError,
+    ActorRef,
+    ActorStopped,
+    ActorSystem,
+    AskTimeout,
+    Directive,
+    HandlerFailed,
+    Reply,
+    Supervision,
+)
 from actors.coordination import (
     BarrierTrackerActor,
     CoordinatorChain,
@@ -34,6 +44,7 @@ from actors.coordination.messages import (
     Settled,
     StartOperator,
     TrackerMessage,
+    WithdrawCheckpoint,
 )
 from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.coordination.statistics import SourceBacklog
@@ -51,7 +62,7 @@ from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroke
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator
-from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file
+from spark_bridge.storage import CheckpointInfo, StorageError, StorageFenced, StoragePort, StorageSession, read_file
 from spark_bridge.subtask.checks import overrides_handle_event
 
 __all__ = ["Operator", "Operators"]
@@ -75,6 +86,7 @@ class Operator:
     mode: RestoreMode
     watch: CallWatch
     observed: ObservedOperator
+    port: StoragePort
     handle: OperatorHandle | None = None
     failure: BaseException | None = None
     broken: OperatorBroken | None = None  # once its actors have ended with an error that is ours
@@ -115,8 +127,6 @@ class Operators:
         self._coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
         self._stuck: set[str] = set()
-        self._savepoints_awaited = 0
-        self._savepoint_files: dict[int, str] = {}  # by checkpoint id, until its requester takes it
         self._heard_failure = heard_failure
         self.fenced: StorageFenced | None = None
         """Set, permanently, when a later application has taken over the storage."""
@@ -159,7 +169,9 @@ class Operators:
             log_context={"operator_id": operator_id},
         )
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
-        operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode, ports.watch, observed)
+        operator = self._operators[operator_id] = Operator(
+            tracker_ref, statistics, config.mode, ports.watch, observed, port
+        )
         try:
             await checkpoint_if_cancelled()
             # What the user has chosen is recorded before the coordinator acts on it: it may commit what its checkpoint
@@ -295,8 +307,6 @@ class Operators:
 
         async def store_savepoint(checkpoint: CompletedCheckpoint, directory: str) -> None:
             file = await port.store_savepoint(directory, checkpoint)
-            if self._savepoints_awaited:
-                self._savepoint_files[checkpoint.checkpoint_id] = file
             log.info("savepoint written", operator_id=operator_id, checkpoint_id=checkpoint.checkpoint_id, file=file)
 
         return OperatorPorts(
@@ -308,6 +318,7 @@ class Operators:
             discard=discard,
             failed=partial(self._hear_failure, operator_id),
             store_savepoint=store_savepoint,
+            discard_savepoint=port.discard_savepoint,
             next_checkpoint_id=port.next_checkpoint_id,
             completed=port.completed,
             coordinator_store=self._coordinator_store,
@@ -342,28 +353,37 @@ class Operators:
     async def checkpoint(
         self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
     ) -> int:
-        """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason."""
+        """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason.
+
+        After a timeout or a cancellation, one that is not complete is given up, and the file of a savepoint is deleted.
+        """
         operator = self._to_ask(operator_id)
+        asked: list[Reply[int]] = []
+
+        def request(reply_to: Reply[int]) -> RequestCheckpoint:
+            asked.append(reply_to)
+            return RequestCheckpoint(reply_to, savepoint_directory)
+
         try:
             with _explained(operator.watch):
-                return await operator.tracker_ref.ask(
-                    lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
-                )
+                return await operator.tracker_ref.ask(request, timeout_s=timeout_s)
+        except (asyncio.CancelledError, AskTimeout):
+            for reply_to in asked:
+                if operator.tracker_ref.is_alive:
+                    operator.tracker_ref.tell(WithdrawCheckpoint(reply_to))
+                if savepoint_directory is not None and (checkpoint_id := reply_to.answered) is not None:
+                    self._system.start_task(_delete_savepoint, operator.port, checkpoint_id, name="delete savepoint")
+            raise
         except ActorStopped:
             await self._look_if_broken(operator)
             raise
 
     async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
         """Take a savepoint and return its file. Raises as ``checkpoint`` does."""
-        self._savepoints_awaited += 1
-        try:
-            return self._savepoint_files.pop(
-                await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
-            )
-        finally:
-            self._savepoints_awaited -= 1
-            if not self._savepoints_awaited:  # those that are left were requested by calls that gave up
-                self._savepoint_files.clear()
+        port = self._to_ask(operator_id).port
+        return port.take_savepoint(
+            await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
+        )
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
@@ -551,6 +571,14 @@ class Operators:
 
     def _known(self) -> str:
         return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
+
+
+async def _delete_savepoint(port: StoragePort, checkpoint_id: int) -> None:
+    """Delete the file of a savepoint whose requester was cancelled when it was complete, so nobody knows its name."""
+    try:
+        await port.discard_savepoint(checkpoint_id)
+    except StorageError as error:
+        log.warning("savepoint deletion failed", checkpoint_id=checkpoint_id, error=str(error))
 
 
 def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:

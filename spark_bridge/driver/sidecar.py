@@ -276,8 +276,9 @@ class Sidecar(PartFactories):
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
         ``operator_id`` may be omitted if only one operator is coordinated. ``timeout_s`` limits this call, in seconds;
-        the checkpoint has its own deadline. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call
-        took too long, and ``SidecarError`` for an unknown operator.
+        the checkpoint has its own deadline. If the call is cancelled or takes too long, the checkpoint is given up
+        unless it is complete. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call took too long,
+        and ``SidecarError`` for an unknown operator.
         """
         return self._call(SidecarRuntime.checkpoint, operator_id, timeout_s=timeout_s)
 
@@ -289,10 +290,11 @@ class Sidecar(PartFactories):
         ``coordinate(..., restore=file)``.
 
         The file's name, ``savepoint-OPERATOR-ID-TOKEN.hgc``, is unique, so any number of applications may write into
-        one directory. Nothing there is replaced, and a savepoint that fails deletes only what it has written itself.
+        one directory. Nothing there is replaced. A savepoint that fails, or whose call is cancelled or takes too long,
+        deletes only what it has written itself.
 
         Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``, and otherwise as
-        ``checkpoint`` does. After ``AskTimeout`` the savepoint may still be written.
+        ``checkpoint`` does.
         """
         return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
 

@@ -148,3 +148,6 @@ class Storage(Protocol):
         ``permit`` is called just before the file appears and once more after it; an exception from it takes the file
         back. After an error, nothing is deleted that this call has not written.
         """
+
+    def delete_savepoint(self, file: str) -> None:
+        """Delete what ``store_savepoint`` has returned; harmless if it is gone."""

@@ -194,6 +194,9 @@ class MemoryStorage:
         """Like ``single_files.store_savepoint``: a savepoint always outlives the application."""
         return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, permit=permit)
 
+    def delete_savepoint(self, file: str) -> None:
+        single_files.delete_savepoint(file)
+
     @staticmethod
     def _file(operator_id: str, checkpoint_id: int) -> str:
         return f"checkpoint {checkpoint_id} of {operator_id!r} in memory"

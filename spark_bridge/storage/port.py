@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -122,6 +123,14 @@ class StorageSession:
             self._refill_wanted = anyio.Event()
 
 
+@dataclass(slots=True)
+class _Savepoint:
+    """``file`` is set by the thread that writes it, before the write is over."""
+
+    write: PendingWrite
+    file: str = ""
+
+
 class StoragePort:
     """The checkpoints of one operator. For the event loop of its session."""
 
@@ -132,6 +141,7 @@ class StoragePort:
         self._mode = mode
         self._completed_id = VIRTUAL_EMPTY_CHECKPOINT
         self._writes: dict[int, PendingWrite] = {}
+        self._savepoints: dict[int, _Savepoint] = {}  # until they are taken or discarded
         self._unwanted: set[int] = set()  # given up, and not discarded; used in worker threads too
 
     def next_checkpoint_id(self) -> int:
@@ -188,12 +198,27 @@ class StoragePort:
         self._completed_id = completed_id
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
-        """Like ``Storage.store_savepoint``. After a cancellation, nothing is left, unless it had just been written."""
-        write = PendingWrite()
+        """Like ``Storage.store_savepoint``. After a cancellation, only ``discard_savepoint`` guarantees that no file is
+        left.
+        """
+        savepoint = self._savepoints[checkpoint.checkpoint_id] = _Savepoint(PendingWrite())
         try:
-            return await self._session.run_in_thread(partial(self._write_savepoint, write, directory, checkpoint))
+            return await self._session.run_in_thread(partial(self._write_savepoint, savepoint, directory, checkpoint))
         finally:
-            write.stop()
+            savepoint.write.stop()
+
+    def take_savepoint(self, checkpoint_id: int) -> str:
+        """The file of a complete savepoint, which is its requester's from now on."""
+        return self._savepoints.pop(checkpoint_id).file
+
+    async def discard_savepoint(self, checkpoint_id: int) -> None:
+        """Stop a running ``store_savepoint``, wait for that, and delete its file. Raises ``StorageError``."""
+        savepoint = self._savepoints.get(checkpoint_id)
+        if savepoint is None:
+            return  # it was given up before it was written
+        savepoint.write.stop()
+        await self._session.run_in_thread(partial(self._delete_savepoint, savepoint))
+        self._savepoints.pop(checkpoint_id, None)
 
     # --- in worker threads ----------------------------------------------------------------------------------------
 
@@ -212,15 +237,23 @@ class StoragePort:
             write.end()
 
     def _write_savepoint(
-        self, write: PendingWrite, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint
+        self, savepoint: _Savepoint, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint
     ) -> str:
+        write = savepoint.write
         write.begin()
         try:
-            return self._storage.store_savepoint(
+            savepoint.file = self._storage.store_savepoint(
                 directory, self._operator_id, checkpoint, mode=self._mode, permit=write.permit
             )
+            return savepoint.file
         finally:
             write.end()
+
+    def _delete_savepoint(self, savepoint: _Savepoint) -> None:
+        if not savepoint.write.wait_over(_DISCARD_WAIT_S):
+            raise StorageError(f"a savepoint is still being written after {_DISCARD_WAIT_S} s")
+        if savepoint.file:
+            self._storage.delete_savepoint(savepoint.file)
 
     def _discard(self, checkpoint_id: int, write: PendingWrite | None) -> None:
         try:

@@ -81,6 +81,12 @@ def store_savepoint(
     return files.name_of(name)
 
 
+def delete_savepoint(file: str, options: Mapping[str, Any] | None = None) -> None:
+    """Delete a savepoint that ``store_savepoint`` has written; harmless if it is gone. Raises ``StorageError``."""
+    folder, slash, name = file.rpartition("/")
+    Files(folder + slash, options).remove(name)
+
+
 def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:
     """Read the checkpoint or savepoint in one file, given as a path or a URL. Blocks; for any thread.
 

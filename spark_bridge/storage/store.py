@@ -241,6 +241,11 @@ class CheckpointStorage:
             directory, operator_id, checkpoint, mode=mode, options=self._options, permit=permit
         )
 
+    @checked()
+    def delete_savepoint(self, file: str) -> None:
+        """Like ``single_files.delete_savepoint``, with this storage's options."""
+        single_files.delete_savepoint(file, self._options)
+
     def _retain(self, folder: str, completed_id: int, given_up: Collection[int]) -> None:
         """Delete what is no longer retained.
 

@@ -94,6 +94,9 @@ class MemoryStorage:
     async def store_savepoint(self, directory: str, checkpoint: CompletedCheckpoint) -> str:
         raise AssertionError("no scenario takes a savepoint")
 
+    async def discard_savepoint(self, checkpoint_id: int) -> None:
+        raise AssertionError("no scenario takes a savepoint")
+
 
 class Application:
     """Operators of ``parallelism`` subtasks, and the jobs that run them. It also replaces relay and router."""

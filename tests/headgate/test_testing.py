@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -182,6 +182,36 @@ async def test_broken_connection_is_a_suspicion_until_it_is_restored() -> None: 
             await world.restore_connection(task)
             assert coordinator.calls[-2] == ("subtask_responsive", 0, 0)
             assert (coordinator.events[-1], task.events[-1]) == (number, number)
+        await world.break_connection(task)
+        await world.advance(10.0)
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.CONNECTION_LOST)]
+        assert task.outcome
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+async def test_broken_connection_of_an_operator_is_restored_or_expires_like_that_of_a_task(
+    mode: Literal["batch", "streaming"],
+) -> None:  # H87
+    class Echo(SubtaskOperator):
+        def open(self, context: SubtaskContext, state: bytes | None) -> None:
+            self.context = context
+
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for record in records:
+                self.context.send_event(record)
+                yield record
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=1, mode=mode) as world:
+        task = await world.launch_operator(0, Echo)
+        for number in range(2):
+            await world.break_connection(task)
+            assert coordinator.calls[-1] == ("subtask_suspected", 0, 0)
+            task.feed(number)
+            await world.settle()
+            assert (task.outputs[-1], number in coordinator.events) == (number, False)
+            await world.restore_connection(task)
+            assert coordinator.events[-1] == number
         await world.break_connection(task)
         await world.advance(10.0)
         assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.CONNECTION_LOST)]

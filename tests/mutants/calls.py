@@ -22,6 +22,26 @@ leaving-forgets-queued-jobs [found; H160]
   @ spark_bridge.driver.runtime:SidecarRuntime._end_runs
   - if running or self._running_jobs.action_ids or self._running_jobs.stopped_jobs:
   + if running:
+cancelled-checkpoint-is-taken-later [found; H160 H176]
+  A checkpoint that only waits is taken, and refuses others, although its caller was cancelled.
+  @ actors.coordination.barrier_tracker:BarrierTrackerActor._take_request
+  - self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
+  + pass
+cancelled-checkpoint-is-not-known [found; H160 H176]
+  The operator is not told that the caller who waits for a checkpoint was cancelled.
+  @ spark_bridge.driver.operators:Operators.checkpoint
+  - operator.tracker_ref.tell(WithdrawCheckpoint(reply_to))
+  + pass
+snapshot-of-an-aborted-checkpoint-is-taken-later [found; H160]
+  A coordinator that was busy takes a snapshot for a checkpoint that was given up meanwhile.
+  @ actors.coordination.coordinator:CoordinatorActor._take_snapshot
+  - if not self._is_pending(checkpoint_id):
+  + if False:
+savepoint-of-a-cancelled-call-stays [found; H160 H176]
+  The file of a savepoint stays, although its caller was cancelled and nobody knows its name.
+  @ actors.coordination.barrier_tracker:BarrierTrackerActor._end_checkpoint
+  - self._writes.take_back(checkpoint_id)
+  + self._writes.kept(checkpoint_id)
 call-is-left-halfway [found; H160]
   A cancellation reaches the caller while its call still goes on.
   @ spark_bridge.driver.calls:WholeCalls.run

@@ -53,6 +53,6 @@ failed-savepoint-stays [feared; H162]
 cancelled-savepoint-appears [feared; H162]
   The thread that writes a savepoint does not learn that nobody wants it.
   @ spark_bridge.storage.port:StoragePort.store_savepoint
-  - write.stop()
+  - savepoint.write.stop()
   + pass
 """)

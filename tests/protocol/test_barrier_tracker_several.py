@@ -24,7 +24,11 @@ def test_as_many_as_allowed_run_at_the_same_time_and_one_more_waits() -> None:  
     assert dialogue.tell(t.CheckpointTriggered(2)) == [t.CloseSubtask(A, 2), t.CloseSubtask(B, 2)]
     assert dialogue.tell(t.CheckpointTriggered(3)) == []
     assert dialogue.tell(t.CheckpointTriggered(4)) == [
-        t.RefuseCheckpoint(4, "checkpoint 3 waits already, and only one may")
+        t.RefuseCheckpoint(
+            4,
+            "checkpoint 3 waits already, and only one may: ask again when an earlier one has ended, or let more be "
+            "taken at one time with CheckpointConfig.concurrent_max",
+        )
     ]
     assert dialogue.tracker.pending_ids == (1, 2)
     assert dialogue.tell(t.AbortRequested(1, "enough")) == [

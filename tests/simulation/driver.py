@@ -9,6 +9,7 @@ in the real sidecar, and nothing else can.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -128,7 +129,7 @@ class Driver:
         self.operator: Operator | None = None  # once it is coordinated
         self.refused: LocalProtocolError | None = None  # why it can never be coordinated
         self.failed: StorageError | None = None  # or why it has not started
-        self.requests = 0  # for a checkpoint, not answered yet
+        self._asking: list[asyncio.Task[Any]] = []  # for a checkpoint, and not answered yet
         self.settling = self.settled = False
         self.uncommitted = ""  # the answer to callers that wait for the last output
         self.batch: tuple[Operator, MicroBatch] | None = None  # whose function runs
@@ -313,11 +314,18 @@ class Driver:
     def request(self, *, savepoint: bool) -> None:
         """Request a checkpoint or a savepoint."""
         if self.operator is not None:
-            self.requests += 1
             self._run(self.loop.create_task, self._ask_for_checkpoint(savepoint))
+
+    def give_up_request(self) -> None:
+        """Cancel a call that waits for a checkpoint (H160)."""
+        if self._asking:
+            self._run(self.world.random.choice(self._asking).cancel)
 
     async def _ask_for_checkpoint(self, savepoint: bool) -> None:
         directory = "savepoints" if savepoint else None
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.append(task)
         try:
             checkpoint_id = await self._operators.checkpoint(
                 OPERATOR, timeout_s=CHECKPOINT_ANSWER_S, savepoint_directory=directory
@@ -327,7 +335,8 @@ class Driver:
                 self.monitor.request_failed(error)
         else:
             self._answers.append((checkpoint_id, savepoint))
-        self.requests -= 1
+        finally:
+            self._asking.remove(task)
 
     def _judge_answers(self) -> None:
         """Judge the answers after the step in which they were given, together with its decisions."""
@@ -428,7 +437,7 @@ class Driver:
 
     def check_rest(self) -> None:
         """Check that nothing is left and every caller got an answer."""
-        demand(self.requests == 0, f"H45: {self.requests} requests for a checkpoint were never answered")
+        demand(not self._asking, f"H45: {len(self._asking)} requests for a checkpoint were never answered")
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
         self.monitor.check_rest()

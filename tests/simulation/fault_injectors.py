@@ -213,13 +213,16 @@ def lull(world: World) -> None:
 
 
 def upset(world: World) -> None:
-    """Let the coordinator fail the job, or abort a checkpoint on request."""
+    """Let the coordinator fail the job, abort a checkpoint on request, or cancel a call that waits for one."""
     if world.random.random() < 0.5:
         world.befall("the coordinator fails the job", "the coordinator fails the job")
         world.driver.fail_job("fail_job")
-    else:
+    elif world.random.random() < 0.5:
         world.figures.happen("a checkpoint is given up")
         world.driver.abort_checkpoint("never mind")
+    else:
+        world.figures.happen("a request for a checkpoint is cancelled")
+        world.driver.give_up_request()
 
 
 def cancel(world: World) -> None:

@@ -30,6 +30,7 @@ from actors.coordination.messages import (
     SubtaskReadyWithGateway,
     Timed,
     TrackerMessage,
+    WithdrawCheckpoint,
 )
 from actors.mailbox import Envelope, Mailbox
 from protocol.attempts import (
@@ -215,6 +216,9 @@ class InvariantMonitor:
         cell = step.cell
         if isinstance(cell._instance, BridgeActor):
             self.bridge_checker.judge(step.message, step.told_tracker, self._world.now)
+        if isinstance(cell._instance, BarrierTrackerActor) and isinstance(step.message, WithdrawCheckpoint):
+            awaited = [one.reply_to for one in cell._instance._requests._open.values() if one.reply_to is not None]
+            demand(all(reply.open for reply in awaited), "H160: a checkpoint is taken for a call that was cancelled")
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
             record = self._world.record(machine.attempt.task_attempt_id)

@@ -42,6 +42,19 @@ def test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other() -> None:  
     assert (story.operators_of("a"), story.operators_of("b")) == (frozenset({"words"}), frozenset({"lines"}))
 
 
+@pytest.mark.parametrize("action", ["a", ""], ids=["marked", "unmarked"])
+def test_a_run_that_failed_without_a_coordinators_cause_says_why_and_what_to_do(action: str) -> None:  # H65
+    story = Story()
+    story.begin_action("a", None)
+    story.start("words", 1, action)
+    assert story.failures_of("a") == (0, None)
+    story.end("words", 1, succeeded=False)
+    count, cause = story.failures_of("a")
+    assert count == 1
+    assert "although the action returned: operator 'words': by the test" in str(cause)
+    assert "call run again with the same action and input_id" in str(cause)
+
+
 def test_a_failure_between_two_jobs_belongs_to_the_action_that_ran_the_operator_last() -> None:  # H65
     story = Story()
     story.begin_action("a", None)

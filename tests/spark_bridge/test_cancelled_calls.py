@@ -49,6 +49,7 @@ class Living(OperatorCoordinator):
 
     living: set[Living] = set()  # noqa: RUF012 - of all of them
     restored: list[bytes | None] = []  # noqa: RUF012 - of all of them
+    snapshots: list[int] = []  # noqa: RUF012 - of all of them
 
     async def start(self, context: CoordinatorContext) -> None:
         self.living.add(self)
@@ -61,6 +62,7 @@ class Living(OperatorCoordinator):
         self.living.discard(self)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self.snapshots.append(checkpoint_id)
         await asyncio.sleep(0)
         return b"state"
 
@@ -141,6 +143,10 @@ async def coordinate(it: Bench, **options: Any) -> None:
     await it.runtime.coordinate("a", Living, parallelism=1, **options)
 
 
+async def streaming(it: Bench) -> None:
+    await coordinate(it, mode="streaming")
+
+
 async def with_checkpoint(it: Bench) -> None:
     await coordinate(it, mode="streaming", restore="none")
     await it.runtime.checkpoint("a")
@@ -166,6 +172,27 @@ async def source(it: Bench, **options: Any) -> None:
     await it.runtime.source("a", Numbers(), schema=COLUMNS, **options)
 
 
+async def savepoint(it: Bench) -> None:
+    file = await it.runtime.savepoint("a", directory=str(it.folder / "savepoints"))
+    it.found.setdefault("files", set()).add(Path(file))
+
+
+async def two_of(call: Callable[[Bench], Awaitable[Any]], it: Bench) -> None:
+    """The second one waits for the first."""
+    await asyncio.gather(call(it), call(it))
+
+
+async def nothing_is_taken_later(it: Bench) -> None:
+    """What was cancelled holds up nobody, is not taken any more, and leaves no file whose name nobody knows."""
+    assert "a" in it.runtime.handles
+    taken = await it.runtime.checkpoint("a")
+    await settle()
+    statistics = it.runtime.handles["a"].statistics()
+    assert statistics["last_completed_checkpoint_id"] == taken
+    assert Living.snapshots[-1] == taken
+    assert set((it.folder / "savepoints").glob("*")) == it.found.get("files", set())
+
+
 async def trace(it: Bench) -> None:
     async with it.runtime.trace(it.folder / "trace.json"):
         await asyncio.sleep(0)
@@ -186,12 +213,12 @@ CASES = {
     "source": Case(source),
     "source replace": Case(lambda it: source(it, replace=True), source, still_there),
     "release source": Case(lambda it: it.runtime.release("a"), source),
-    "checkpoint": Case(lambda it: it.runtime.checkpoint("a"), lambda it: coordinate(it, mode="streaming"), still_there),
-    "savepoint": Case(
-        lambda it: it.runtime.savepoint("a", directory=str(it.folder / "savepoints")),
-        lambda it: coordinate(it, mode="streaming"),
-        still_there,
+    "checkpoint": Case(lambda it: it.runtime.checkpoint("a"), streaming, nothing_is_taken_later),
+    "two checkpoints": Case(
+        lambda it: two_of(lambda it: it.runtime.checkpoint("a"), it), streaming, nothing_is_taken_later
     ),
+    "savepoint": Case(savepoint, streaming, nothing_is_taken_later),
+    "two savepoints": Case(lambda it: two_of(savepoint, it), streaming, nothing_is_taken_later),
     "request": Case(lambda it: it.runtime.request("a", 1), coordinate, still_there),
     "status": Case(lambda it: it.runtime.status(), coordinate, still_there),
     "explain": Case(lambda it: it.runtime.explain(), coordinate, still_there),

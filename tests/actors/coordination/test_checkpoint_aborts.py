@@ -220,6 +220,25 @@ async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18
         assert (again.registered.checkpoint_id, again.registered.states) == (-1, ())
 
 
+async def test_a_snapshot_that_waits_for_a_busy_coordinator_is_not_taken_once_its_checkpoint_is_aborted() -> None:
+    """H160: nothing that was given up happens later."""
+    free, asked = asyncio.Event(), list[int]()
+
+    async def snapshot(checkpoint_id: int) -> bytes:
+        asked.append(checkpoint_id)
+        await free.wait()
+        return b""
+
+    async with running_tasks(1, RecordingCoordinator(checkpoint_coordinator=snapshot)) as (world, _):
+        for checkpoint_id in (1, 2):
+            await world.checkpoint()
+            world.tracker.tell(AbortRequested(checkpoint_id, "not needed"))
+        await world.settle()
+        free.set()
+        assert (await world.checkpoint()).values == [3]
+        assert asked == [1, 3]
+
+
 @pytest.mark.parametrize("request_type", [RequestCheckpoint, AwaitSettled])
 async def test_a_request_that_is_pending_at_the_stop_is_failed(request_type: type[TrackerMessage]) -> None:  # H48
     ended: list[Exception] = []
