@@ -70,6 +70,7 @@ class CallbackOrder:
     completed: set[int] = field(default_factory=set)
     discarded: set[int] = field(default_factory=set)
     savepoints: set[int] = field(default_factory=set)
+    well: dict[int, bool] = field(default_factory=dict)  # whether a run ended well
     last_asked: int = -1
     told_complete: int = -1
     uncommitted: str = ""  # the run whose last output no checkpoint covers yet
@@ -159,6 +160,7 @@ class CallbackOrder:
         demand(not (succeeded and missing), f"H86: run {run_id} has succeeded, and {missing} have not finished")
         self.live.clear()
         self.finished.clear()
+        self.well[run_id] = succeeded
         if succeeded and not self.batch:
             self.uncommitted = f"run {run_id}"
 

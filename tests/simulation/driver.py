@@ -132,6 +132,7 @@ class Driver:
         self._asking: list[asyncio.Task[Any]] = []  # for a checkpoint, and not answered yet
         self.settling = self.settled = False
         self.uncommitted = ""  # the answer to callers that wait for the last output
+        self.run_is_over = True  # as far as they know
         self.batch: tuple[Operator, MicroBatch] | None = None  # whose function runs
         self.batch_busy = False  # the query waits
         self.batch_outcome: str | SidecarError = ""
@@ -349,14 +350,14 @@ class Driver:
 
     def settle(self, timeout_s: float) -> None:
         """Wait, as the user, for the end of the run and its last checkpoint."""
-        self.settling, self.settled, self.uncommitted = True, False, ""
+        self.settling, self.settled, self.uncommitted, self.run_is_over = True, False, "", True
         self._run(self.loop.create_task, self._settle(timeout_s))
 
     async def _settle(self, timeout_s: float) -> None:
         try:
             self.uncommitted = await self._operators.settle(timeout_s)
         except NotSettled as error:
-            self.uncommitted = str(error)
+            self.uncommitted, self.run_is_over = str(error), False
         except ActorError:
             pass  # the driver dies
         self.settling, self.settled = False, True

@@ -600,9 +600,11 @@ class World:
         if self.inputs is None or job is None or self.engine.job is None or self.driver.operator is None:
             return
         newest = max(self.driver.monitor.completed, default=self.driver.coordinator.order.restored)
-        succeeded = self.engine.results[self.engine.job_id]
+        # ``run`` raises if the run has failed or does not end, even if the action has returned.
+        well = self.driver.coordinator.order.well.get(self.engine.stage_id, True) and self.driver.run_is_over
+        succeeded = self.engine.results[self.engine.job_id] and well
         if (failure := self.driver.operator.failure) is not None and failure is not self.failure:
-            self.failure, succeeded = failure, False  # ``run`` raises, even if the action has returned
+            self.failure = failure
             if isinstance(failure, InputRefused):
                 wrongly = self.inputs.kind == "batches" and not self.named
                 demand(not wrongly, f"H174: the run of a batch is refused: {failure}")

@@ -128,7 +128,7 @@ async def test_a_failed_request_brings_the_end_of_its_traceback_to_the_task_and_
     assert len(traceback) <= TRACEBACK_BYTES_MAX
     assert traceback.decode().endswith("long '\n")
     (line,) = [line for line in logs if line["event"] == "request failed"]
-    assert isinstance(line["exc_info"], KeyError)
+    assert "KeyError" in line["exception"]  # as a text, because not every log can write that of the error
 
 
 @pytest.mark.parametrize("text", ["short \udce4", "\N{EURO SIGN}" * 5000, "x\N{EURO SIGN}" * 5000])
