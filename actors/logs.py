@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, describe, readable, type_name
+from protocol.describing import TEXT_CHARS_MAX, describe, is_a, readable, type_name
 
 __all__ = ["ROOT", "Log", "get_logger"]
 
@@ -133,7 +133,7 @@ class Log:
 
     def _write(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
         for key, value in keys.items():
-            if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
+            if is_a(value, str) and len(value) > TEXT_CHARS_MAX:
                 keys[key] = readable(value)
         if keys.get("exc_info") is not None:
             keys = _printable(keys)

@@ -26,7 +26,7 @@ def unfinished(base: type) -> Any:
         (TwoPhaseCommitter, lambda one: one.commit([]), "commit(self, committables)"),
         (TwoPhaseCommitter, lambda one: one.abort([]), "abort(self, names)"),
         (TwoPhaseCommitter, lambda one: one.prepared(), "prepared(self)"),
-        (TwoPhaseSink, lambda one: one.target, "target"),
+        (TwoPhaseSink, lambda one: one.target, "the property target"),
         (TwoPhaseSink, lambda one: one.writer(None), "writer(self, context)"),
         (TwoPhaseSink, lambda one: one.committer(None), "committer(self, context)"),
         (SubtaskOperator, lambda one: one.process(iter(())), "process(self, records)"),
@@ -39,7 +39,7 @@ def test_a_class_that_lacks_a_method_names_it(base: type, call: Callable[[Any], 
 
 
 async def test_an_actor_that_lacks_a_method_names_it() -> None:
-    with pytest.raises(NotImplementedError, match=r"^UnfinishedActor does not implement receive\(\)$"):
+    with pytest.raises(NotImplementedError, match=r"^UnfinishedActor does not implement receive\(\): define "):
         await unfinished(Actor).receive(None, "a message")
-    with pytest.raises(NotImplementedError, match=r"^UnfinishedDirectActor does not implement handle\(\)$"):
+    with pytest.raises(NotImplementedError, match=r"^UnfinishedDirectActor does not implement handle\(\): define "):
         await unfinished(DirectActor).receive(None, "a message")

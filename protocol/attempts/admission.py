@@ -161,7 +161,9 @@ def decide(
         failed = f"attempt {task.stage_attempt} of barrier stage {message.run_id} failed"
         return Refusal(RefusalCode.ATTEMPT_OVER, failed)
     subtask = run.subtasks.get(message.subtask)
-    return _as_first(known, held, stage) if subtask is None else _beside_rivals(held, subtask, stage, task)
+    unknown_partitions = known.allow_fewer and message.mode == RestoreMode.STREAMING and not stage.partitions  # H174
+    first = _WAIT_FOR_PARTITIONS if unknown_partitions else Acceptance()
+    return first if subtask is None else _beside_rivals(held, subtask, stage, task)
 
 
 def runs_elsewhere(task_attempt_id: int, place: TaskPlace) -> str:
@@ -184,12 +186,6 @@ def _give_up(known: OperatorRecord, held: HeldRegistration, engine: EngineRecord
         RefusalCode.ATTEMPT_OVER,
         f"another attempt of subtask {held.message.subtask} stands in the way, and {waited}",
     )
-
-
-def _as_first(known: OperatorRecord, held: HeldRegistration, stage: StageRecord) -> Wait | Acceptance:
-    """Accept a task, unless its position may count records and Spark has not said in how many partitions (H174)."""
-    unknown = known.allow_fewer and held.message.mode == RestoreMode.STREAMING and not stage.partitions
-    return _WAIT_FOR_PARTITIONS if unknown else Acceptance()
 
 
 # --- the attempts of one subtask ----------------------------------------------------------------------------

@@ -189,7 +189,13 @@ class AttemptLedger:
         elsewhere = self._engine.task_registered(message) if refused is None else None
         if elsewhere is not None:
             refused = RefusalCode.ATTEMPT_OVER, admission.runs_elsewhere(message.task_attempt_id, elsewhere)
-        if refused is None and (why := self._fail_if_not_both(message.run_id, message.task_attempt_id)):
+        stage = self._engine.stages.get(message.run_id)
+        if (
+            refused is None
+            and stage is not None
+            and stage.in_one_task
+            and (why := self._fail_if_not_both(stage, message.task_attempt_id))
+        ):
             refused = RefusalCode.SECOND_OPERATOR, why
         if refused is None and operator is not None:
             ask_at = self._now + self._config.heal_after_s
@@ -261,20 +267,21 @@ class AttemptLedger:
             self._task_located(fact.task_attempt_id, TaskPlace(fact.stage_id, fact.partition))
         self._engine.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
-        self._fail_if_not_both(fact.stage_id, fact.task_attempt_id)
         stage = self._engine.stages.get(fact.stage_id)
+        if stage is not None and stage.in_one_task:
+            self._fail_if_not_both(stage, fact.task_attempt_id)
         if stage is None or not stage.may_be_divided:
             return
         for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
             if divided := admission.why_divided(operator.record, stage):
                 operator.fail_globally(divided)
 
-    def _fail_if_not_both(self, stage_id: int, task_attempt_id: int) -> str:
+    def _fail_if_not_both(self, stage: StageRecord, task_attempt_id: int) -> str:
         """Fail the runs of a task that has several operators in streaming mode; return why, or an empty text."""
-        task = self._engine.task(stage_id, task_attempt_id)
+        task = stage.tasks.get(task_attempt_id)
         why = "" if task is None else admission.why_not_both(task)
         if why:
-            for operator in self._in_stage(stage_id):
+            for operator in self._in_stage(stage.stage_id):
                 operator.fail_globally(why)
         return why
 

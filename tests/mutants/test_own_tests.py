@@ -176,8 +176,8 @@ keys-for-elements [found; H165]
 array-of-anything [found; H165]
   A collection that is neither a list nor a set may have any elements.
   @ protocol.arguments:_has_elements
-  - if not args or not isinstance(value, collections.abc.Collection):
-  + if not args or not isinstance(value, list | tuple | set | frozenset | dict):
+  - if not args or not _is(value, collections.abc.Collection):
+  + if not args or not _is(value, list | tuple | set | frozenset | dict):
 value-called-an-event [found; H165]
   The error for a value that cannot be carried speaks of an event, which its caller does not know.
   @ protocol.wire.events:encode_argument
@@ -261,7 +261,7 @@ broken-operator-takes-tasks [feared; H165]
 broken-operator-is-run-again [feared; H165]
   An action is called again although its operator has ended for good.
   @ spark_bridge.driver.restarts:Restarter._delay
-  - if isinstance(cause, OperatorBroken):
+  - if is_a(cause, OperatorBroken):
   + if False:
 another's-failure [E2: a counter of the whole sidecar; H65]
   A failed run of any operator counts for every action that is being called.

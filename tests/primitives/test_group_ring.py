@@ -339,7 +339,7 @@ def test_a_ring_that_is_made_after_the_generation_broke_connects_to_nobody() -> 
     ring = Ring(0, 2, KEY, 60.0)
     with listen("127.0.0.1") as own, listen("127.0.0.1") as silent:
         part.use(ring)
-        with pytest.raises(ConnectionError, match="the generation is broken"):
+        with pytest.raises(ConnectionError, match="this generation of the group is broken"):
             ring.connect(own, [own.getsockname(), silent.getsockname()])
     ring.close()
 

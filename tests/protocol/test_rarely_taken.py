@@ -185,7 +185,7 @@ def test_the_newest_splits_are_taken_back_until_none_is_left() -> None:
     ("codes", "numbers"),
     [
         (RestoreMode, range(2)),
-        (m.RefusalCode, range(1, 9)),
+        (m.RefusalCode, range(1, 10)),
         (ExtensionType, [*range(1, 6), *range(16, 24)]),
     ],
 )

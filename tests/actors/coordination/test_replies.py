@@ -184,7 +184,7 @@ async def test_a_reply_is_settled_once() -> None:  # H84
         (reply,) = coordinator.replies
         reply.answer(1)
         for again in (reply.answer, reply.fail):
-            with pytest.raises(LocalProtocolError, match="settled already: a request has one answer"):
+            with pytest.raises(LocalProtocolError, match="settled already, and a request has one answer"):
                 again("2")
         await world.settle()
         assert task.answers == {1: 1}

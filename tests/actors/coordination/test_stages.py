@@ -83,6 +83,8 @@ class Teller(OperatorCoordinator):
 class Stage(SubtaskOperator):
     """Passes records on with its letter, counts them, and tells its coordinator of each."""
 
+    counts_records = False  # it skips none
+
     def __init__(self, letter: str, story: Story | None = None, copies: int = 1) -> None:
         self.letter, self.copies = letter, copies
         self.story: Story = [] if story is None else story
