@@ -111,7 +111,8 @@ class Inputs:
             return self.jobs[stage_id]
         if not self.said and random.random() < 0.2:
             other = max(0, input + random.choice([-1, 1]))
-            if self.name_of(other) and (first or self.name_of(input)):
+            # What was given up has some records in the output, and nobody claims that they come only once.
+            if self.name_of(other) and (first or self.name_of(input)) and other not in self.given_up:
                 input = other
         again = not first and self._tries > 0 and random.random() < 0.5
         if not again:  # another call of ``Sidecar.run``, or a plain action
