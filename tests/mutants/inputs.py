@@ -55,9 +55,9 @@ a-change-of-parallelism-is-forgotten [new; H174 H52]
   + partitions = parallelism
 partitions-are-not-waited-for [new; H174 H58]
   A run begins before Spark has said in how many partitions its input is, and counts as one in all of them.
-  @ protocol.attempts.admission:_as_first
-  - return _WAIT_FOR_PARTITIONS if unknown else Acceptance()
-  + return Acceptance()
+  @ protocol.attempts.admission:decide
+  - first = _WAIT_FOR_PARTITIONS if unknown_partitions else Acceptance()
+  + first = Acceptance()
 an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open

@@ -351,7 +351,7 @@ async def test_the_splits_with_the_most_left_are_shown_first_and_long_names_are_
         def backlog(self, split: str, position: int | None) -> int:
             return left[split]
 
-    source = SourceCoordinator(lambda state: StaticSplitEnumerator(left, state, batch_size=8))
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(list(left), state, batch_size=8))
     async with running_operator(source, parallelism=2, **STREAMING) as world:
         for subtask in range(2):
             await world.launch_operator(subtask, Shown)

@@ -96,7 +96,7 @@ def say_when_it_waits() -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_code is not leave.__code__:
             frame = frame.f_back
-        if frame is not None and any(thread.name == "headgate-leaving" for thread in threading.enumerate()):
+        if frame is not None:
             say("it waits")
             return
         time.sleep(0.01)

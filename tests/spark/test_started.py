@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ import headgate
 from headgate import Sidecar, SidecarConfig
 from headgate.errors import OutputNotCommitted, SidecarError
 from spark_bridge.bridge.relay import RelayStopped
-from spark_bridge.driver import started
+from spark_bridge.driver import leaving, started
 from spark_bridge.errors import SidecarNotRunning
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.cluster import ROOT
@@ -157,16 +156,16 @@ def test_stop_raises_if_the_last_output_is_not_committed_and_frees_the_name(
 def test_ctrl_c_while_the_stop_begins_is_raised_when_all_is_closed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H70, H120
-    start = threading.Thread.start
+    call = leaving.Leaver.call
 
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "headgate-leaving":
-            os.kill(os.getpid(), signal.SIGINT)
+    def call_and_interrupt(leaver: leaving.Leaver, close: Any) -> Any:
+        outcome = call(leaver, close)
+        os.kill(os.getpid(), signal.SIGINT)
+        return outcome
 
     recorder = Recorder()
     headgate.start(spark).coordinate("op", recorder, parallelism=1)
-    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    monkeypatch.setattr(leaving.Leaver, "call", call_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         headgate.stop()
     assert recorder.story == [("start",), ("close",)]
@@ -180,14 +179,15 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
             await super().run_ended(run_id, succeeded, reason)
             await anyio.sleep_forever()
 
-    start = threading.Thread.start
-    interrupted: list[threading.Thread] = []
+    call = leaving.Leaver.call
+    interrupted: list[leaving.Leaver] = []
 
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "headgate-leaving" and not interrupted:
-            interrupted.append(thread)
+    def call_and_interrupt(leaver: leaving.Leaver, close: Any) -> Any:
+        outcome = call(leaver, close)
+        if not interrupted:
+            interrupted.append(leaver)
             os.kill(os.getpid(), signal.SIGINT)
+        return outcome
 
     monkeypatch.setattr(started, "_started", started._Started())
     config = SidecarConfig(shutdown_timeout_s=1000.0, settle_timeout_s=1000.0)
@@ -197,7 +197,7 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
         assert collect(spark, handle, Copying) == [0]
         while recorder.story[-1] != ("run_ended", True):  # which comes after the action has returned
             time.sleep(0.02)
-    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    monkeypatch.setattr(leaving.Leaver, "call", call_and_interrupt)
     started._stop_all()
     assert len(interrupted) == 1
     for recorder in recorders:

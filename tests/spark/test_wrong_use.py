@@ -309,7 +309,11 @@ MISTAKES: list[tuple[type[OperatorCoordinator], str]] = [
     (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
 ]
 COORDINATORS: list[tuple[Any, type[Exception], str]] = [
-    (object(), TypeError, "coordinator must be an OperatorCoordinator, a function or a Chain, not <object"),
+    (
+        object(),
+        TypeError,
+        "coordinator must be an OperatorCoordinator, a function .* or a Chain, not <object",
+    ),
     (object, TypeError, "is not an OperatorCoordinator"),
     (RaisesIn, TypeError, "cannot be called without arguments"),
     *((mistaken(), TypeError, text) for mistaken, text in MISTAKES),
