@@ -204,7 +204,7 @@ def poison(app: Application) -> None:
 async def test_a_call_that_meets_the_end_of_its_operator_says_why_or_does_what_it_has_to(
     call: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # H165: whether it has broken the operator itself, and whoever learns of that first, the one who asks or the bridge
+    # H165: whether it has broken the operator itself, and the one who asks or the bridge may learn of it first
     for seed in range(20):
         async with application(seed=seed) as app:
             await app.coordinate(Talking())
