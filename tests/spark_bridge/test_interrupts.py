@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What holds a Ctrl-C back, and who gets it then: the one who waits, a block that lets it through, or the end (H160)."""
+"""What holds a Ctrl-C back, and who gets it then: one who waits, a block that lets it through, or the end (H160)."""
 
 from __future__ import annotations
 
