@@ -54,9 +54,9 @@ def test_the_one_who_waits_gets_an_interrupt_that_came_before_or_comes_meanwhile
     def waiting() -> None:
         with holding_interrupts() as interrupts:
             interrupt()
-            got.append(interrupts.wait(Future(), 60.0))
+            got.append(interrupts.wait(Future(), 20.0))
             threading.Thread(target=interrupt_main_thread).start()
-            got.append(interrupts.wait(Future(), 60.0))
+            got.append(interrupts.wait(Future(), 20.0))
             got.append(interrupts.wait(Future(), 0.0))
 
     assert gets(waiting) is None
