@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pyspark import SparkContext
 
 from actors.coordination import OperatorCoordinator
 from protocol.errors import EventEncodeError
@@ -152,7 +153,8 @@ def attach(served: Served, tmp_path: Path) -> Callable[[], AttachedSidecar]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET.hex())
     secret.chmod(0o600)
-    return lambda: AttachedSidecar(object(), f"127.0.0.1:{served.port}", secret_file=secret, connect_timeout_s=60.0)
+    context: Any = object.__new__(SparkContext)  # nothing of it is used
+    return lambda: AttachedSidecar(context, f"127.0.0.1:{served.port}", secret_file=secret, connect_timeout_s=60.0)
 
 
 CALLS: dict[str, Callable[[AttachedSidecar], object]] = {
