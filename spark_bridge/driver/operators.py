@@ -15,6 +15,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from actors import (
+    ActorCancelled,
     ActorError,
     ActorRef,
     ActorStopped,
@@ -72,6 +73,8 @@ log = get_logger("headgate.operators")
 BROKEN_ALONE = Supervision(on_failure=Directive.STOP)
 """An error in the actors of one operator ends that operator, and no other: the bridge watches each (H165)."""
 BROKEN_KNOWN_S = 5.0
+_ENDED = (ActorStopped, HandlerFailed)
+"""What a question gets if the actors end: the second one, if it is the question that has broken them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +204,7 @@ class Operators:
                 lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
             )
             # The coordinator should learn of the end of its run, within a limit, and unless it has ended already.
-            with suppress(AskTimeout, ActorStopped):
+            with suppress(AskTimeout, *_ENDED):
                 await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         finally:
             await self._system.stop(operator.tracker_ref)
@@ -374,8 +377,9 @@ class Operators:
                 if savepoint_directory is not None and (checkpoint_id := reply_to.answered) is not None:
                     self._system.start_task(_delete_savepoint, operator.port, checkpoint_id, name="delete savepoint")
             raise
-        except ActorStopped:
-            await self._look_if_broken(operator)
+        except _ENDED as error:
+            if broken := await self._broken_with(operator, error):
+                raise broken from broken.__cause__
             raise
 
     async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
@@ -393,8 +397,9 @@ class Operators:
                 return await operator.tracker_ref.ask(
                     lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
                 )
-        except ActorStopped as error:  # H85
-            await self._look_if_broken(operator)
+        except _ENDED as error:  # H85
+            if broken := await self._broken_with(operator, error):
+                raise broken from broken.__cause__
             raise RequestFailed(
                 f"the coordinator of operator {operator_id!r} was closed before it answered this request: "
                 "coordinate the operator again, then ask"
@@ -475,21 +480,26 @@ class Operators:
         await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, operator_ids), timeout_s=timeout_s)
         try:
             settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
-        except ActorStopped:
-            with suppress(OperatorBroken):
-                await self._look_if_broken(operator)
+        except _ENDED as error:
+            broken = await self._broken_with(operator, error)
+            if broken is None:
                 raise
-            failed = str(operator.broken) if operator.mode is RestoreMode.STREAMING else ""
+            failed = str(broken) if operator.mode is RestoreMode.STREAMING else ""
             return Settled(operator.statistics.last_completed_checkpoint_id, "", failed)
         return settled
 
-    async def _look_if_broken(self, operator: Operator) -> None:
-        """Raise ``OperatorBroken`` if an operator whose actors have ended is broken; the bridge learns of it first."""
+    async def _broken_with(self, operator: Operator, error: ActorError) -> OperatorBroken | None:
+        """Return why an operator is broken whose actors have ended a question with this error, if it is."""
         if operator not in self._operators.values():
-            return  # it was released
+            return None  # it was released
+        cause = error.__cause__
+        if is_a(cause, ActorCancelled):
+            return None
+        if cause is not None:
+            return OperatorBroken.because(operator.statistics.operator_id, cause)
+        await self._system.stop(operator.tracker_ref)  # the question came while it ended; the bridge learns of the end
         await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, frozenset()), timeout_s=BROKEN_KNOWN_S)
-        if operator.broken is not None:
-            raise operator.broken
+        return operator.broken
 
     async def _settled_unless_stuck(self, operator_id: str, timeout_s: float, patience_s: float) -> Settled | None:
         """Like ``_settled``, but None once a coordinator's method has taken ``patience_s`` from now on (H70)."""

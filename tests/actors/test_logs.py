@@ -157,7 +157,7 @@ LONG = "begins" + "x" * 10_000_000 + "ends"
 @pytest.mark.parametrize("text", [LONG, "begins \udc80 ends"], ids=["long", "not valid Unicode"])
 def test_any_text_of_an_exception_gives_a_line_that_is_short_and_can_be_written(
     text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+) -> None:  # H178
     with handled_by_nobody():
         log.error("operator failed", error=text, exc_info=failure(text))
     err = capfd.readouterr().err

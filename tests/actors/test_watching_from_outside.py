@@ -29,6 +29,7 @@ from actors import (
     Reply,
     Supervision,
 )
+from actors.dead_letters import LOGGED_MAX
 from actors.testing import VirtualClock, settle
 from tests.actors.actors_under_test import Add, Counter, Diary, Explode, GetTotal, busy_counter, running_system
 
@@ -141,6 +142,19 @@ async def test_dead_letters_are_counted_by_reason_until_unsubscribed() -> None:
         counter.tell(Add(2))
         assert (len(first), len(second)) == (1, 2)
         assert system.dead_letters.counts == {DeadLetterReason.STOPPED: 2}
+
+
+async def test_the_first_dead_letters_are_logged_the_last_of_them_says_so_and_all_are_counted(
+    log_lines: list[Any],
+) -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter, name="counter")
+        await system.stop(counter)
+        for _ in range(LOGGED_MAX + 5):
+            counter.tell(Add(1))
+        lines = [line for line in log_lines if line["event"] == "message not handled"]
+        assert [line["more_are_only_counted"] for line in lines] == [False] * (LOGGED_MAX - 1) + [True]
+        assert sum(system.dead_letters.counts.values()) == LOGGED_MAX + 5
 
 
 async def test_failing_dead_letter_subscriber_harms_nobody() -> None:

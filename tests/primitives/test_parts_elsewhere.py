@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from headgate import Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.events import decode_event, encode_event
+from spark_bridge.primitives import elsewhere
 from spark_bridge.primitives.counters.book import Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task, task_parts_of
+from spark_bridge.primitives.group.task import GroupInTask
 from spark_bridge.primitives.permits.task import PermitsInTask
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.primitives.shared_value.task import SharedValueInTask
@@ -29,7 +31,14 @@ PARTS = {
     "rules": (SharedValue("rules", {"a": 1}), SharedValueInTask),
     "budget": (Permits("budget", per_s=5.0, concurrency=2), PermitsInTask),
     "tree": (WorkQueue("tree", ["root"]), WorkQueueInTask),
+    "train": (Group("train", 3), GroupInTask),
 }
+
+
+def test_every_kind_of_part_has_its_example_here() -> None:
+    assert {
+        kind for kind, _ in described_parts({name: part.task_part() for name, (part, _) in PARTS.items()}).values()
+    } == set(elsewhere._KINDS)
 
 
 def test_parts_are_the_same_in_a_process_that_only_has_their_description() -> None:

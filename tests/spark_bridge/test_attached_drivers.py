@@ -210,3 +210,13 @@ def test_an_operator_that_an_attached_sidecar_does_not_have_is_refused_with_thos
     assert sidecar.operator("words") == "its handle"
     with pytest.raises(SidecarError, match="'lines' is not coordinated by this sidecar; there is 'counts', 'words'"):
         sidecar.operator("lines")
+
+
+@pytest.mark.parametrize("text", [None, "the coordinator raised"])
+def test_a_handle_of_an_attached_driver_has_the_failure_that_the_sidecar_tells(
+    text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AttachedSidecar, "_ask", lambda sidecar, method, name: text if method == "failure" else name)
+    failure = object.__new__(AttachedSidecar)._failure_of("words")
+    assert (None if failure is None else str(failure)) == text
+    assert failure is None or isinstance(failure, SidecarError)

@@ -6,24 +6,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
+import anyio
 import pytest
 
-from actors import ActorError
+from actors import ActorError, Reply
 from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
+from actors.coordination.messages import RequestCheckpoint
 from headgate.testing import RecordingCoordinator
 from protocol.barrier_tracker import BarrierTracker
 from protocol.errors import HeadgateError
 from protocol.gateway.machine import GatewayMachine
 from protocol.restart import DEFAULT_RESTART
 from protocol.wire.messages import RefusalCode
+from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import Restarter
 from spark_bridge.errors import OperatorBroken
+from tests.actors.coordination.operator_world import Answer
 from tests.conformance.application import OPERATOR, Application, SparkTask, application
 
 OTHER = "others"
@@ -180,6 +185,70 @@ async def _check_refusals(app: Application) -> None:
         assert task.refused is not None
         assert task.refused.code is RefusalCode.COORDINATOR_FAILED
         check_text(RuntimeError(task.refused.message))
+
+
+CALLS: dict[str, Callable[[Operators], Coroutine[Any, Any, Any]]] = {
+    "a request": lambda operators: operators.request(OPERATOR, "question", timeout_s=1.0),
+    "a checkpoint": lambda operators: operators.checkpoint(OPERATOR, timeout_s=1.0),
+    "the end of its runs": lambda operators: operators.settle_one(OPERATOR, 1.0),
+    "its release": lambda operators: operators.remove(OPERATOR),
+}
+
+
+def poison(app: Application) -> None:
+    app.operators.find(OPERATOR).tracker_ref.tell(RequestCheckpoint(cast("Reply[int]", Answer())))
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_that_meets_the_end_of_its_operator_says_why_or_does_what_it_has_to(
+    call: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # H165: whether it has broken the operator itself, and the one who asks or the bridge may learn of it first
+    for seed in range(20):
+        async with application(seed=seed) as app:
+            await app.coordinate(Talking())
+            with monkeypatch.context() as patch:
+                breaks = Breaks(patch, BarrierTrackerActor, "handle", 1)
+                if not by_itself:
+                    poison(app)
+                try:
+                    done = await app.kit.drive(CALLS[call](app.operators))
+                except OperatorBroken as error:
+                    check_text(error)
+                    _check_cause(error)
+                else:
+                    assert done is None or "Bug: " in done.failed
+            assert breaks.raised
+            if call == "its release":
+                await app.coordinate(Talking())
+
+
+def _check_cause(error: BaseException) -> None:
+    assert isinstance(error.__cause__, Bug)
+
+
+@pytest.mark.parametrize("call", ["a request", "a checkpoint"])
+async def test_a_call_that_is_open_when_its_operator_breaks_says_why(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # H165
+    async def break_and_say_nothing(*_: Any) -> None:
+        breaks.armed = True
+        poison(app)
+        await anyio.sleep_forever()
+
+    for seed in range(20):
+        async with application(seed=seed) as app:
+            silent = {"handle_client_request": break_and_say_nothing, "checkpoint_coordinator": break_and_say_nothing}
+            await app.coordinate(RecordingCoordinator(**silent))
+            with monkeypatch.context() as patch:
+                breaks = Breaks(patch, BarrierTrackerActor, "handle", 1)
+                breaks.armed = False
+                with pytest.raises(OperatorBroken) as raised:
+                    await app.kit.drive(CALLS[call](app.operators))
+            check_text(raised.value)
+            _check_cause(raised.value)
 
 
 class BrokenRuns:

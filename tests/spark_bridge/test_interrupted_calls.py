@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -234,6 +235,19 @@ def test_entering_interrupted_at_any_point_leaves_nothing(many: int | None, tmp_
 
     points(call, many)
     assert descriptors() <= files
+
+
+def test_an_interrupt_that_is_held_back_until_the_sidecar_is_entered_leaves_it_again(tmp_path: Path) -> None:  # H160
+    it = Bench(tmp_path)
+
+    async def start_interrupted() -> None:
+        await SimulatedDriver.start(it.driver)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    it.driver.start = start_interrupted  # type: ignore[method-assign]
+    with python_handles_interrupts(), pytest.raises(KeyboardInterrupt):
+        it.sidecar.__enter__()
+    _left(it)
 
 
 @every_point

@@ -266,5 +266,6 @@ async def test_request_of_a_client_that_has_gone_is_cancelled() -> None:  # H160
 
         await anyio.to_thread.run_sync(give_up)
         await began.wait()
-        await over.wait()
+        with anyio.fail_after(30.0):
+            await over.wait()
         tasks.cancel_scope.cancel()

@@ -87,3 +87,32 @@ def test_a_port_that_is_closed_is_a_server_that_has_ended_and_an_open_one_is_not
         session = RemoteSession(SessionAt(port))
         assert session.why_unreachable() is None
     assert session.why_unreachable() == f"nothing listens at 127.0.0.1:{port} any more"
+
+
+class Answering:
+    """A session whose server answers every question with an error, or not with one."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.client = self.conf = self
+        self._error = error
+
+    def get(self, *_: object) -> str:
+        if self._error is not None:
+            raise self._error
+        return "app-1"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (None, None),
+        (Exception("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.\nmore"), "[INVALID_HANDLE.SESSION_CLOSED] "),
+        (Exception("[NO_ACTIVE_SESSION] No active Spark session found."), "[NO_ACTIVE_SESSION] "),
+        (ValueError("Cannot invoke RPC on closed channel!"), "Cannot invoke RPC on closed channel!"),
+        (Exception("deadline exceeded\nINVALID_HANDLE"), None),
+        (Exception(), None),
+    ],
+)
+def test_a_session_has_ended_if_the_first_line_of_an_answer_says_so(error: Exception | None, why: str | None) -> None:
+    found = RemoteSession(Answering(error)).why_closed()
+    assert found is None if why is None else found is not None and found.startswith(why) and "\n" not in found

@@ -141,6 +141,7 @@ async def test_in_a_terminal_it_draws_until_it_is_told_to_end_and_leaves_the_ter
     assert status == 0
     drawn = [line.rstrip("\r") for line in seen.split("\n") if line.startswith("crawl") and "stage" in line]
     assert {line[-3:] for line in drawn} == {"\x1b[K"}, "the rest of a longer line is erased"
+    assert seen.index("\x1b[?1049h") < seen.index("\x1b[H"), "it draws on the second screen"
     assert seen.rindex("\x1b[?1049l") > seen.rindex("\x1b[H"), "back to the first screen"
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "with its cursor"
 

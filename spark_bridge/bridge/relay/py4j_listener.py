@@ -345,6 +345,8 @@ class Py4jRelay:
 def _stop_callback_server(gateway: Any) -> None:
     """Stop the server that we started, unless it now serves another Python object as well."""
     server = gateway._callback_server
+    if server is None:  # it could not start
+        return
     if not all(isinstance(proxy, _BusListener) for proxy in list(gateway.gateway_property.pool.dict.values())):
         return
     # Py4J closes each connection's stream, which waits permanently for the thread that reads from it: end the

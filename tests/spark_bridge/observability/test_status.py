@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from actors.coordination.statistics import SourceBacklog, SplitBacklog
-from spark_bridge.observability.collector import _source
-from spark_bridge.observability.status import SourceStatus, SplitStatus
+from headgate.testing import RecordingCoordinator
+from protocol.facts import JobEnded
+from spark_bridge.observability.collector import Process, StatusCollector, _source
+from spark_bridge.observability.journal import Journal
+from spark_bridge.observability.status import RelayStatus, SourceStatus, SplitStatus
+from tests.conformance.application import OPERATOR, application
 from tests.spark_bridge.observability.statuses import attempt, checkpoint, operator, sidecar
 
 
@@ -65,3 +69,38 @@ def test_a_source_shows_what_is_left_and_its_largest_splits() -> None:
     backlog = SourceBacklog(1, 2, 30, (SplitBacklog(4, "'a'", 20), SplitBacklog(0, "'b'", 9)))
     assert _source(backlog) == SourceStatus(1, 2, 30, (SplitStatus(4, "'a'", 20), SplitStatus(0, "'b'", 9)))
     assert _source(SourceBacklog(None, 0, None)) == SourceStatus(None, 0, None, ())
+
+
+async def test_a_status_shows_the_run_of_each_operator_that_has_one() -> None:
+    async def cores() -> int:
+        return 3
+
+    async with application(parallelism=3) as app:
+        process = Process("here", 7, False, lambda: RelayStatus("none", 0, 0, 0), app.kit.clock.now(), cores)
+        collector = StatusCollector(
+            app.bridge_ref, app.kit.clock, Journal(0.0), process, lambda: app.operators.observed
+        )
+        await app.coordinate(RecordingCoordinator())
+        await app.coordinate(RecordingCoordinator(), "idle")
+        app.start_job()
+        for subtask in (0, 1):
+            app.register(app.launch(subtask))
+        await app.settle()
+        status = await app.kit.drive(collector.take())
+        one, idle = status.operators[OPERATOR], status.operators["idle"]
+
+        assert one.run is not None
+        assert (one.run.stage_id, one.run.tasks_started, one.run.subtasks_seen, one.run.missing) == (10, 2, 2, (2,))
+        assert [(attempt.subtask, attempt.state, attempt.waits_for) for attempt in one.attempts] == [
+            (0, "ready", ""),
+            (1, "ready", ""),
+        ]
+        assert status.cores == 3, "which may be why a subtask has no task"
+        assert (idle.run, idle.attempts) == (None, ())
+
+        for task in app.tasks.values():
+            await app.end(task)
+        app.post(JobEnded(1, False, "two tasks failed"))
+        await app.settle()
+        over = await app.kit.drive(collector.take())
+        assert (over.operators[OPERATOR].run, over.operators[OPERATOR].attempts, over.cores) == (None, (), None)

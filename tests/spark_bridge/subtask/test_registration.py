@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from protocol.wire.handshake import PROTOCOL_VERSION
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
 from spark_bridge.subtask import AttemptOver, CannotReachSidecar, RegistrationFailed, RegistrationRefused
+from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.waker import Interrupted, Waker
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, PeerConnection, RunningTask, registered
 
@@ -138,6 +141,26 @@ def test_what_comes_right_after_the_answer_is_not_lost(peer: Peer) -> None:  # H
     connection.receive()  # Opened
     peer.finish(task)
     assert ("event", "immediately") in operator.calls
+
+
+def test_a_connection_that_waits_ends_as_soon_as_its_thread_has_to(peer: Peer) -> None:  # H57
+    looks = 0
+
+    def has_to_end() -> bool:
+        nonlocal looks
+        looks += 1
+        waker.wake()
+        return looks == 5
+
+    waker = Waker(has_to_end)
+    waker.wake()
+    with pytest.raises(Interrupted):
+        Connection.open(peer.endpoint(), time.monotonic() + 60.0, waker)
+    waker.close()
+    assert looks == 5
+    with peer.accept_raw() as sock:
+        while sock.recv(1000):
+            pass
 
 
 def test_the_endpoint_never_shows_its_secret(peer: Peer) -> None:  # H61

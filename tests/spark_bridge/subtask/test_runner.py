@@ -175,7 +175,7 @@ def test_an_exception_of_the_operator_is_told_and_passes_unchanged(peer: Peer) -
 
 @pytest.mark.parametrize("place", ["text", "cause", "note"])
 def test_an_exception_that_sparks_worker_could_not_encode_passes_with_an_escaped_text(peer: Peer, place: str) -> None:
-    """Spark would wait for it without end."""
+    """H178: Spark would wait for it without end."""
     cause = LookupError("begins \udc80 ends" if place == "text" else "plain")
     if place == "cause":
         cause.__cause__ = ValueError("begins \udc80 ends")

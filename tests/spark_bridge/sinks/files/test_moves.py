@@ -263,6 +263,21 @@ async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store:
     assert [entry["size"] for entry in found if entry["type"] == "file"] == [len(CONTENT)] * 5
 
 
+def test_on_s3_what_other_processes_have_done_since_the_last_look_is_seen(store: Store) -> None:  # H83
+    others = fsspec.filesystem("s3", skip_instance_cache=True, **store.options)
+    staging, next_part = f"{store.url}/.headgate-out", PART.replace("-000000", "-000001")
+    others.pipe_file(f"{staging}/other", b"a row")
+    assert store.directory.staged() == ["other"]
+    others.pipe_file(f"{staging}/{PART}", CONTENT)
+    assert store.directory.publish(PART) is Published.MOVED
+    assert store.directory.staged() == ["other"]
+    others.pipe_file(f"{staging}/{next_part}", CONTENT)
+    assert sorted(store.directory.staged()) == ["other", next_part]
+    assert len(store.filesystem.ls(store.url)) == 2
+    others.mv(f"{staging}/{next_part}", f"{store.url}/{next_part}")
+    assert store.directory.publish(next_part) is Published.BEFORE
+
+
 async def test_on_s3_another_file_in_the_way_is_a_clear_error(store: Store) -> None:  # H83
     committer = await a_committer(store)
     await seal(store, committer, "row", 1)
