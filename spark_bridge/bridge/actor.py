@@ -314,9 +314,9 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 operator_id=ended.operator_id,
                 missing=ended.missing,
                 hint="some tasks of its stage succeeded without the operator. If union() has put another RDD into the "
-                "stage, coordinate the operator with the number of partitions of its own RDD, and call repartition() "
-                "with this number after its subtasks and before the union(). It is no mistake if Spark had kept a part "
-                "of a cached output, or if what follows the operator did not read its outputs",
+                "stage, coordinate the operator with the number of partitions of the RDD that it reads, and call "
+                "repartition() with this number after its subtasks and before the union(). It is not a mistake if "
+                "Spark had kept a part of a cached output, or if what follows the operator did not read its outputs",
             )
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:

@@ -131,7 +131,7 @@ failure-of-before-the-reset [feared; H15]
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
   @ actors.coordination.given:why_not_resettable
-  - name = type(one).__name__
+  - name = type_name(one)
   + return ''
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.
