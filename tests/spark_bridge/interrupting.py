@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = ["Point", "interrupted_at", "python_handles_interrupts"]
 
 SWALLOWS = frozenset({"<genexpr>", "_remove", "__del__"})
 """Python calls these when it collects garbage, and swallows what they raise."""
+_LEAVES = _GeneratorContextManager.__exit__.__code__
 WAITS = frozenset({"acquire", "sleep", "recv", "recv_into", "connect", "select", "poll"})
 
 
@@ -54,6 +55,8 @@ def interrupted_at(number: int, *, skip: str = "") -> Iterator[Point]:
         if waiting_for or not (event in ("call", "c_return") or (event == "c_call" and name in WAITS)):
             return
         if frame.f_code in own or frame.f_code.co_name in SWALLOWS:
+            return
+        if frame.f_code is _LEAVES and frame.f_locals["self"].gen.gi_code in own:  # the block has ended
             return
         if count == number and point.place is None:
             what = f" of {name}" if name else ""
