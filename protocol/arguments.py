@@ -162,7 +162,7 @@ def _is(value: Any, kinds: Any) -> bool:
     """Whether a value is an instance, also one whose ``__class__`` raises."""
     try:
         return isinstance(value, kinds)
-    except TypeError:
+    except (TypeError, KeyboardInterrupt):  # a Ctrl-C is never the value's
         raise
     except BaseException:  # of the user's class
         return issubclass(type(value), kinds)
