@@ -137,8 +137,8 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def threads_of_headgate() -> int:
-    """How many there are, without those that other libraries of this process start at any moment."""
-    return sum(thread.name.startswith(("headgate", "AnyIO")) for thread in threading.enumerate())
+    """How many there are, without idle workers, and without those that other libraries start at any moment."""
+    return sum(thread.name.startswith("headgate") for thread in threading.enumerate())
 
 
 def descriptors() -> int:
