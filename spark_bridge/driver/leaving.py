@@ -34,7 +34,10 @@ BLOCKED_S: Final = 5.0
 
 
 class Leaver:
-    """The thread that leaves a sidecar. It starts with it: no thread starts at the end of Python 3.12 and later."""
+    """The thread that leaves a sidecar.
+
+    It starts with the sidecar, because no thread can be started while the interpreter of Python 3.12 or later ends.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -125,5 +125,7 @@ async def test_what_is_left_to_do_is_done_on_the_loop_when_the_interpreter_ends(
         idle = threading.Event()  # keeps the idle thread of before busy
         tasks.start_soon(USER.run, idle.wait)
         await anyio.lowlevel.checkpoint()
-        assert await USER.run(threading.get_ident) == threading.get_ident()
-        idle.set()
+        try:
+            assert await USER.run(threading.get_ident) == threading.get_ident()
+        finally:
+            idle.set()
