@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -54,9 +55,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class FailuresAtOnce:
+    """Writes each failure as soon as it happens: a run that is ended from outside never gets to its summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.write_sep("-", f"{report.when} of {report.nodeid} failed")
+            report.toterminal(self._terminal._tw)
+
+
+@pytest.hookimpl(trylast=True)  # when there is a terminal
 def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and os.environ.get("CI"):
+        config.pluginmanager.register(FailuresAtOnce(terminal), "failures at once")
     if config.getoption("events") == "record":
         CheckpointConfig.__init__ = partialmethod(_recording, CheckpointConfig.__init__)  # type: ignore[assignment]
+
+
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """End the process if the teardown of a test that has failed hangs.
+
+    pytest and pytest-timeout stop their clocks at a failure, because somebody may look at it with a debugger.
+    """
+    if not node.config.getoption("usepdb"):
+        faulthandler.dump_traceback_later(float(node.config.getini("timeout")), exit=True, file=2)
 
 
 def _recording(config: CheckpointConfig, init: Callable[..., None], *args: Any, **settings: Any) -> None:

@@ -36,11 +36,11 @@ class Point:
 
 
 @contextmanager
-def interrupted_at(number: int, *, skip: str = "") -> Iterator[Point]:
+def interrupted_at(number: int, *, skip: str = "", spare: str = "") -> Iterator[Point]:
     """Interrupt the block at its point of this number, counted from 0.
 
-    No point counts before the function ``skip`` has begun, and that beginning is none: nobody can catch an interrupt
-    there.
+    No point counts before the function ``skip`` has begun. Its beginning is none, nor is that of the function with the
+    qualified name ``spare``: nobody can catch an interrupt there.
     """
     point, count = Point(), 0
     own = {_over.__code__, sys._getframe().f_code}
@@ -55,6 +55,8 @@ def interrupted_at(number: int, *, skip: str = "") -> Iterator[Point]:
         if waiting_for or not (event in ("call", "c_return") or (event == "c_call" and name in WAITS)):
             return
         if frame.f_code in own or frame.f_code.co_name in SWALLOWS:
+            return
+        if event == "call" and frame.f_code.co_qualname == spare:
             return
         if frame.f_code is _LEAVES and frame.f_locals["self"].gen.gi_code in own:  # the block has ended
             return
