@@ -82,13 +82,16 @@ finds facts that nothing waits for. An answer can overtake facts that are still 
 
 - An answer decides on a registration only if it was asked for after the registration came.
 - A job must be known for ``heal_after_s`` before it is asked about, and must be reported over twice.
+- A run without a known job and a living attempt ends at the second answer after which that is still so, because each
+  answer is preceded by the starts of all active jobs.
 - "Unknown" ends an attempt only if a later one waits that Spark confirms. It confirms nothing (H75).
 
 A job that was never seen to start is assigned to a run when it ends: to the run that has nothing left to do or, if the
-job ends badly, to the run whose stage has failed. Otherwise, a run whose job is unknown ends when the next begins and
-none of its tasks runs. With facts lost, a task beside a zombie can look like a rerun of the zombie's success. That
-success is then revoked needlessly, which is harmless, because the same input is handed out again (H56). A copy can look
-like a rerun, too; when Spark kills it because of the first success, the job fails (``unwanted``).
+job ends badly, to the run whose stage has failed. Otherwise, a run whose job is unknown ends when the next begins or
+Spark knows no job of it, and none of its tasks runs. With facts lost, a task beside a zombie can look like a rerun of
+the zombie's success. That success is then revoked needlessly, which is harmless, because the same input is handed out
+again (H56). A copy can look like a rerun, too; when Spark kills it because of the first success, the job fails
+(``unwanted``).
 
 What may be said of an attempt, and the resulting state (``table.TABLE``; a dash is stale)::
 

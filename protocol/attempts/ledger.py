@@ -403,13 +403,15 @@ class AttemptLedger:
     def _look(self) -> None:
         tasks: set[int] = set()
         jobs: set[int] = set()
+        has_a_job = False
         for operator in self._operators.values():
             look_at = operator.record.look_at
             if look_at is not None and look_at <= self._now:
                 questions = operator.look()
                 tasks |= questions.tasks
                 jobs |= questions.jobs
-        if tasks or jobs:
+                has_a_job |= questions.has_a_job
+        if tasks or jobs or has_a_job:
             self._out.append(QueryStatus(frozenset(tasks), frozenset(jobs)))
 
     def _status_reported(self, fact: StatusReported) -> None:
@@ -422,6 +424,7 @@ class AttemptLedger:
             self._job_reported_over(job_id, fact)
         for operator in self._operators.values():
             operator.conflict_reported(fact)
+            operator.job_reported()
             operator.answered()
 
     def _job_reported_over(self, job_id: int, fact: StatusReported) -> None:

@@ -572,7 +572,7 @@ class OperatorLedger:
             held.seen = Seen.ASKED
         if asks.run_is_over:
             self._end_run_without_facts()
-        if asks.tasks or asks.jobs:
+        if asks.tasks or asks.jobs or asks.has_a_job:
             record.asked_again_at = self.now + self.config.query_every_s
             self.want_look(record.asked_again_at)
         else:
@@ -581,9 +581,10 @@ class OperatorLedger:
         return asks
 
     def _want_audit(self) -> None:
-        """Schedule the next audit while something could have ended unnoticed."""
-        if reconciliation.needs_audit(self.record, self.engine):
-            self.want_look(self.now + self.config.audit_every_s)
+        """Schedule the next audit while a run could have ended unnoticed."""
+        if self.record.run is not None:
+            jobless = reconciliation.is_jobless(self.record, self.engine)
+            self.want_look(self.now + (self.config.query_every_s if jobless else self.config.audit_every_s))
 
     def tasks_reported(self, fact: StatusReported) -> None:
         """Take the states of waiting registrations and live attempts in Spark's own records."""
@@ -626,8 +627,23 @@ class OperatorLedger:
             text = admission.in_use(self.record, run, self.engine)
             self.refuse(held.task_attempt_id, RefusalCode.CONCURRENT_RUN, text)
 
+    def job_reported(self) -> None:
+        """End the run at the second answer that knows no job of it: the facts of one may be on their way (H19)."""
+        run = self.record.run
+        if run is None:
+            return
+        if not reconciliation.is_jobless(self.record, self.engine):
+            run.jobless_since = None
+        elif run.jobless_since is None:
+            run.jobless_since = self.now
+        elif self.now >= run.jobless_since + self.config.query_every_s:
+            self._end_run_without_facts()
+
     def _end_run_without_facts(self) -> None:
-        """End a run whose jobs were never known and of which no task runs; a later run shows that it is over."""
+        """End a run whose jobs were never known and of which no task runs.
+
+        A later run shows that it is over, or Spark has no job for it.
+        """
         run = self.record.run
         assert run is not None
         whole = reconciliation.looks_whole(self.record, self.engine)

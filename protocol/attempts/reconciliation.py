@@ -28,12 +28,14 @@ class Questions:
     """What to ask about. ``asked`` are the registrations that came before this query, so that its answer counts.
 
     ``run_is_over``: the run's jobs were never known, nothing of it runs any more, and a later run waits.
+    ``has_a_job``: whether the run has a job at all. Every answer is preceded by the starts of all active jobs.
     """
 
     tasks: frozenset[int]
     jobs: frozenset[int]
     asked: tuple[HeldRegistration, ...]
     run_is_over: bool
+    has_a_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
         held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked) and confirmed(engine, held)
         for held in known.held.values()
     )
-    return Questions(tasks | living, jobs, asked, overdue and not active and not living)
+    return Questions(tasks | living, jobs, asked, overdue and not active and not living, is_jobless(known, engine))
 
 
 def confirmed(engine: EngineRecords, held: HeldRegistration) -> bool:
@@ -105,10 +107,10 @@ def confirmed(engine: EngineRecords, held: HeldRegistration) -> bool:
     return engine.is_confirmed(held.message.run_id, held.task_attempt_id)
 
 
-def needs_audit(known: OperatorRecord, engine: EngineRecords) -> bool:
-    """Whether something could end unnoticed."""
+def is_jobless(known: OperatorRecord, engine: EngineRecords) -> bool:
+    """Whether nothing of the run is known to go on: no attempt, and no job, whose start must have been lost."""
     run = known.run
-    return run is not None and bool(run.living() or engine.active_jobs(run.run_id))
+    return run is not None and not run.living() and not engine.active_jobs(run.run_id)
 
 
 # --- answers ------------------------------------------------------------------------------------------------

@@ -100,11 +100,29 @@ dropped-fact-never-healed [feared; H19]
   @ protocol.attempts.operator:OperatorLedger.want_look
   - self.record.look_at = at
   + self.record.look_at = None
+run-without-a-job-never-ends [feared; H19]
+  A run stays open if the facts of both ends of its job are lost: every call that waits for its end fails for good.
+  @ protocol.attempts.operator:OperatorLedger.job_reported
+  - self._end_run_without_facts()
+  + pass
+run-ends-at-the-first-look [feared; H19]
+  A run ends at the first look that knows no job of it, which may have been asked before its job began.
+  @ protocol.attempts.operator:OperatorLedger.job_reported
+  - elif run.jobless_since is None:
+  + elif False:
+  @ protocol.attempts.operator:OperatorLedger.job_reported
+  - elif self.now >= run.jobless_since + self.config.query_every_s:
+  + else:
+run-ends-between-two-attempts [feared; H19]
+  A look does not tell the start of the active jobs first, or it is not heard.
+  @ protocol.attempts.reconciliation:is_jobless
+  - return run is not None and not run.living() and not engine.active_jobs(run.run_id)
+  + return run is not None and not run.living()
 audit-never-comes [feared; H19]
   Nobody looks at Spark's records unless something is strange.
-  @ protocol.attempts.reconciliation:needs_audit
-  - return run is not None and
-  + return False and
+  @ protocol.attempts.operator:OperatorLedger._want_audit
+  - if self.record.run is not None:
+  + if False:
   @ protocol.attempts.operator:OperatorLedger._accept
   - self.want_look(self.now + self.config.audit_every_s)
   + pass

@@ -690,6 +690,42 @@ def test_a_job_that_has_just_started_is_not_asked_about_yet() -> None:
     assert book.wait(1) == ["query tasks [20] jobs []"]
 
 
+@pytest.mark.parametrize(("outcome", "how"), [(OK, "well"), (TaskOutcome.FAILED, "badly")])
+def test_a_run_ends_at_the_second_look_that_knows_no_job_of_it(outcome: TaskOutcome, how: str) -> None:
+    book = Playbook(parallelism=1)  # H19: the facts of both ends of its job are lost
+    book.ready(10, 0)
+    book.feed(end(10, 0, outcome))
+    look, answer = ["query tasks [] jobs []"], StatusReported({}, {})
+    assert book.wait(5) == look
+    assert book.feed(answer) == [], "the facts may be on their way"
+    assert book.wait(1.9) == []
+    assert book.feed(answer) == [], "an answer to another operator's look comes at any moment"
+    assert book.wait(0.2) == look
+    assert book.feed(answer) == [f"end run 1 {how}"]
+    assert book.ledger.next_deadline() is None
+
+
+def test_a_run_between_two_attempts_goes_on_if_a_look_tells_its_job() -> None:
+    book = Playbook(parallelism=1)  # H19: only the start of its job is lost
+    book.ready(10, 0)
+    book.feed(end(10, 0))
+    for _ in range(5):
+        book.wait(5)
+        assert book.feed(job(), StatusReported({}, {})) == []
+    assert book.ready(11, 0, number=1) == ["accept 0#1 task 11", "ready 0#1"]
+
+
+def test_a_run_that_lives_without_a_known_job_goes_on() -> None:
+    book = Playbook(parallelism=1)  # H19
+    book.ready(10, 0)
+    for state in (TaskState.RUNNING, TaskState.UNKNOWN, TaskState.RUNNING):
+        book.wait(31)
+        assert book.feed(StatusReported({}, {10: state})) == []
+    book.feed(end(10, 0))
+    book.wait(31)
+    assert book.feed(StatusReported({}, {10: TaskState.ENDED})) == [], "counted from when nothing lives"
+
+
 def test_a_run_whose_job_was_never_known_ends_when_the_next_comes_and_nothing_of_it_runs() -> None:
     book = Playbook()  # H19, H55
     book.feed(reg(10, 1), opened(10), reg(20, 1, run=2))

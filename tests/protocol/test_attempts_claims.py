@@ -214,9 +214,11 @@ def test_a_claimed_run_does_not_keep_the_real_one_out(said: tuple[object, ...], 
 
 
 def test_a_claimed_run_does_not_end_the_real_one() -> None:
-    book = Playbook(parallelism=1)  # H55, H75: the run's job is not known, and no task of it is alive for a moment
+    book = Playbook(parallelism=1)  # H55, H75: the run's job is known late, and no task of it is alive for a moment
     book.feed(start(10, 0), reg(10, 0), opened(10), end(10, 0), reg(900, 0, run=77))
-    assert look(book, 30, t10=(ENDED, 0)) == []
+    assert look(book, 5.5, t10=(ENDED, 0)) == []
+    book.feed(job())  # a look tells the start of each active job
+    assert look(book, 30, t10=(ENDED, 0)) == ["refuse task 900 CONCURRENT_RUN"]
     assert book.ready(11, 0, number=1) == ["accept 0#1 task 11", "ready 0#1"]
 
 

@@ -123,7 +123,7 @@ class Driver:
         elif application.settings.stages:
             self.registered = self.stages = SimulatedStages(world, self.coordinator, application, self.monitor)
         self.running = RunningJobs()
-        self.relay = SimulatedRelay(world, self.monitor, self.loop)
+        self.relay = SimulatedRelay(world, self.monitor, self.loop, self._tell_bridge)
         self.session: SimulatedSession
         self.threads = world.storage.threads()
         self.operator: Operator | None = None  # once it is coordinated
@@ -134,6 +134,7 @@ class Driver:
         self.uncommitted = ""  # the answer to callers that wait for the last output
         self.run_is_over = True  # as far as they know
         self.batch: tuple[Operator, MicroBatch] | None = None  # whose function runs
+        self.monitor.bridge_checker.in_batch = lambda: self.batch is not None
         self.batch_busy = False  # the query waits
         self.batch_outcome: str | SidecarError = ""
         self._batches: MicroBatches
@@ -297,7 +298,10 @@ class Driver:
         self._run(self.router.disconnected, end, "closed")
 
     def hear_fact(self, fact: EngineFact) -> None:
-        self._run(self._bridge_ref.tell_direct, RelayedFact(fact, 0))
+        self._run(self._tell_bridge, fact)
+
+    def _tell_bridge(self, fact: EngineFact) -> None:
+        self._bridge_ref.tell_direct(RelayedFact(fact, 0))
 
     def fail_job(self, cause: str) -> None:
         """Let the coordinator fail its job because it cannot go on (H8)."""
@@ -357,6 +361,7 @@ class Driver:
         try:
             self.uncommitted = await self._operators.settle(timeout_s)
         except NotSettled as error:
+            self.world.figures.happen("a run does not end in time")
             self.uncommitted, self.run_is_over = str(error), False
         except ActorError:
             pass  # the driver dies

@@ -393,6 +393,10 @@ class Engine:
     def post(self, fact: EngineFact) -> None:
         self.facts.post(fact)
 
+    def starts_of_jobs(self) -> list[JobStarted]:
+        """What every look tells first: the active jobs, which are in the scheduler's own tables and never outdated."""
+        return [JobStarted(job.job_id, job.stages) for job in self.active_jobs()]
+
     def status(self, task_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         outdated = self.faults.spend(self.random, 0.1)
         if outdated:

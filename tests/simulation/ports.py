@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from benchmarks.no_spark import QuietRelay
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.facts import StatusReported, TaskPlace
+from protocol.facts import EngineFact, StatusReported, TaskPlace
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.runs import RunningJobs
@@ -40,8 +40,11 @@ REFUSED = 0.03
 class SimulatedRelay(QuietRelay):
     """Stands in for ``Relay``. A request reaches Spark immediately; its actions and answers may take time."""
 
-    def __init__(self, world: World, monitor: InvariantMonitor, loop: SimulatedLoop) -> None:
+    def __init__(
+        self, world: World, monitor: InvariantMonitor, loop: SimulatedLoop, tell: Callable[[EngineFact], None]
+    ) -> None:
         super().__init__()
+        self._tell = tell
         self.queries: deque[tuple[asyncio.Future[StatusReported], frozenset[int], frozenset[int]]] = deque()
         self._world = world
         self._monitor = monitor
@@ -71,6 +74,8 @@ class SimulatedRelay(QuietRelay):
     def answer_query(self) -> None:
         answer, task_attempt_ids, job_ids = self.queries.popleft()
         if not answer.done():
+            for started in self._world.engine.starts_of_jobs():
+                self._tell(started)
             answer.set_result(self._world.engine.status(task_attempt_ids, job_ids))
 
     def _perhaps_refuse(self, what: str) -> None:

@@ -434,9 +434,7 @@ class World:
             self.happen(f"a batch: {outcome if isinstance(outcome, str) else type(outcome).__name__}")
             self.tell(f"batch {inputs.number}: {outcome}")
         newest = max(driver.monitor.completed, default=driver.coordinator.order.restored)
-        if isinstance(outcome, NotSettled):  # the facts of both ends of a job were lost; the user starts anew
-            self.lose_driver()
-            return
+        demand(not isinstance(outcome, NotSettled), f"H19: a run never ends: {outcome}")
         self.jobs += bool(outcome) and outcome != "runs"  # patience ends here too
         if outcome == "runs" and inputs.has_job():
             self.start_job()
@@ -606,7 +604,8 @@ class World:
         if (failure := self.driver.operator.failure) is not None and failure is not self.failure:
             self.failure = failure
             if isinstance(failure, InputRefused):
-                wrongly = self.inputs.kind == "batches" and not self.named
+                # The tasks of a job that was cancelled may register after its batch has given it up.
+                wrongly = self.driver.monitor.bridge_checker.began_in_batch and not self.named
                 demand(not wrongly, f"H174: the run of a batch is refused: {failure}")
                 self.happen("an input is refused")
                 self.inputs.refused(job, newest, failure)

@@ -361,15 +361,13 @@ def _stop_callback_server(gateway: Any) -> None:
 def _active_jobs(java_context: Any) -> list[JobStarted]:
     """The start of each active job, which may be known already: the bus may have dropped some."""
     scheduler = java_context.dagScheduler()
-    try:
-        return [
-            JobStarted(
-                job.jobId(), tuple(_each(scheduler.jobIdToStageIds().apply(job.jobId()))), _action_of(job.properties())
-            )
-            for job in list(_each(scheduler.jobIdToActiveJob().values()))
-        ]
-    except Py4JJavaError:  # the tables have changed in the meantime; the next query finds the jobs
-        return []
+    started = []
+    with contextlib.suppress(Py4JJavaError):  # the tables have changed in the meantime; the next query finds the rest
+        for job in list(_each(scheduler.jobIdToActiveJob().values())):
+            with contextlib.suppress(Py4JJavaError):  # this one has ended
+                stages = tuple(_each(scheduler.jobIdToStageIds().apply(job.jobId())))
+                started.append(JobStarted(job.jobId(), stages, _action_of(job.properties())))
+    return started
 
 
 def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
