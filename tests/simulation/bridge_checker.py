@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from actors.coordination.messages import LedgerDecided
 from protocol.attempts import (
