@@ -213,11 +213,12 @@ class Inputs:
                 demand(whole, text)
 
     def check_refused(self, job: Job, checkpoint_id: int, why: BaseException) -> None:
-        """Check that a run with a name is refused only after another input was interrupted, or the same one is over."""
+        """Check that a run with a name is refused only after another input was interrupted, or if it is over itself."""
         input, done = self._truth[checkpoint_id]
         begun = self.tried - {job.input}  # perhaps without a ready subtask
         interrupted = any(other > input for other in begun) or (not done and job.input != input)
-        rightly = self.name_of(job.input) is None or job.input < input or interrupted
+        over = job.input != input and (job.input, True) in self._truth.values()  # and others came after it
+        rightly = self.name_of(job.input) is None or job.input < input or interrupted or over
         demand(rightly, f"H174: input {job.input} is refused after {input}, done: {done}: {why}")
 
 
