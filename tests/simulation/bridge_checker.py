@@ -41,8 +41,7 @@ class BridgeChecker:
         self._accepted: dict[int, int] = {}  # in the present run, neither failed nor finished: the subtask of each
         self._finished: set[int] = set()  # in the present run
         self._run_id = -1  # -1: no run
-        self.in_batch: Callable[[], bool] = lambda: False  # whether a query waits for a batch now
-        self.began_in_batch = False  # the latest run
+        self.run_begins: Callable[[], None] = lambda: None
         self._jobs: dict[int, tuple[int, ...]] = {}  # that run, as far as the bridge knows: their stages
         self._failed_jobs: dict[int, float] = {}  # jobs of a run that has failed as a whole: since when
         self._over: set[int] = set()  # jobs that have ended, or are being cancelled
@@ -123,7 +122,7 @@ class BridgeChecker:
                 self._accepted[tid] = attempt.subtask
             case RunStarted(run_id=run_id):
                 self._run_id = run_id
-                self.began_in_batch = self.in_batch()
+                self.run_begins()
                 self._killed.clear()
             case SubtaskFinished(attempt=attempt):
                 self._accepted.pop(attempt.task_attempt_id, None)

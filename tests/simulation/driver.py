@@ -134,7 +134,7 @@ class Driver:
         self.uncommitted = ""  # the answer to callers that wait for the last output
         self.run_is_over = True  # as far as they know
         self.batch: tuple[Operator, MicroBatch] | None = None  # whose function runs
-        self.monitor.bridge_checker.in_batch = lambda: self.batch is not None
+        self.monitor.bridge_checker.run_begins = self._run_begins
         self.batch_busy = False  # the query waits
         self.batch_outcome: str | SidecarError = ""
         self._batches: MicroBatches
@@ -386,6 +386,9 @@ class Driver:
         except ActorError:
             pass  # the driver dies
         self.batch_busy = False
+
+    def _run_begins(self) -> None:
+        self.world.strayed |= self.batch is None
 
     async def _begin_batch(self, batch: MicroBatch, adopt: bool) -> str:
         operator = await self._batches.begin(batch, adopt)

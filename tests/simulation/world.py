@@ -160,6 +160,9 @@ class World:
         self.storage = Storage(random, lambda: self.now, self.befall_storage)
         self.output = Output()
         self.named = ""  # the file that the user has restored last
+        # Tasks of a job that was cancelled have registered after its batch had given it up. If no fact says that the
+        # job is over, their run belongs to no batch, and a checkpoint may hold its output.
+        self.strayed = False
         self.asked_for = ""  # the file that a driver was to start from, and has not started from yet
         self.counted: dict[int, int] = {}  # by run that ended well: the items, as the coordinator counts them
         self.failure: BaseException | None = None  # of the operator, the last one that was seen
@@ -444,7 +447,10 @@ class World:
         elif outcome in ("committed", "skipped"):
             inputs.batch_over(newest, self.settings.keys)
         elif isinstance(outcome, BatchRefused):
-            demand(bool(self.named), f"H174: batch {inputs.number} is refused, those before are committed: {outcome}")
+            demand(
+                bool(self.named) or self.strayed,
+                f"H174: batch {inputs.number} is refused, those before are committed: {outcome}",
+            )
             inputs.adopt()
         else:
             driver.begin_batch(inputs.number, adopt=inputs.adopts)
@@ -604,8 +610,7 @@ class World:
         if (failure := self.driver.operator.failure) is not None and failure is not self.failure:
             self.failure = failure
             if isinstance(failure, InputRefused):
-                # The tasks of a job that was cancelled may register after its batch has given it up.
-                wrongly = self.driver.monitor.bridge_checker.began_in_batch and not self.named
+                wrongly = self.inputs.kind == "batches" and not self.named and not self.strayed
                 demand(not wrongly, f"H174: the run of a batch is refused: {failure}")
                 self.happen("an input is refused")
                 self.inputs.refused(job, newest, failure)
