@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-class FailuresAtOnce:
+class ImmediateFailures:
     """Writes each failure as soon as it happens: a run that is ended from outside never gets to its summary."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
@@ -73,7 +73,7 @@ class FailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and os.environ.get("CI"):
-        config.pluginmanager.register(FailuresAtOnce(terminal), "failures at once")
+        config.pluginmanager.register(ImmediateFailures(terminal), "immediate failures")
     if config.getoption("events") == "record":
         CheckpointConfig.__init__ = partialmethod(_recording, CheckpointConfig.__init__)  # type: ignore[assignment]
 
