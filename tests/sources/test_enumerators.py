@@ -14,7 +14,14 @@ import pytest
 from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
 from actors.coordination.inputs import RestoredInput
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
-from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
+from headgate.sources import (
+    DiscoveringSplitEnumerator,
+    HybridSource,
+    Source,
+    SplitAt,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+)
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.source_events import split_to_value
@@ -211,6 +218,37 @@ async def test_a_source_begins_when_the_one_before_it_is_read_to_its_end() -> No
         await until_over(world, *tasks)
         assert sorted(tasks[0].outputs + tasks[1].outputs) == [*range(20), *range(100, 120)]
     assert max(seen.index(number) for number in range(20)) < min(seen.index(number) for number in range(100, 120))
+
+
+class Uncounted(SplitEnumerator):
+    """An enumerator of a user's own: it tells each reader that there is no more, and nobody else."""
+
+    def __init__(self, splits: list[list[int]]) -> None:
+        self._splits = splits
+        self._context: SplitEnumeratorContext
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+
+    async def handle_split_request(self, subtask: int) -> None:
+        if self._splits:
+            await self._context.assign_splits(subtask, [self._splits.pop(0)])
+        else:
+            await self._context.signal_no_more_splits(subtask)
+
+
+class Own(Past):
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> Any:
+        return Uncounted(list(self.splits))
+
+
+async def test_a_source_that_does_not_count_its_splits_hands_over_when_every_reader_has_been_told() -> None:
+    source = HybridSource(Own([0, 3], [3, 20]), Past([100, 110], [110, 120]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
+        await until_over(world, *tasks)
+        outputs = [task.outputs for task in tasks]
+    assert sorted(outputs[0] + outputs[1]) == [*range(20), *range(100, 120)]
 
 
 async def test_a_task_that_is_lost_before_the_hand_over_delays_it() -> None:
