@@ -66,14 +66,15 @@ def doubtful_success(run: RunRecord, stage: StageRecord) -> str:
     """Why a job may have succeeded with results that the coordinator does not know; empty if there is no doubt.
 
     An attempt that succeeds has said before that it ended well. If no attempt of a subtask has said so, and each is
-    over, or the end of one that was given up is not known, Spark may have counted that one.
+    over, or one that was given up has succeeded or its end is not known, Spark may have counted that one.
     """
     for subtask in run.subtasks.values():
         if subtask.finished is not None or any(entry.state is AttemptState.ENDING for entry in subtask.living):
             continue
         for entry in subtask.attempts.values():
             given_up = entry.failure in _GIVEN_UP_BY_US or entry.failure is FailureKind.REVOKED
-            if given_up and (not subtask.living or stage.tasks[entry.task_attempt_id].end is None):
+            may_count = stage.tasks[entry.task_attempt_id].end in (None, TaskOutcome.SUCCESS)
+            if given_up and (not subtask.living or may_count):
                 return f"Spark's job has succeeded, possibly with {entry.attempt}, which the coordinator had given up"
     return ""
 

@@ -100,6 +100,11 @@ dropped-fact-never-healed [feared; H19]
   @ protocol.attempts.operator:OperatorLedger.want_look
   - self.record.look_at = at
   + self.record.look_at = None
+half-work-called-a-success [feared; H86]
+  A job ends well while what looked like a rerun of a success is in the middle, and its half work counts.
+  @ protocol.attempts.unwanted:doubtful_success
+  - may_count = stage.tasks[entry.task_attempt_id].end in (None, TaskOutcome.SUCCESS)
+  + may_count = stage.tasks[entry.task_attempt_id].end is None
 run-without-a-job-never-ends [feared; H19]
   A run stays open if the facts of both ends of its job are lost: every call that waits for its end fails for good.
   @ protocol.attempts.operator:OperatorLedger.job_reported

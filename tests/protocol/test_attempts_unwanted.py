@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.attempts import AttemptCondemned
+from protocol.attempts import AttemptCondemned, OperatorEnded
 from protocol.facts import TaskOutcome, TaskState
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start, status
 
@@ -40,6 +40,23 @@ def test_a_retry_that_still_runs_does_not_accuse_an_attempt_whose_end_is_known()
     book.feed(end(10, 1, TaskOutcome.KILLED))
     book.ready(11, 1, number=1)
     assert book.feed(job_end()) == ["finish 1#1", "end run 1 well"]
+
+
+@pytest.mark.parametrize(
+    ("last_word", "ends"),
+    [((), ["failed 1#1 RUN_ENDED", "end run 1 badly"]), ((goodbye(11),), ["finish 1#1", "end run 1 well"])],
+    ids=["in the middle", "ended well"],
+)
+def test_a_job_that_ends_well_while_a_rerun_is_in_the_middle_may_count_the_success_before_it(
+    last_word: tuple[OperatorEnded, ...], ends: list[str]
+) -> None:
+    book = Playbook()  # found by simulation: a copy looked like a rerun, and its half work was called a success
+    book.feed(job(), stage())
+    book.ready(10, 1)
+    book.feed(goodbye(10), end(10, 1, OK), stage(attempt=1, tasks=1), start(11, 1, stage_attempt=1))
+    assert book.feed(reg(11, 1), opened(11)) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11", "ready 1#1"]
+    book.feed(*last_word)
+    assert book.feed(job_end()) == ends
 
 
 @pytest.mark.parametrize(
