@@ -640,10 +640,7 @@ class OperatorLedger:
             self._end_run_without_facts()
 
     def _end_run_without_facts(self) -> None:
-        """End a run whose jobs were never known and of which no task runs.
-
-        A later run shows that it is over, or Spark has no job for it.
-        """
+        """End a run of which no job is known and no task runs: a later run waits, or Spark knows no job of it."""
         run = self.record.run
         assert run is not None
         whole = reconciliation.looks_whole(self.record, self.engine)

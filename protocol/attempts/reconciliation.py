@@ -35,7 +35,7 @@ class Questions:
     jobs: frozenset[int]
     asked: tuple[HeldRegistration, ...]
     run_is_over: bool
-    has_a_job: bool = False
+    has_a_job: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
     run = known.run
     tasks = frozenset(known.held)
     if run is None:
-        return Questions(tasks, frozenset(), (), False)
+        return Questions(tasks, frozenset(), (), run_is_over=False, has_a_job=False)
     living = frozenset(entry.task_attempt_id for entry in run.living())
     active = engine.active_jobs(run.run_id)
     jobs = frozenset(job for job in active if now >= engine.job_seen_at[job] + config.heal_after_s)
@@ -99,7 +99,8 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
         held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked) and confirmed(engine, held)
         for held in known.held.values()
     )
-    return Questions(tasks | living, jobs, asked, overdue and not active and not living, is_jobless(known, engine))
+    jobless = is_jobless(known, engine)
+    return Questions(tasks | living, jobs, asked, run_is_over=overdue and jobless, has_a_job=jobless)
 
 
 def confirmed(engine: EngineRecords, held: HeldRegistration) -> bool:

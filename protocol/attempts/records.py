@@ -416,9 +416,7 @@ class RunRecord:
     told: set[int] = field(default_factory=set)  # tasks without a record whose failure must not be reported (again)
     failed_cause: str | None = None  # a global failure is latched (H8)
     barrier_failed: int | None = None  # the last attempt of the barrier stage that is known to have failed
-    jobless_since: float | None = (
-        None  # when Spark answered that no job of the run is active, while nothing of it lived
-    )
+    jobless_since: float | None = None  # when an answer first knew no job of it, and nothing of it lived
 
     def finished(self, subtask: int) -> AttemptRecord | None:
         known = self.subtasks.get(subtask)
