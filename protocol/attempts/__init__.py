@@ -90,8 +90,8 @@ A job that was never seen to start is assigned to a run when it ends: to the run
 job ends badly, to the run whose stage has failed. Otherwise, a run whose job is unknown ends when the next begins or
 Spark knows no job of it, and none of its tasks runs. With facts lost, a task beside a zombie can look like a rerun of
 the zombie's success. That success is then revoked needlessly, which is harmless, because the same input is handed out
-again (H56). A copy can look like a rerun, too; when Spark kills it because of the first success, or the job ends well while it is in the middle, the
-run fails (``unwanted``).
+again (H56). A copy can look like a rerun, too; when Spark kills it because of the first success, or the job ends well
+while it is in the middle, the run fails (``unwanted``).
 
 What may be said of an attempt, and the resulting state (``table.TABLE``; a dash is stale)::
 
