@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, ClassVar
 
@@ -38,7 +39,8 @@ class Late:
 class Disk:
     """``budget``: how much may still go wrong; ``unkind``: how likely an operation fails while there is some.
 
-    ``dies`` is set if the driver is to die at this very step. ``renames``: whether a move is one step; otherwise it
+    ``dies`` is set if the driver is to die at this very step. ``troubled_at``: when an operation last had trouble.
+    ``renames``: whether a move is one step; otherwise it
     is a copy and a deletion, as in an object store.
     """
 
@@ -49,6 +51,7 @@ class Disk:
         self.dies = False
         self.unreachable_until = 0.0
         self.refuses_deletions_until = 0.0
+        self.troubled_at = -inf
         self._random = random
         self._now = now
         self._tell = tell
@@ -94,8 +97,10 @@ class Disk:
         elif thread.decided is not None:
             thread.answer(*thread.decided)
         elif self.unreachable_until > self._now():
+            self.troubled_at = self._now()
             thread.answer(None, OSError("the file system is out of reach"))
         elif operation.kind == "delete" and self.refuses_deletions_until > self._now():
+            self.troubled_at = self._now()
             thread.answer(None, PermissionError("deletions are refused"))
         elif self.budget > 0 and self._random.random() < self.unkind:
             self.budget -= 1
@@ -115,6 +120,7 @@ class Disk:
 
     def _happen(self, what: str, thread: SimulatedThread) -> None:
         assert thread.operation is not None
+        self.troubled_at = self._now()
         self._tell(what, f"{thread.operation.kind} {thread.operation.path}")
 
     def _fail_before(self, thread: SimulatedThread) -> None:
