@@ -131,6 +131,8 @@ class Inputs:
         input, done = self._truth[checkpoint_id]
         if input != NOTHING and self.kind != "batches":  # Spark itself keeps which batch is next
             self.number = input + done
+            while self.number in self.given_up:  # the next one has begun, even if none of its tasks was ready
+                self.number += 1
 
     def say(self, checkpoint_id: int) -> RestoredInput | None:
         """Choose what the user says about the first run of a driver that he starts from this checkpoint."""
