@@ -153,7 +153,8 @@ class OperatorChain(SubtaskOperator):
         part = self.parts.get(name)
         if part is None:
             raise LocalProtocolError(
-                f"the coordinator sent something to the part {name!r}, which this task does not have"
+                f"the coordinator sent something to the part {name!r}, which this task does not have: if it is a "
+                "stage, pass the same chain to coordinate() and to subtask()"
             )
         return part
 

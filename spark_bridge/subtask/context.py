@@ -273,7 +273,10 @@ class SubtaskContext(Generic[Sent]):
 
     def _counters(self) -> Counters:
         if self.counters is None:
-            raise LocalProtocolError("count() and observe() cannot be used before open() is called, or after close()")
+            raise LocalProtocolError(
+                "count() and observe() cannot be used before open() is called, or after close(): count in one of "
+                "these, or between them"
+            )
         return self.counters
 
     def open_operator(self, state: bytes | None) -> None:
@@ -361,7 +364,7 @@ class SubtaskContext(Generic[Sent]):
         except GatewayFull as full:
             raise LocalProtocolError(
                 f"send_event() found no capacity inside open(), and the coordinator frees some only after open() has "
-                f"returned. Send the rest in process(), or raise the gateway's upward bounds: {full}"
+                f"returned. Send the rest in process(): {full}"
             ) from full
 
     def _at_barrier(self) -> None:

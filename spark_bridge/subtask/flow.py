@@ -80,7 +80,8 @@ class Flow(SubtaskOperator):
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         if state:
             raise LocalProtocolError(
-                "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain"
+                "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
+                'restore it with the operator that took it, or start without the checkpoint (restore="none")'
             )
         self._context = context
 
