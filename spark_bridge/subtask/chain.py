@@ -108,7 +108,7 @@ class OperatorChain(SubtaskOperator):
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
         if self._parts_are_found:
             return self._process(records)
-        return self.main.process(records)
+        return iterated(self.main, self.main.process(records))  # the error names the user's class, not this one
 
     def _process(self, records: Iterator[Any]) -> Iterator[Any]:
         with self._current():

@@ -306,7 +306,8 @@ class SubtaskContext(Generic[Sent]):
             if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
                 raise self._channel.timed_out(
                     f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
-                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "
+                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(): it waits, or the coordinator "
+                    "is busy with earlier calls. Make these quicker, raise ready_timeout_s, or set "
                     "waits_for_subtask_ready = False on an operator that needs no initial values"
                 )
             if (item := self._channel.take()) is not None:

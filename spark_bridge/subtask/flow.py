@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protocol.describing import type_name
+from protocol.describing import a_type
 from protocol.errors import LocalProtocolError
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
@@ -55,7 +55,7 @@ class Flow(SubtaskOperator):
             stage: object = parts[name]
             if not isinstance(stage, SubtaskOperator):
                 raise TypeError(
-                    f"the factory of stage {name!r} returned a {type_name(stage)}; a stage needs a "
+                    f"the factory of stage {name!r} returned {a_type(stage)}; a stage needs a "
                     "SubtaskOperator, or a function whose first required argument takes the records"
                 )
             self._stages.append(stage)

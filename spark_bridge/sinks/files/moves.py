@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from protocol.describing import type_name
+from protocol.describing import a_type
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
 
@@ -61,7 +61,7 @@ def move_on(filesystem: Any) -> Move:
         move: Move = filesystem.mv
         return move
     raise SinkMisused(
-        f"files of a {type_name(innermost)} are moved by copying them, so readers could see half a file: use a "
+        f"files of {a_type(innermost)} are moved by copying them, so readers could see half a file: use a "
         "local directory, HDFS or an object store"
     )
 
