@@ -77,7 +77,10 @@ class HandlerCancelled(ActorError):
         self.what = what
 
     def __str__(self) -> str:
-        return f"actor {self.actor!r}: {self.what} awaited something that was cancelled from outside"
+        return (
+            f"actor {self.actor!r}: {self.what} awaited something that was cancelled from outside: catch "
+            "asyncio.CancelledError around that await, or do not cancel it"
+        )
 
 
 class ScopeLeftOpen(ActorError):
@@ -120,7 +123,10 @@ class ActorCancelled(ActorError):
         self.actor = actor
 
     def __str__(self) -> str:
-        return f"actor {self.actor!r} did not stop in time and was cancelled"
+        return (
+            f"actor {self.actor!r} did not stop in time and was cancelled: let its handlers end sooner, or raise "
+            "shutdown_timeout_s"
+        )
 
 
 class NameTaken(ActorError):

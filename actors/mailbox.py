@@ -303,7 +303,9 @@ class Mailbox:
         match self.config.on_full:
             case OnFull.WAIT | OnFull.REFUSE:
                 self.refused += 1
-                raise MailboxFull(self._owner, self._limit)
+                waits = self.config.on_full is OnFull.WAIT
+                hint = "await send() to wait for space" if waits else "send less at a time, or raise its capacity"
+                raise MailboxFull(self._owner, self._limit, hint)
             case OnFull.DROP_NEWEST:
                 self.dropped += 1
                 self._dead(item, DeadLetterReason.DROPPED_NEWEST)

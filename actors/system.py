@@ -376,7 +376,7 @@ class ActorSystem:
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError as closed:
-            raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
+            raise SystemNotRunning(self.name, "is gone, because its event loop is closed: enter a new one") from closed
 
     @checked()
     def run_from_thread(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:

@@ -249,7 +249,10 @@ class DeterministicKit:
         for steps in range(steps_max):
             if await self._step() is None:
                 return steps
-        raise AssertionError(f"still not idle after {steps_max} steps")
+        raise AssertionError(
+            f"still not idle after {steps_max} steps, of which the last one was {self.trace[-1]}: look for actors that "
+            "answer each other without end, or raise steps_max"
+        )
 
     async def _between(self) -> None:
         """What the clock awaits around each call that comes due."""
@@ -322,10 +325,12 @@ def _chooser(seed: int, schedule: Schedule | None) -> _Chooser:
     def by_name(candidates: Sequence[Candidate]) -> int:
         actors = [candidate.actor for candidate in candidates]
         if not names:
-            raise AssertionError(f"the schedule is used up, and {actors} still have something to do")
+            raise AssertionError(f"the schedule is used up, and {actors} still have something to do: name what follows")
         wanted = names.popleft()
         if wanted not in actors:
-            raise AssertionError(f"it is the turn of {wanted!r}, but only {actors} have something to do")
+            raise AssertionError(
+                f"it is the turn of {wanted!r}, but only {actors} have something to do: correct the schedule"
+            )
         return actors.index(wanted)
 
     return by_name
@@ -410,14 +415,16 @@ class TestProbe(Generic[M]):
         if self._kit is not None:
             while not inbox:
                 if await self._kit.step() is None:
-                    raise AssertionError("the probe got nothing, and nothing moves any more")
+                    raise AssertionError(
+                        f"the probe got nothing, and nothing moves any more:\n{self._kit.system.dump_waits()}"
+                    )
             return inbox.popleft()
         with anyio.move_on_after(self._timeout_s):
             while not inbox:
                 self._news.clear()
                 await self._news.wait()
             return inbox.popleft()
-        raise AssertionError(f"the probe got nothing within {self._timeout_s} s")
+        raise AssertionError(f"the probe got nothing within {self._timeout_s:g} s (timeout_s of the probe)")
 
 
 class _ProbeActor(Actor[M]):

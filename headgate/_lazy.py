@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from opcode import opmap
 from typing import Any
 
 from spark_bridge import foreign_packages
@@ -22,7 +24,13 @@ def lazy(namespace: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callabl
     package = namespace["__name__"]
 
     def get(name: str) -> Any:
-        value = namespace[name] = _load(package, modules, name)
+        try:
+            value = namespace[name] = _load(package, modules, name)
+        except AttributeError as error:
+            user = sys._getframe(1)
+            if user.f_code.co_code[user.f_lasti] == opmap["IMPORT_FROM"]:  # which would drop the text of this error
+                raise ImportError(str(error), name=package) from None
+            raise
         return value
 
     def names() -> list[str]:

@@ -27,13 +27,14 @@ import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import EnumMeta
 from functools import partial, wraps
 from itertools import chain, repeat
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from protocol.describing import show, type_name
+from protocol.describing import a_type, show, with_article
 
 __all__ = [
     "ACTION",
@@ -293,11 +294,13 @@ def _named(hint: Any) -> str:
     """What is expected, from an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Union or origin is types.UnionType:
-        return _either(list(dict.fromkeys(_named(one) for one in args if one is not types.NoneType)))
+        has_words = any(get_origin(one) is Literal for one in args)
+        kinds = [one for one in args if one is not types.NoneType and not (has_words and isinstance(one, EnumMeta))]
+        return _either(list(dict.fromkeys(map(_named, kinds))))  # the members of the enumeration have these words too
     if origin is Literal:
         return _either(list(map(repr, args)))
     name = getattr(origin or hint, "__name__", str(hint))
-    named = _PLAIN.get(name) or (f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}")
+    named = _PLAIN.get(name) or with_article(name)
     if named == "a function" and len(args) == 2:
         return _named_function(*args)
     if named == "a class" and args:
@@ -356,7 +359,7 @@ class _Expected:
             expected = (
                 f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
             )
-        given = f"a {type_name(value)}" if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
+        given = a_type(value) if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
         return f"{self.name} must be {expected}, not {given}"
 
 
@@ -503,9 +506,9 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                 elif name not in names and not takes_any:
                     known = ", ".join(one for one in names if one not in ("self", "cls"))
                     given = f"{name}={show(value, SHOWN_CHARS_MAX)}"
-                    raise TypeError(
-                        f"{function.__qualname__} has no argument {name!r}, but was given {given}: it has {known}"
-                    )
+                    *owners, called = function.__qualname__.split(".")
+                    called = owners[-1] if called == "__init__" else called
+                    raise TypeError(f"{called}() has no argument {name!r}, but was given {given}: it has {known}")
             return function(*args, **kwargs)
 
         return cast("F", call)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeGuard, TypeVar
 
 __all__ = [
     "TEXT_CHARS_MAX",
+    "a_type",
     "class_name",
     "describe",
     "full_name",
@@ -24,6 +25,7 @@ __all__ = [
     "show",
     "text_of",
     "type_name",
+    "with_article",
 ]
 
 T = TypeVar("T")
@@ -47,6 +49,16 @@ def is_a(value: object, kind: type[T] | UnionType) -> TypeGuard[T]:
 def type_name(value: object) -> str:
     """The name of the type of ``value``, whatever its metaclass or its ``__class__`` says."""
     return class_name(type(value))
+
+
+def a_type(value: object) -> str:
+    """The name of the type of ``value`` after its article: ``a str``, ``an int``."""
+    return with_article(type_name(value))
+
+
+def with_article(name: str) -> str:
+    """A name after ``a`` or ``an``."""
+    return f"an {name}" if name[:1] in tuple("AEIOUaeiou") else f"a {name}"
 
 
 def class_name(kind: type) -> str:

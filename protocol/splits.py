@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
+from protocol.describing import describe, show
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
@@ -124,11 +125,13 @@ class SplitAssignmentTracker(Generic[SplitT]):
             history = snapshot.get("by_checkpoint", {})
             for checkpoint_id in sorted(history):
                 if type(checkpoint_id) is not int:
-                    raise TypeError(f"checkpoint id {checkpoint_id!r} is not an integer")
+                    raise TypeError(f"checkpoint id {show(checkpoint_id)} is not an integer")
                 tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
                 tracker._newest_checkpoint_id = checkpoint_id
         except (TypeError, LookupError, AttributeError) as error:
-            raise LocalProtocolError(f"not a snapshot of split assignments: {error!r}") from error
+            raise LocalProtocolError(
+                f"not a snapshot of split assignments ({describe(error)}): pass what snapshot() has returned"
+            ) from error
         return tracker
 
     def check_invariants(self) -> None:
@@ -151,5 +154,5 @@ def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:
     """Read what ``snapshot`` returned; raise ``TypeError`` for anything else. A subtask without splits has no entry."""
     for subtask, splits in assignments.items():
         if type(subtask) is not int or not isinstance(splits, list | tuple):
-            raise TypeError(f"the splits of subtask {subtask!r} must be a list, not {splits!r}")
+            raise TypeError(f"the splits of subtask {show(subtask)} must be a list, not {show(splits)}")
     return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items() if splits}

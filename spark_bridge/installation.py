@@ -152,7 +152,9 @@ class _WithSpark:
         try:
             self._spark = builder.master("local[1]").appName("headgate check").getOrCreate()
         except Exception as error:  # Py4J, PySpark and the operating system have their own
-            raise CheckFailed(f"Spark did not start ({type_name(error)}: {error})") from error
+            raise CheckFailed(
+                f"Spark did not start ({type_name(error)}: {error}): run `pyspark --master local[1]` to see its own log"
+            ) from error
         return f"ok, {pyspark.__version__}"
 
     def check_workers(self) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protocol.describing import describe, name_of, type_name
+from protocol.describing import a_type, describe, name_of, type_name
 from protocol.errors import HeadgateError, InputRefused
 from protocol.wire import event_classes
 from protocol.wire.messages import RestoreMode
@@ -140,7 +140,7 @@ class SubtaskTask:
         operator = self._make_operator(*self._args, **self._kwargs)
         if not isinstance(operator, SubtaskOperator):
             raise TypeError(
-                f"{name_of(self._make_operator)} returned a {type_name(operator)}; a subtask needs a "
+                f"{name_of(self._make_operator)} returned {a_type(operator)}; a subtask needs a "
                 "SubtaskOperator, or a function whose first required argument takes the records"
             )
         if not isinstance(self._make_operator, type):  # a function's result is known only here

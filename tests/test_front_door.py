@@ -86,6 +86,8 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
 def test_a_name_that_is_elsewhere_is_an_error_that_says_where(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'headgate' has no attribute '{name}': {hint}$"):
         getattr(headgate, name)
+    with pytest.raises(ImportError, match=f"module 'headgate' has no attribute '{name}': {hint}$"):
+        exec(f"from headgate import {name}")
 
 
 def test_a_module_that_was_not_imported_is_an_error_that_says_so() -> None:

@@ -172,7 +172,8 @@ class CoordinatorChain(OperatorCoordinator):
                 state = await part.checkpoint_coordinator(checkpoint_id)
                 if not isinstance(state, bytes | bytearray | memoryview):
                     raise TypeError(
-                        f"checkpoint_coordinator returned {type_name(state)}, not bytes; return b'' for no state"
+                        f"checkpoint_coordinator{f' of {name!r}' if name else ''} returned {type_name(state)}, not "
+                        "bytes; return b'' for no state"
                     )
                 states[name] = bytes(state)
                 self.cut.snapshot_taken(name)

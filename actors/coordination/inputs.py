@@ -43,6 +43,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from protocol.describing import show
+
 __all__ = [
     "INPUT_ID_CHARS_MAX",
     "ActionId",
@@ -269,9 +271,9 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
     if found is not None and comparison is Comparison.EARLIER_RUN:
         return (
             f"{_name(begins)} begins again, but the restored checkpoint belongs to a later run of the same action"
-            f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so what this run has"
-            " written is known no more. If the action had ended, leave this call out. Give each job of an action a"
-            f" separate operator, so that it can be repeated; or, {again}"
+            f" ({_name(found.input)}, which {'had ended' if found.done else 'was interrupted'}), so it is no longer"
+            " known what this run has written. If the action had ended, leave this call out. Give each job of an action"
+            f" a separate operator, so that it can be repeated; or, {again}"
         )
     say = "for_each_batch(..., adopt=True), or " if isinstance(begins, BatchInput) else ""
     say += (
@@ -336,8 +338,8 @@ def check_input_id(input_id: object) -> None:
     if input_id is None:
         return
     if not isinstance(input_id, str):
-        raise TypeError(f"input_id must be a str that names the input, such as '2026-11-26', not {input_id!r}")
+        raise TypeError(f"input_id must be a str that names the input, such as '2026-11-26', not {show(input_id)}")
     if not 0 < len(input_id) <= INPUT_ID_CHARS_MAX:
         raise ValueError(f"input_id must have 1 to {INPUT_ID_CHARS_MAX} characters, not {len(input_id)}")
     if not input_id.isprintable():
-        raise ValueError(f"input_id must be printable, but is {input_id!r}")
+        raise ValueError(f"input_id must be printable, but is {show(input_id)}")

@@ -301,7 +301,9 @@ class LiveGateways:
 
     def _of(self, subtask: int) -> list[SendingGateway]:
         if not 0 <= subtask < self._table.parallelism:
-            raise ValueError(f"there is no subtask {subtask}: the operator has {self._table.parallelism}")
+            raise ValueError(
+                f"there is no subtask {subtask}: the operator has {self._table.parallelism}, counted from 0"
+            )
         return [] if self._is_over() else list(self._table.by_subtask.get(subtask, {}).values())
 
     async def _send(

@@ -239,7 +239,8 @@ class StaticSplitEnumerator(SplitEnumerator):
             for split in chunk:
                 if not seen.add(self._pending.add(split)):
                     raise ValueError(
-                        "two splits are equal: add something to each that makes it unique, such as an index"
+                        f"two splits are equal, {show(split)}: add something to each that makes it unique, such as an "
+                        "index"
                     )
             yield
 
@@ -377,9 +378,15 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def assign_splits(self, subtask: int, splits: list[Any]) -> None:
         if not self._gateways.get(subtask):
-            raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
+            raise ValueError(
+                f"cannot assign splits to subtask {subtask}: it has no ready attempt. Assign them when it asks for "
+                "one, or from add_reader on"
+            )
         if subtask in self._no_more:
-            raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
+            raise ValueError(
+                f"cannot assign splits to subtask {subtask}: it was told that no more follow. Call "
+                "signal_no_more_splits only after its last split"
+            )
         encoded = [encode_argument("a split", split_to_value(split)) for split in splits]
         if encoded:
             self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
@@ -565,7 +572,10 @@ class SourceCoordinator(OperatorCoordinator):
         """
         if self._enumerator is None:
             self._require_start("enumerator")
-            raise RuntimeError("the source coordinator has no enumerator: it is closed, or the last one was not built")
+            raise RuntimeError(
+                "the source coordinator has no enumerator: it is closed, or the last one could not be built, and the "
+                "log says why"
+            )
         return self._enumerator
 
     def _require_start(self, method: str) -> None:

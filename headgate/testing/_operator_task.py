@@ -337,9 +337,7 @@ class _Channel:
         try:
             self._submit(submitted)
         except GatewayFull as full:  # nothing moves meanwhile, so no capacity would become available
-            raise TimedOut(
-                f"no capacity to send inside handle_urgent(): {full}. Send from process(), or raise upward_events_max"
-            ) from full
+            raise TimedOut(f"no capacity to send inside handle_urgent(), so send from process(): {full}") from full
 
     def submit_event_nowait(self, payload: bytes) -> None:
         self._submit(EventSubmitted(payload))

@@ -24,7 +24,10 @@ _GIVEN_UP_BY_US = (
 
 
 def why_unwanted(what: object) -> str:
-    return f"Spark counts {what} as a success after the coordinator gave it up and took back what it had handed out"
+    return (
+        f"Spark counts {what} as a success after the coordinator gave it up and took back what it had handed out, so "
+        "the output could count twice: run the action again"
+    )
 
 
 def is_unwanted(run: RunRecord, stage: StageRecord, entry: AttemptRecord) -> bool:
@@ -75,7 +78,10 @@ def doubtful_success(run: RunRecord, stage: StageRecord) -> str:
             given_up = entry.failure in _GIVEN_UP_BY_US or entry.failure is FailureKind.REVOKED
             may_count = stage.tasks[entry.task_attempt_id].end in (None, TaskOutcome.SUCCESS)
             if given_up and (not subtask.living or may_count):
-                return f"Spark's job has succeeded, possibly with {entry.attempt}, which the coordinator had given up"
+                return (
+                    f"Spark's job has succeeded, possibly with the output of {entry.attempt}, which the coordinator "
+                    "had given up: run the action again"
+                )
     return ""
 
 

@@ -38,7 +38,7 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
         states = tuple(sorted((*mine.states, *part.states), key=lambda state: state.subtask))
         if len({state.subtask for state in states}) < len(states):
             raise LocalProtocolError(
-                f"{whose} cannot be restored with parallelism {parallelism}: it still holds states of before its last"
+                f"{whose} cannot be restored with parallelism {parallelism}: it still holds states from before its last"
                 f" change of parallelism. Restore it with {checkpoint.parallelism}, take a checkpoint once every"
                 " subtask runs, then change"
             )

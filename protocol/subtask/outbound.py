@@ -157,7 +157,8 @@ class SubtaskOutbound:
                 f"task {self._id}: {len(self._held)} events held, {self.stream.events_unconfirmed} unconfirmed, "
                 f"{len(self._open_requests)} open requests; the window is {limits.window_events} events "
                 f"and {limits.window_bytes} bytes, of which a checkpoint may hold {limits.held_events_max} events "
-                f"and {limits.snapshot_bytes_max // 2} bytes"
+                f"and {limits.snapshot_bytes_max // 2} bytes. Send less at a time, or raise upward_events_max or "
+                "upward_bytes_max of GatewayLimits"
             )
         if isinstance(submitted, RequestSubmitted):
             if submitted.request_id in self._open_requests:

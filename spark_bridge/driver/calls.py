@@ -56,7 +56,10 @@ class WholeCalls:
         if cancelled is not None:
             raise cancelled from None if outcome.cancelled() else outcome.exception()
         if outcome.cancelled():
-            raise SidecarNotRunning(f"the sidecar was closed before the call for operator {name!r} had ended")
+            raise SidecarNotRunning(
+                f"the sidecar was closed before the call for operator {name!r} had ended: leave the `with` block, or "
+                "stop the sidecar, only after the call has returned"
+            )
         return outcome.result()
 
     async def _carry_out(

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from protocol.describing import show
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -29,13 +31,15 @@ def columns_of(source: Source, schema: Any) -> StructType:
 
     known = getattr(source, "schema", None) if schema is None else schema
     if known is None:
-        raise ValueError(f"{source!r} does not know its columns: pass schema=")
+        raise ValueError(f"{show(source)} does not know its columns: pass schema=")
     if isinstance(known, StructType):
         return known
     if isinstance(known, str):
         parsed = StructType.fromDDL(known)
         if not isinstance(parsed, StructType):
-            raise ValueError(f"{known!r} is a type without column names: pass a schema such as 'id long, name string'")
+            raise ValueError(
+                f"{show(known)} is a type without column names: pass a schema such as 'id long, name string'"
+            )
         return parsed
     from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -133,7 +133,10 @@ class _Loop:
 
     def describe(self) -> str:
         if self._runtime.closed:
-            return "the sidecar is closed, but tasks that a coordinator has started ignore their cancellation"
+            return (
+                "the sidecar is closed, but tasks that a coordinator has started ignore their cancellation: end them "
+                "in close(), and let asyncio.CancelledError through"
+            )
         frame = sys._current_frames().get(self._runtime.thread_id)
         place = "a place that is not known" if frame is None else running_at(frame)
         return (

@@ -580,7 +580,9 @@ class Operators:
         return operator
 
     def _known(self) -> str:
-        return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
+        names = ", ".join(map(repr, sorted(self._operators)))
+        only = "there is only" if len(self._operators) == 1 else "there are"
+        return f"{only} {names or 'none'}"
 
 
 async def _delete_savepoint(port: StoragePort, checkpoint_id: int) -> None:

@@ -20,7 +20,7 @@ import anyio
 
 from actors.coordination import CheckpointFailed
 from actors.logs import get_logger
-from protocol.describing import is_a, text_of, type_name
+from protocol.describing import a_type, is_a, text_of, type_name
 from protocol.errors import RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.driver.interrupts import holding_interrupts
@@ -205,7 +205,7 @@ class Restarter:
             )
         if not self._runs.ran:
             raise TypeError(
-                f"action must be a function that runs Spark, but it returned a {type_name(result)}, which is lazy, "
+                f"action must be a function that runs Spark, but it returned {a_type(result)}, which is lazy, "
                 "and no task of an operator has run: end it with what computes the result, such as .collect(), "
                 ".count() or .write.save(...)"
             )
@@ -238,9 +238,10 @@ class Restarter:
         text = f"{type_name(error)}: {_in_one_line(error)}"
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
+            again = f" again after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
             raise RestartsExhausted(
-                f"the action failed again after {restarts} restarts, and {self._strategy} allows no more; "
-                f"the last failure was {text}"
+                f"the action failed{again}, and {self._strategy} allows no {'more' if restarts else 'restart'}; the "
+                f"last failure was {text}"
             ) from error
         log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
         return delay_s

@@ -493,7 +493,10 @@ class SidecarRuntime(PartFactories):
         self._require_running()
         session = self._driver.session
         if session is None:
-            raise SidecarError("a source is registered with a Spark session, which is not in this process: use Sidecar")
+            raise SidecarError(
+                f"source {name!r} cannot be registered here, because the Spark session is in another process: register "
+                "it there, with Sidecar(spark).source(...)"
+            )
         if parallelism is None:
             parallelism = await self._driver.cores() or 1
         config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)

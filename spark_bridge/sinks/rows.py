@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from protocol.arguments import SHOWN_CHARS_MAX
-from protocol.describing import show, type_name
+from protocol.describing import a_type, show
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
 __all__ = ["LONE_SURROGATE", "check_columns", "naming_lone_surrogates", "refuse_unknown", "rows_of"]
@@ -54,7 +54,7 @@ def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
             )
         return [record]
     raise TypeError(
-        f"a {type_name(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
+        f"{a_type(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
         "the operator"
     )
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protocol.describing import show
 from spark_bridge import option_types
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
         raise ValueError(f"--port must be at most {PORT_MAX - 2} without --relay-port and --task-port, not {control}")
     factory = find(options.factory)
     if not callable(factory):
-        raise ValueError(f"{options.factory} is not a function: {factory!r}; name one as MODULE:FUNCTION")
+        raise ValueError(f"{options.factory} is not a function: {show(factory)}; name one as MODULE:FUNCTION")
     return SidecarProcess(
         factory,
         config_of(options, tasks),
@@ -165,7 +166,7 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
 
     config = SidecarConfig() if options.config is None else find(options.config)
     if not isinstance(config, SidecarConfig):
-        raise ValueError(f"{options.config} is not a SidecarConfig: {config!r}; name one as MODULE:NAME")
+        raise ValueError(f"{options.config} is not a SidecarConfig: {show(config)}; name one as MODULE:NAME")
     storage = config.storage if options.storage is None else options.storage
     return replace(
         config,

@@ -48,7 +48,10 @@ class Files:
         try:
             filesystem, root = url_to_fs(str(url), **(options or {}))
         except Exception as error:  # each filesystem has its own, a missing package among them
-            raise StorageError(f"cannot use {self.url}: {_described(error)}") from error
+            raise StorageError(
+                f"cannot use {self.url}: {_described(error)}. Correct the URL or the options, or install the package "
+                "of its filesystem (s3fs, gcsfs, adlfs, ...)"
+            ) from error
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
         protocols = filesystem.protocol

@@ -251,7 +251,10 @@ class StoragePort:
 
     def _delete_savepoint(self, savepoint: _Savepoint) -> None:
         if not savepoint.write.wait_over(_DISCARD_WAIT_S):
-            raise StorageError(f"a savepoint is still being written after {_DISCARD_WAIT_S} s")
+            raise StorageError(
+                f"a savepoint is still being written after {_DISCARD_WAIT_S:g} s, so it is not deleted: look whether "
+                "the storage hangs"
+            )
         if savepoint.file:
             self._storage.delete_savepoint(savepoint.file)
 
@@ -259,7 +262,7 @@ class StoragePort:
         try:
             if write is not None and not write.wait_over(_DISCARD_WAIT_S):
                 raise StorageError(
-                    f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s, so it is left "
+                    f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S:g} s, so it is left "
                     "as it is: look whether the storage hangs"
                 )
             self._storage.discard(self._operator_id, checkpoint_id)

@@ -108,7 +108,7 @@ class OperatorChain(SubtaskOperator):
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
         if self._parts_are_found:
             return self._process(records)
-        return self.main.process(records)
+        return iterated(self.main, self.main.process(records))  # the error names the user's class, not this one
 
     def _process(self, records: Iterator[Any]) -> Iterator[Any]:
         with self._current():
@@ -153,7 +153,8 @@ class OperatorChain(SubtaskOperator):
         part = self.parts.get(name)
         if part is None:
             raise LocalProtocolError(
-                f"the coordinator sent something to the part {name!r}, which this task does not have"
+                f"the coordinator sent something to the part {name!r}, which this task does not have: if it is a "
+                "stage, pass the same chain to coordinate() and to subtask()"
             )
         return part
 

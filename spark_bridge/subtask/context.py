@@ -273,7 +273,10 @@ class SubtaskContext(Generic[Sent]):
 
     def _counters(self) -> Counters:
         if self.counters is None:
-            raise LocalProtocolError("count() and observe() cannot be used before open() is called, or after close()")
+            raise LocalProtocolError(
+                "count() and observe() cannot be used before open() is called, or after close(): count in one of "
+                "these, or between them"
+            )
         return self.counters
 
     def open_operator(self, state: bytes | None) -> None:
@@ -303,7 +306,8 @@ class SubtaskContext(Generic[Sent]):
             if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
                 raise self._channel.timed_out(
                     f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
-                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "
+                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(): it waits, or the coordinator "
+                    "is busy with earlier calls. Make these quicker, raise ready_timeout_s, or set "
                     "waits_for_subtask_ready = False on an operator that needs no initial values"
                 )
             if (item := self._channel.take()) is not None:
@@ -361,7 +365,7 @@ class SubtaskContext(Generic[Sent]):
         except GatewayFull as full:
             raise LocalProtocolError(
                 f"send_event() found no capacity inside open(), and the coordinator frees some only after open() has "
-                f"returned. Send the rest in process(), or raise the gateway's upward bounds: {full}"
+                f"returned. Send the rest in process(): {full}"
             ) from full
 
     def _at_barrier(self) -> None:

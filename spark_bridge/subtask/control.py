@@ -79,7 +79,7 @@ def exchange(
     except (OSError, RemoteProtocolError) as error:
         raise ControlUnreachable(
             f"the sidecar at {endpoint} stopped before it answered {method!r} ({error}): the request may or may not "
-            "have been carried out"
+            "have been carried out. Look at the sidecar's log before you repeat it"
         ) from error
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protocol.describing import type_name
+from protocol.describing import a_type
 from protocol.errors import LocalProtocolError
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
@@ -55,7 +55,7 @@ class Flow(SubtaskOperator):
             stage: object = parts[name]
             if not isinstance(stage, SubtaskOperator):
                 raise TypeError(
-                    f"the factory of stage {name!r} returned a {type_name(stage)}; a stage needs a "
+                    f"the factory of stage {name!r} returned {a_type(stage)}; a stage needs a "
                     "SubtaskOperator, or a function whose first required argument takes the records"
                 )
             self._stages.append(stage)
@@ -80,7 +80,8 @@ class Flow(SubtaskOperator):
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         if state:
             raise LocalProtocolError(
-                "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain"
+                "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
+                'restore it with the operator that took it, or start without the checkpoint (restore="none")'
             )
         self._context = context
 

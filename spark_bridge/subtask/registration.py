@@ -68,10 +68,10 @@ def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
             if time.monotonic() + pause_s >= deadline:
                 raise CannotReachSidecar(
                     f"cannot reach the sidecar at {endpoint.host}:{endpoint.port} from {socket.gethostname()} "
-                    f"within {deadline - began:g} s: {error}. Check that the sidecar is still running, and that "
-                    "its log does not say `event loop blocked`. If executors reach the driver by another name or port, "
-                    "set advertised_host and advertised_port. If there is a firewall between them, set a fixed port "
-                    "and open it"
+                    f"within {deadline - began:g} s: {error}. Check that the sidecar is still running (its `with` "
+                    "block has not ended), and that its log does not say `event loop blocked`. If executors reach the "
+                    "driver by another name or port, set advertised_host and advertised_port. If there is a firewall "
+                    "between them, set a fixed port and open it"
                 ) from error
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -49,7 +49,7 @@ async def test_waiting_senders_are_served_in_order() -> None:
 
 async def test_tell_does_not_overtake_a_waiting_sender() -> None:
     async with busy_counter(MailboxConfig(1), Add(1)) as busy, meanwhile(busy.counter.send(Add(2))):
-        with pytest.raises(MailboxFull, match="full at 1"):
+        with pytest.raises(MailboxFull, match=r"full at 1 messages .await send.. to wait for space"):
             busy.counter.tell(Add(3))
         busy.gate.set()
 
@@ -111,7 +111,7 @@ async def test_ask_fails_immediately_when_its_message_is_dropped_or_refused(on_f
 
 async def test_refuse_raises_for_tell_and_send() -> None:
     async with busy_counter(MailboxConfig(1, OnFull.REFUSE), Add(0)) as busy:
-        with pytest.raises(MailboxFull):
+        with pytest.raises(MailboxFull, match=r"send less at a time, or raise its capacity"):
             busy.counter.tell(Add(1))
         with pytest.raises(MailboxFull):
             await busy.counter.send(Add(1))

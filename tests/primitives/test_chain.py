@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
+from actors.coordination.checkpoint_requests import CheckpointFailed
 from headgate import CoordinatorContext, FailureReason, SubtaskContext, SubtaskOperator
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.chain import MAGIC, join_states, split_states
@@ -245,6 +246,19 @@ async def test_a_failure_in_a_part_fails_the_job_and_names_the_part() -> None:
         await world.launch_operator(0, Main)
         assert [str(error) for error in world.failures] == ["subtask_ready of one"]
         assert world.failures[0].__notes__ == ["in the part 'one' of the operator"]
+
+
+async def test_the_coordinator_of_a_part_that_returns_no_bytes_is_named_in_the_reason() -> None:
+    class Forgetful(EchoCoordinator):
+        async def checkpoint_coordinator(self, checkpoint_id: int) -> Any:
+            return {"sold": 1}
+
+    part = EchoPart("one", [])
+    part.driver = Forgetful("one", [])
+    async with running_operator(RecordingCoordinator(), parallelism=1, uses=[part]) as world:
+        await world.launch_operator(0, Main)
+        with pytest.raises(CheckpointFailed, match="checkpoint_coordinator of 'one' returned dict, not bytes"):
+            await world.checkpoint()
 
 
 async def test_a_coordinator_that_is_built_anew_for_each_run_is_one_part_among_others() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.describing import TEXT_CHARS_MAX, describe, name_of, show, text_of
+from protocol.describing import TEXT_CHARS_MAX, a_type, describe, name_of, show, text_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -147,3 +147,8 @@ def test_whatever_is_caught_is_described_with_care(package: str) -> None:
         for place in described_without_care(file)
     ]
     assert found == [], "use protocol.describing"
+
+
+def test_a_type_has_the_article_of_its_name() -> None:
+    kinds: tuple[object, ...] = (1, "x", {}, type("", (), {})())
+    assert list(map(a_type, kinds)) == ["an int", "a str", "a dict", "a "]

@@ -24,6 +24,7 @@ from spark_bridge.driver import runtime
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
+from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
 from tests.conformance.application import application
@@ -115,6 +116,15 @@ def test_a_process_that_returns_no_iterable_is_named_with_what_it_returned(outpu
     assert list(iterated(Words(), (1, 2))) == [1, 2]
 
 
+def test_a_process_beside_ready_made_parts_is_named_by_its_own_class() -> None:
+    class Five(SubtaskOperator):
+        def process(self, records: Any) -> Any:
+            return 5
+
+    with pytest.raises(TypeError, match=r"^Five\.process must return an iterable"):
+        OperatorChain(Five(), {}).process(iter([]))
+
+
 async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:
     errors: list[BaseException] = []
 
@@ -155,11 +165,16 @@ def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> 
 
 def test_an_argument_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(
-        TypeError, match=r"Group.__init__ has no argument 'min', but was given min=2: it has name, size, min"
+        TypeError, match=r"Group\(\) has no argument 'min', but was given min=2: it has name, size, min"
     ):
         object.__new__(Sidecar).group("w", min=2)
-    with pytest.raises(TypeError, match=r"coordinate has no argument 'paralelism', but was given paralelism=2"):
+    with pytest.raises(TypeError, match=r"^coordinate\(\) has no argument 'paralelism', but was given paralelism=2"):
         cast("Any", SidecarRuntime).coordinate(None, "words", paralelism=2)
+
+
+def test_a_word_that_is_not_one_of_the_choices_is_refused_with_the_choices_alone() -> None:
+    with pytest.raises(ValueError, match=r"^mode must be 'batch' or 'streaming', not 'stream'$"):
+        cast("Any", SidecarRuntime).coordinate(None, "words", mode="stream")
 
 
 LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", "a/b"]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from protocol.describing import type_name
+from protocol.describing import a_type
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.subtask.bootstrap import ensure_importable
 
@@ -61,14 +61,17 @@ def move_on(filesystem: Any) -> Move:
         move: Move = filesystem.mv
         return move
     raise SinkMisused(
-        f"files of a {type_name(innermost)} are moved by copying them, so readers could see half a file: use a "
+        f"files of {a_type(innermost)} are moved by copying them, so readers could see half a file: use a "
         "local directory, HDFS or an object store"
     )
 
 
 def _rename(source: str, target: str) -> None:
     if os.path.islink(source):  # a reader would see a file elsewhere
-        raise OSError(errno.ELOOP, f"it is a symbolic link, and not a file that a task wrote: {source}")
+        raise OSError(
+            errno.ELOOP,
+            f"it is a symbolic link, and not the file that a task wrote: {source}. Put that file back in its place",
+        )
     try:
         os.replace(source, target)
     except OSError as error:
@@ -117,34 +120,40 @@ def _move_once_on_azure(filesystem: Any, source: str, target: str) -> None:
 async def _copy_on_azure(filesystem: Any, source: str, target: str) -> None:
     """Copy unless that was done before, and return when the copy is complete."""
     clients = [filesystem.service_client.get_blob_client(*filesystem.split_path(one)[:2]) for one in (source, target)]
-    status = await _copy_status(clients[1])
+    status = await _copy_status(clients[1], target)
     if status in ("aborted", "failed"):  # what is there has no content
         await clients[1].delete_blob()
         status = "absent"
     if status == "absent":
-        await _begin_copy(*clients)
+        await _begin_copy(clients[0], clients[1], target)
     deadline = time.monotonic() + _COPY_TIMEOUT_S
-    while (status := await _copy_status(clients[1])) == "pending":
+    while (status := await _copy_status(clients[1], target)) == "pending":
         if time.monotonic() > deadline:
             raise TimeoutError(
-                errno.ETIMEDOUT, f"the store has not completed a copy in {_COPY_TIMEOUT_S:g} s: {target}"
+                errno.ETIMEDOUT,
+                f"the store has not completed a copy in {_COPY_TIMEOUT_S:g} s: {target}. The next try waits for it "
+                "again; if it never ends, look at the store",
             )
         await asyncio.sleep(0.2)
     if status != "success":
-        raise OSError(errno.EIO, f"the store has not copied {source}: its copy is {status}")
+        raise OSError(
+            errno.EIO,
+            f"the store has not copied {source}: its copy {target} is {status}. The next try begins again; if this "
+            "does not help, look at the store",
+        )
 
 
-async def _begin_copy(source: Any, target: Any) -> None:
+async def _begin_copy(source: Any, client: Any, target: str) -> None:
     try:
-        await target.start_copy_from_url(source.url, headers={"If-None-Match": "*"})
+        await client.start_copy_from_url(source.url, headers={"If-None-Match": "*"})
     except Exception as error:
         if getattr(error, "status_code", None) not in (409, 412):  # it is there: another driver was faster
             raise OSError(
-                errno.EIO, f"the store has refused a copy: {error}. Check the rights of these credentials"
+                errno.EIO, f"the store has refused to copy to {target}: {error}. Check the rights of these credentials"
             ) from error
 
 
-async def _copy_status(client: Any) -> str:
+async def _copy_status(client: Any, target: str) -> str:
     """What Azure says of the copy that a file comes from; success for a file that was written."""
     try:
         properties = await client.get_blob_properties()
@@ -152,7 +161,7 @@ async def _copy_status(client: Any) -> str:
         if getattr(error, "status_code", None) == 404:
             return "absent"
         raise OSError(
-            errno.EIO, f"the store does not say what is there: {error}. Check the rights of these credentials"
+            errno.EIO, f"the store does not say what is at {target}: {error}. Check the rights of these credentials"
         ) from error
     return str(properties.copy.status or "success")
 
@@ -178,7 +187,9 @@ def _is_there(filesystem: Any, target: str, size: int) -> bool:
         return False
     if found != size:
         raise FileExistsError(
-            errno.EEXIST, f"there is another file of this name, with {found} bytes instead of {size}: {target}"
+            errno.EEXIST,
+            f"there is another file of this name, with {found} bytes instead of {size}: {target}. Move it away; the "
+            "next try or restart continues",
         )
     return True
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.arguments import checked
-from protocol.describing import type_name
+from protocol.describing import a_type
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
@@ -37,5 +37,6 @@ class FileSinkOperator(TwoPhaseSinkOperator):
         if isinstance(record, bytes) and b"\n" not in record:
             return record + b"\n"
         raise TypeError(
-            f"a {type_name(record)} is not a line of text: override {type(self).__name__}.encode(self, record)"
+            f"{a_type(record)} is not a line of text: pass on str or bytes, or override encode(self, record) in a "
+            f"subclass of {type(self).__name__}"
         )

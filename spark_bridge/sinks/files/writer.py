@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, ID, SHOWN_CHARS_MAX, checked
-from protocol.describing import show, type_name
+from protocol.describing import a_type, describe, show
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
 from spark_bridge.sinks.files.sealed import SealedFile, check_affixes
@@ -103,7 +103,7 @@ class SinkWriter:
                 raise ValueError(f"the row {show(row, SHOWN_CHARS_MAX)} cannot be written: {LONE_SURROGATE}") from error
         elif not isinstance(row, (bytes, bytearray, memoryview)):
             raise TypeError(
-                f"a {type_name(row)} is not a line of a file: yield text or bytes from the stage before the sink, "
+                f"{a_type(row)} is not a line of a file: yield text or bytes from the stage before the sink, "
                 "such as the JSON of each row"
             )
         self._check()
@@ -185,7 +185,7 @@ class SinkWriter:
     def _check(self) -> None:
         if self._failure is not None:
             raise SinkBroken(
-                f"this writer cannot continue after {self._failure!r}: let the task fail"
+                f"this writer cannot continue after {describe(self._failure)}: let the task fail"
             ) from self._failure
 
     def _quietly(self, part: str, call: Any, *args: Any) -> None:

@@ -27,6 +27,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from protocol.arguments import ID, checked
+from protocol.describing import show
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
@@ -113,7 +114,9 @@ class Committable(_Committable):
         """The parsed name. Raises ``ValueError`` if it is not the name of a part."""
         part = PartName.parse(self.name)
         if part is None:
-            raise ValueError(f"{self.name!r} is not the name of a part: take names from SinkWriterContext.next_name")
+            raise ValueError(
+                f"{show(self.name)} is not the name of a part: take names from SinkWriterContext.next_name"
+            )
         return part
 
     @property
@@ -176,7 +179,7 @@ def parse_prepared(sink: str, target: str, event: Any) -> PreparedList | None:
 
 def _listed(entry: Any) -> list[Any]:
     if not isinstance(entry, list):
-        raise ValueError(f"not a prepared part: {entry!r}")
+        raise ValueError(f"not a prepared part: {show(entry)}: list what prepare() has returned")
     return entry
 
 
@@ -199,5 +202,5 @@ def committables_from(entries: Sequence[Any]) -> tuple[Committable, ...]:
             case [str(name), payload, int(checkpoint_id)] if PartName.parse(name) and type(checkpoint_id) is int:
                 committables.append(Committable(name, payload, checkpoint_id))
             case _:
-                raise ValueError(f"not a prepared part: {entry!r}")
+                raise ValueError(f"not a prepared part: {show(entry)}: list what prepare() has returned")
     return tuple(committables)

@@ -162,7 +162,10 @@ class FileSource(Source):
             return self._schema
         files = self.files()
         if not files:
-            raise ValueError(f"there are no files in {self._url} yet, so their columns are not known: pass schema=")
+            raise ValueError(
+                f"there are no files in {self._url} yet, so their columns are not known: correct the path, or pass "
+                "schema= if files come later"
+            )
         return read_schema(files[0][0], replace(self._settings, name=self.file_format))
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:

@@ -15,6 +15,7 @@ from zlib import crc32
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, checked
+from protocol.describing import show
 from protocol.source_events import SplitAt
 from spark_bridge.sources.errors import SourceUnreachable
 from spark_bridge.sources.kafka.task import CHECK, OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
@@ -87,12 +88,14 @@ class KafkaSource(Source):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if not topics:
-            raise ValueError(f"topics must be a list of names, or a pattern, not {topics!r}")
+            raise ValueError(f"topics must be a list of names, or a pattern, not {show(topics)}")
         for name, where in (("start", start), ("stop", stop)):
             if isinstance(where, datetime) and where.tzinfo is None:
                 raise ValueError(f"{name} must be a datetime with a time zone, such as datetime.now(UTC), not {where}")
             if isinstance(where, Mapping) and not where:
-                raise ValueError(f"{name} must be the offset of each partition, not {{}}")
+                raise ValueError(
+                    f"{name} must have the offset of each partition, such as {{('orders', 0): 17}}, not {{}}"
+                )
         if stop is not None and not bounded:
             raise ValueError("stop is where a bounded read ends: pass bounded=True too")
         own = sorted(OWN_CONFIG.intersection(config or ()))

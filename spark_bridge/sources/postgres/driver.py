@@ -409,7 +409,8 @@ class PostgresEnumerator(SplitEnumerator):
                 self._changes_to = until
             case _:
                 raise ValueError(
-                    f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader"
+                    f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader: send "
+                    "your own events to a coordinator of yours, in another stage"
                 )
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:

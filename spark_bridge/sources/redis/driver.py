@@ -13,6 +13,7 @@ from zlib import crc32
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
+from protocol.describing import show
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, entry_number, reached
 from spark_bridge.sources.source import Source
@@ -64,9 +65,9 @@ class RedisStreamsSource(Source):
         rate_limit_per_s: float | None = None,
     ) -> None:
         if not streams:
-            raise ValueError(f"streams must be a list of keys, or a pattern, not {streams!r}")
+            raise ValueError(f"streams must be a list of keys, or a pattern, not {show(streams)}")
         if id_column is not None and id_column not in schema.names:
-            raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {id_column!r}")
+            raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {show(id_column)}")
         self._url = url
         self._streams = streams if isinstance(streams, str) else tuple(streams)
         self.schema = schema

@@ -75,7 +75,7 @@ def test_every_kind_of_record_is_written_with_its_types(postgres: Postgres, data
     [
         ({"id": 1, "colour": "red"}, r"no columns \['colour'\], only \['id', 'what'\]"),
         ((1, 2, 3), "has 3 values, and the sink 2 columns"),
-        (7, "a int is not a row.*override encode"),
+        (7, "an int is not a row.*override encode"),
         (pyarrow.record_batch({"colour": ["red"]}), "no columns"),
     ],
 )

@@ -100,7 +100,7 @@ def test_two_halves_with_different_directories_are_refused() -> None:
 
 @pytest.mark.parametrize("entry", [None, [], ["x", 1], [str(PART), 1, 1], ["../" + str(PART), 1], [1, 1]])
 def test_a_malformed_list_is_an_error(entry: object) -> None:
-    with pytest.raises(ValueError, match="not a prepared part"):
+    with pytest.raises(ValueError, match=r"not a prepared part: .*: list what prepare"):
         parse_prepared("out", PLACE, ["headgate/prepared", "out", PLACE, PROOF, 1, True, [entry]])
 
 
