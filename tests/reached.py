@@ -102,6 +102,19 @@ def all_tests() -> list[str]:
     return sorted(filter(None, _loaded().get_data().measured_contexts()))
 
 
+def unrecorded() -> list[str]:
+    """Return the tests that have been written since the record, without their parameters."""
+    known, since = set(all_tests()), DATA.stat().st_mtime
+    found = []
+    for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
+        path = str(file.relative_to(ROOT))
+        if file.stat().st_mtime > since and not path.startswith(UNSEEN):
+            body = ast.parse(file.read_text(encoding="utf-8")).body
+            names = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found += [f"{path}::{name}" for name in names if name.startswith("test_")]
+    return [test for test in found if test not in known]
+
+
 def is_recorded() -> bool:
     """Whether there is a record of the present code."""
     return DATA.exists() and OF.exists() and OF.read_text(encoding="utf-8") == digest_of_the_product()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,11 @@ def test_untaken_statements_and_branches_are_listed_and_the_tests_of_a_line_are_
     tests = reached.tests_by_line(tmp_path / "protocol" / "some.py")
     assert sorted(tests[6]) == ["tests/test_some.py::test_negative", "tests/test_some.py::test_positive"]
     assert tests[7] == ["tests/test_some.py::test_negative"]
+    assert reached.unrecorded() == []
+    newer = tmp_path / "tests" / "test_newer.py"
+    newer.write_text("async def test_new() -> None: ...\ndef test_positive() -> None: ...\n", encoding="utf-8")
+    os.utime(newer, ns=(0, (tmp_path / ".coverage").stat().st_mtime_ns + 10**9))
+    assert reached.unrecorded() == ["tests/test_newer.py::test_new", "tests/test_newer.py::test_positive"]
     monkeypatch.setattr(reached, "OF", tmp_path / ".coverage_of")
     assert reached.is_recorded()
     (tmp_path / "protocol" / "newer.py").touch()

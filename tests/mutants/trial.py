@@ -4,8 +4,9 @@
 
 Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
 the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
-package come first, then all others; files of tests that execute little come before those that execute much, such as
-whole simulations. A test counts only if it passes without the mutant. What has not run after ``MUTANT_S`` is left out.
+package come first, with all tests that are newer than the record, then the others; files of tests that execute little
+come before those that execute much, such as whole simulations. A test counts only if it passes without the mutant. What
+has not run after ``MUTANT_S`` is left out, and the mutant is undecided; but the test that runs then may end, or hang.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ _running = set[subprocess.Popen[bytes]]()
 
 @dataclass(frozen=True)
 class Outcome:
-    """``verdict``: caught, survived, or unreached if besides no quick test executes the line in its own process.
+    """What became of one mutant.
 
-    ``by``: the test that saw it.
+    ``verdict``: caught, survived, or undecided if the time was up before all tests had run. It is unreached if none saw
+    it and no quick test executes the line in its own process. ``by``: the test that saw it.
     """
 
     verdict: str
@@ -70,7 +72,7 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     for test in tests:
         of_file[file_of(test)] += breadth[test]
     tests = sorted(tests, key=lambda test: (of_file[file_of(test)], test))
-    yield [test for test in tests if test.startswith(package)]
+    yield [*reached.unrecorded(), *(test for test in tests if test.startswith(package))]
     yield [test for test in tests if not test.startswith(package)]
 
 
@@ -97,7 +99,7 @@ class Workplace:
         """Run the tests that reach the mutant, until one fails that passes without it."""
         began, by, count = time.monotonic(), "", 0
         verdict = "survived" if drawn.line in reached.tests_by_line(ROOT / drawn.path) else "unreached"
-        with suppress(TimeIsUp):
+        try:
             for tests in stages(drawn):
                 waiting = tests
                 while waiting:
@@ -112,6 +114,8 @@ class Workplace:
                     if not self._failure([by], MUTANT_S):
                         return Outcome("caught", by, count, time.monotonic() - began)
                     waiting = [test for test in waiting if test != by]  # it fails without the mutant as well
+        except TimeIsUp:
+            verdict = "undecided" if verdict == "survived" else verdict
         return Outcome(verdict, "", count, time.monotonic() - began)
 
     def _put(self, path: str, source: bytes) -> None:
@@ -123,7 +127,8 @@ class Workplace:
     def _failure(self, tests: Sequence[str], time_s: float) -> str:
         """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text.
 
-        Raises ``TimeIsUp`` if the tests are not over after ``time_s``.
+        Raises ``TimeIsUp`` if the tests are not over after ``time_s``. The one that runs then gets its own time,
+        because it may be about to fail or to hang.
         """
         with TemporaryDirectory() as folder:
             listed, found = Path(folder, "listed"), Path(folder, "found")
@@ -150,9 +155,7 @@ class Workplace:
             )
             _running.add(process)
             try:
-                status = process.wait(time_s)
-            except subprocess.TimeoutExpired:
-                raise TimeIsUp from None
+                status = _wait(process, time_s, found)
             finally:
                 _end(process)
                 _running.discard(process)
@@ -161,6 +164,23 @@ class Workplace:
             if not found.exists():  # the product cannot even be imported
                 return tests[0]
             return found.read_text(encoding="utf-8").partition("\n")[0].partition("[")[0]
+
+
+def _wait(process: subprocess.Popen[bytes], time_s: float, found: Path) -> int:
+    """Wait for the end of a process of tests; after ``time_s`` only until the test that runs has passed."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(max(time_s, 0.0))
+    runs = _text_of(found).partition("\n")[0]
+    for _ in range(TEST_S + 60):  # some of it to prepare and to clean up
+        if not runs or _text_of(found).partition("\n")[0] != runs:
+            break
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1.0)
+    raise TimeIsUp
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
