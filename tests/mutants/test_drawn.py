@@ -116,20 +116,21 @@ def test_the_tests_of_the_mutants_package_come_first_and_those_of_files_that_exe
         "tests/protocol/test_c.py::test_c",
     )
     wide_too, narrow = "tests/protocol/test_d.py::test_d", "tests/protocol/test_d.py::test_e"
-    new = "tests/headgate/test_f.py::test_f"
+    new, real = "tests/headgate/test_f.py::test_f", "tests/spark/test_g.py::test_g"
     line = on_line_with("return self.last_seq", "nothing returned")
-    monkeypatch.setattr(reached, "breadth", lambda: {wide: 9, far: 2, near: 3, wide_too: 5, narrow: 1})
+    monkeypatch.setattr(reached, "breadth", lambda: {wide: 9, far: 2, near: 3, wide_too: 5, narrow: 1, real: 9})
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [wide, wide_too, narrow, far, near]})
+    monkeypatch.setattr(reached, "spark_tests_by_line", lambda file: {line.line: [real]})
     monkeypatch.setattr(reached, "unrecorded", lambda: [new])
-    assert list(trial.stages(line)) == [[new, near, wide_too, narrow], [far, wide]]
+    assert list(trial.stages(line)) == [[new], [near, wide_too, narrow], [far, wide]]
     monkeypatch.setattr(reached, "unrecorded", list)
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
-    assert list(trial.stages(line)) == [[], [far]]  # only its import executes it
+    assert list(trial.stages(line)) == [[real], [], [far]]  # only its import executes it
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
     monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
-    assert list(trial.stages(line)) == [[near], []]  # and that of the whole module
+    assert list(trial.stages(line)) == [[real], [near], []]  # and that of the whole module
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
-    assert list(trial.stages(line)) == [[near], []]  # or nothing, except perhaps other processes
+    assert list(trial.stages(line)) == [[real], [near], []]  # or nothing, except perhaps other processes
 
 
 def test_a_mutant_whose_tests_take_too_long_together_is_undecided(

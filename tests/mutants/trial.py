@@ -4,9 +4,10 @@
 
 Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
 the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
-package come first, with all tests that are newer than the record, then the others; files of tests that execute little
-come before those that execute much, such as whole simulations. A test counts only if it passes without the mutant. What
-has not run after ``MUTANT_S`` is left out, and the mutant is undecided; but the test that runs then may end, or hang.
+package come first, then the others; files of tests that execute little come before those that execute much, such as
+whole simulations. Before them come the tests that are newer than the record and, for a line that no quick test reaches,
+those on a real Spark that do (``python -m tests.reached --spark``). A test counts only if it passes without the mutant.
+What has not run after ``MUTANT_S`` is left out, and the mutant is undecided; but the test that runs then may end.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TEST_S = 120
 """The wall-clock time after which one test counts as hanging."""
 MUTANT_S = 300.0
 """The wall-clock time for all tests of one mutant."""
+NOT_TRIED = "not long and not torch"
 MEMORY_KIB = 8 << 20
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
@@ -65,15 +67,22 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
     package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
+    on_spark = [] if tests else reached.spark_tests_by_line(ROOT / drawn.path).get(drawn.line, [])
     if not tests:  # executed by the import only, such as a constant, or in other processes, or not at all
         tests = sorted({test for those in by_line.values() for test in those})
         tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
+    tests = _narrow_first(tests)
+    yield [*reached.unrecorded(), *_narrow_first(on_spark)]
+    yield [test for test in tests if test.startswith(package)]
+    yield [test for test in tests if not test.startswith(package)]
+
+
+def _narrow_first(tests: Iterable[str]) -> list[str]:
+    """Order tests by file: those of files that execute little of the product come first."""
     breadth, of_file = reached.breadth(), Counter[str]()
     for test in tests:
         of_file[file_of(test)] += breadth[test]
-    tests = sorted(tests, key=lambda test: (of_file[file_of(test)], test))
-    yield [*reached.unrecorded(), *(test for test in tests if test.startswith(package))]
-    yield [test for test in tests if not test.startswith(package)]
+    return sorted(tests, key=lambda test: (of_file[file_of(test)], test))
 
 
 def file_of(test: str) -> str:
@@ -134,7 +143,7 @@ class Workplace:
             listed, found = Path(folder, "listed"), Path(folder, "found")
             listed.write_text("\n".join(tests), encoding="utf-8")
             where = list(dict.fromkeys(map(file_of, tests)))
-            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", reached.QUICK]
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", NOT_TRIED]
             arguments += ["--timeout", str(TEST_S), "--listed", str(listed), "--found", str(found), *where]
             process = subprocess.Popen(
                 [
