@@ -138,9 +138,8 @@ def test_a_mutant_whose_tests_take_too_long_together_is_undecided(
 ) -> None:
     wrong, tests = on_line_with("return self.last_seq", "nothing returned"), reached_by_streams()
     monkeypatch.setattr(trial, "stages", lambda drawn: iter([tests]))
-    monkeypatch.setattr(trial, "MUTANT_S", 0.0)
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: tests})
-    place = trial.Workplace(tmp_path)
+    place = trial.Workplace(tmp_path, 0.0)
     assert place.try_out(wrong).verdict == "undecided"
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
     assert place.try_out(wrong).verdict == "unreached"

@@ -37,7 +37,7 @@ RESULTS = ROOT / ".mutants"
 TEST_S = 120
 """The wall-clock time after which one test counts as hanging."""
 MUTANT_S = 300.0
-"""The wall-clock time for all tests of one mutant."""
+"""The wall-clock time for all tests of one mutant, if the command does not say another one."""
 NOT_TRIED = "not long and not torch"
 MEMORY_KIB = 8 << 20
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
@@ -96,8 +96,9 @@ class TimeIsUp(Exception):
 class Workplace:
     """A copy of the repository, in which one mutant after the other is tried."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mutant_s: float = MUTANT_S) -> None:
         self.folder = folder
+        self._mutant_s = mutant_s
         listed = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
@@ -115,12 +116,12 @@ class Workplace:
                     count += len(waiting)
                     try:
                         self._put(drawn.path, drawn.source())
-                        by = self._failure(waiting, began + MUTANT_S - time.monotonic())
+                        by = self._failure(waiting, began + self._mutant_s - time.monotonic())
                     finally:
                         self._put(drawn.path, (ROOT / drawn.path).read_bytes())
                     if not by:
                         break
-                    if not self._failure([by], MUTANT_S):
+                    if not self._failure([by], self._mutant_s):
                         return Outcome("caught", by, count, time.monotonic() - began)
                     waiting = [test for test in waiting if test != by]  # it fails without the mutant as well
         except TimeIsUp:
@@ -217,7 +218,9 @@ class Record:
         self.file.write_text(text, encoding="utf-8")
 
 
-def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant]) -> int:
+def try_all(
+    count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant], mutant_s: float = MUTANT_S
+) -> int:
     """Draw and try so many mutants; print those that survive. Returns the exit status: 1 if one survives."""
     if not reached.is_recorded():
         print("first record which tests reach which lines of the present code: make coverage", file=sys.stderr)
@@ -229,7 +232,7 @@ def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: 
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         places = SimpleQueue[Workplace]()
         for number in range(min(jobs, len(waiting))):
-            places.put(Workplace(Path(folder, str(number))))
+            places.put(Workplace(Path(folder, str(number)), mutant_s))
 
         def one(drawn: Drawn) -> tuple[Drawn, Outcome]:
             place = places.get()
