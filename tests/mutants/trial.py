@@ -34,7 +34,7 @@ from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw
 from tests.mutants.mutant import Mutant
 
 RESULTS = ROOT / ".mutants"
-TEST_S = 120
+TEST_S = 60
 """The wall-clock time after which one test counts as hanging."""
 MUTANT_S = 300.0
 """The wall-clock time for all tests of one mutant, if the command does not say another one."""
