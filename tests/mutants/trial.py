@@ -123,7 +123,8 @@ class Workplace:
                         break
                     if not self._failure([by], self._mutant_s):
                         return Outcome("caught", by, count, time.monotonic() - began)
-                    waiting = [test for test in waiting if test != by]  # it fails without the mutant as well
+                    print(f"{by} fails without a mutant, too", flush=True)
+                    waiting = [test for test in waiting if test != by]
         except TimeIsUp:
             verdict = "undecided" if verdict == "survived" else verdict
         return Outcome(verdict, "", count, time.monotonic() - began)
@@ -141,6 +142,7 @@ class Workplace:
         because it may be about to fail or to hang.
         """
         with TemporaryDirectory() as folder:
+            Path(folder).chmod(0o755)  # PostgreSQL, which runs as another user, has its files in there
             listed, found = Path(folder, "listed"), Path(folder, "found")
             listed.write_text("\n".join(tests), encoding="utf-8")
             where = list(dict.fromkeys(map(file_of, tests)))

@@ -199,7 +199,7 @@ def test_the_packages_are_needed_unless_the_relay_is_installed(
     assert server.shipped == [needed]
 
 
-def test_executors_are_looked_at_once_for_each_place_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_are_looked_at_one_time_for_each_place_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     session = an_attached(server, monkeypatch)
     places = [("b", 2), ("a", 1), ("b", 2)]

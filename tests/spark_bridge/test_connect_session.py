@@ -241,7 +241,7 @@ def test_a_server_that_forbids_artifacts_is_refused_if_they_are_needed() -> None
     assert [line["event"] for line in logs] == ["packages not added, artifact refused"]
 
 
-def test_an_executor_is_looked_at_by_a_small_task_of_its_own_job() -> None:
+def test_an_executor_is_looked_at_by_a_small_task_of_a_separate_job() -> None:
     session = Session()
     session.rows = [SimpleNamespace(problem="")]
     RemoteSession(session).check_executors("10.0.0.1", 7077)
