@@ -150,9 +150,8 @@ def test_it_travels_to_a_process_that_does_not_find_the_packages() -> None:  # a
     pickled = cloudpickle.dumps(format_class({"path": "/a"}))  # type: ignore[no-untyped-call]
     program = (
         "import pickle, sys\n"
-        f"sys.path = [place for place in sys.path if place not in ('', {str(folder)!r})]\n"
-        "sys.meta_path = [finder for finder in sys.meta_path if not finder.__module__.startswith('__editable__')\n"
-        "    and '__editable__' not in getattr(finder, '__name__', '')]\n"
+        "from pathlib import Path\n"
+        "sys.path = [place for place in sys.path if place and not Path(place, 'spark_bridge').is_dir()]\n"
         "made = pickle.loads(sys.stdin.buffer.read())\n"
         "print(type(made).name(), made.options['path'], len(made.reader(made.schema()).partitions()), sys.path[-1])\n"
     )
