@@ -112,11 +112,11 @@ explore: $(STAMP) ## every interleaving of the machines in a small scope: SCOPE=
 
 .PHONY: coverage
 coverage: $(STAMP) ## the branches that no quick test takes; which tests reach which lines, for make mutants
-	@$(with_servers) && $(with_browser) && exec $(PY) -m tests.reached --processes $(WORKERS) $(ARGS)
+	@$(with_java) && $(with_servers) && $(with_browser) && exec $(PY) -m tests.reached --processes $(WORKERS) $(ARGS)
 
 .PHONY: mutants
 mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some, ARGS="--random N" for others
-	@$(with_servers) && $(with_browser) && exec $(PY) -m tests.mutants $(ARGS)
+	@$(with_java) && $(with_servers) && $(with_browser) && exec $(PY) -m tests.mutants $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one case

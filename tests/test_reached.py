@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -67,15 +68,20 @@ def test_untaken_statements_and_branches_are_listed_and_the_tests_of_a_line_are_
     tests = reached.tests_by_line(tmp_path / "protocol" / "some.py")
     assert sorted(tests[6]) == ["tests/test_some.py::test_negative", "tests/test_some.py::test_positive"]
     assert tests[7] == ["tests/test_some.py::test_negative"]
-    monkeypatch.setattr(reached, "OF", tmp_path / ".coverage_of")
+    assert reached.unrecorded() == []
+    newer = tmp_path / "tests" / "test_newer.py"
+    newer.write_text("async def test_new() -> None: ...\ndef test_positive() -> None: ...\n", encoding="utf-8")
+    os.utime(newer, ns=(0, (tmp_path / ".coverage").stat().st_mtime_ns + 10**9))
+    assert reached.unrecorded() == ["tests/test_newer.py::test_new", "tests/test_newer.py::test_positive"]
     assert reached.is_recorded()
+    assert reached.spark_tests_by_line(tmp_path / "protocol" / "some.py") == {}
     (tmp_path / "protocol" / "newer.py").touch()
     assert reached.is_recorded()  # it has no code
     (tmp_path / "protocol" / "newer.py").write_text("SOME = 1\n", encoding="utf-8")
     assert not reached.is_recorded()
 
 
-def loaded() -> Coverage:
-    made = reached._coverage(suffix=False)
+def loaded(data: Path) -> Coverage:
+    made = reached._coverage(data, suffix=False)
     made.load()
     return made

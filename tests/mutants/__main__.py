@@ -16,7 +16,7 @@ from tests.mutants.drawn import PACKAGES
 from tests.mutants.hunt import Budget, Finding, Place, changed, run_seed
 from tests.mutants.mutant import DoesNotFit, Mutant
 from tests.mutants.runner import run
-from tests.mutants.trial import try_all
+from tests.mutants.trial import MUTANT_S, try_all
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,9 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="PATH",
         help="the files and folders to draw from (default: all)",
     )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=MUTANT_S,
+        metavar="SECONDS",
+        help=f"for the tests of one mutant of --random (default: {MUTANT_S:.0f})",
+    )
     options = parser.parse_args(arguments)
     if options.random is not None:
-        return try_all(options.random, options.seed, options.within, options.jobs, MUTANTS)
+        return try_all(options.random, options.seed, options.within, options.jobs, MUTANTS, options.limit)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"no such mutant: {', '.join(unknown)} (--list names them all)")
     if min(options.jobs, options.worlds) < 1 or options.seed < 0:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,28 +116,48 @@ def test_the_tests_of_the_mutants_package_come_first_and_those_of_files_that_exe
         "tests/protocol/test_c.py::test_c",
     )
     wide_too, narrow = "tests/protocol/test_d.py::test_d", "tests/protocol/test_d.py::test_e"
+    new, real = "tests/headgate/test_f.py::test_f", "tests/spark/test_g.py::test_g"
     line = on_line_with("return self.last_seq", "nothing returned")
-    monkeypatch.setattr(reached, "breadth", lambda: {wide: 9, far: 2, near: 3, wide_too: 5, narrow: 1})
+    monkeypatch.setattr(reached, "breadth", lambda: {wide: 9, far: 2, near: 3, wide_too: 5, narrow: 1, real: 9})
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [wide, wide_too, narrow, far, near]})
-    assert list(trial.stages(line)) == [[near, wide_too, narrow], [far, wide]]
+    monkeypatch.setattr(reached, "spark_tests_by_line", lambda file: {line.line: [real]})
+    monkeypatch.setattr(reached, "unrecorded", lambda: [new])
+    assert list(trial.stages(line)) == [[new], [near, wide_too, narrow], [far, wide]]
+    monkeypatch.setattr(reached, "unrecorded", list)
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
-    assert list(trial.stages(line)) == [[], [far]]  # only its import executes it
+    assert list(trial.stages(line)) == [[real], [], [far]]  # only its import executes it
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
     monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
-    assert list(trial.stages(line)) == [[near], []]  # and that of the whole module
+    assert list(trial.stages(line)) == [[real], [near], []]  # and that of the whole module
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
-    assert list(trial.stages(line)) == [[near], []]  # or nothing, except perhaps other processes
+    assert list(trial.stages(line)) == [[real], [near], []]  # or nothing, except perhaps other processes
 
 
-def test_tests_that_take_too_long_together_have_not_caught_a_mutant(
+def test_a_mutant_whose_tests_take_too_long_together_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = on_line_with("return self.last_seq", "nothing returned")
-    monkeypatch.setattr(trial, "stages", lambda drawn: iter([reached_by_streams()]))
-    monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: []})
-    monkeypatch.setattr(trial, "MUTANT_S", 0.0)
-    assert trial.Workplace(tmp_path).try_out(wrong).verdict == "survived"
+    wrong, tests = on_line_with("return self.last_seq", "nothing returned"), reached_by_streams()
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([tests]))
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: tests})
+    place = trial.Workplace(tmp_path, 0.0)
+    assert place.try_out(wrong).verdict == "undecided"
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
+    assert place.try_out(wrong).verdict == "unreached"
     assert (ROOT / STREAMS).read_bytes() == (tmp_path / STREAMS).read_bytes()
+
+
+def test_the_test_that_runs_when_the_time_is_up_gets_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        texts = iter(["a\n", "a\n", "a\nhas failed", "b\n"])
+        monkeypatch.setattr(trial, "_text_of", lambda file: next(texts))
+        with pytest.raises(trial.TimeIsUp):
+            trial._wait(process, 0.0, tmp_path)
+        assert process.poll() is None
+    with subprocess.Popen(["sh", "-c", "exit 3"]) as process:
+        monkeypatch.setattr(trial, "_text_of", lambda file: "a\n")
+        assert trial._wait(process, 0.0, tmp_path) == 3
 
 
 def test_without_a_record_of_this_code_it_says_how_to_make_one(

@@ -4,8 +4,10 @@
 
 Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
 the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
-package come first, then all others; files of tests that execute little come before those that execute much, such as
-whole simulations. A test counts only if it passes without the mutant. What has not run after ``MUTANT_S`` is left out.
+package come first, then the others; files of tests that execute little come before those that execute much, such as
+whole simulations. Before them come the tests that are newer than the record and, for a line that no quick test reaches,
+those on a real Spark that do (``python -m tests.reached --spark``). A test counts only if it passes without the mutant.
+What has not run after ``MUTANT_S`` is left out, and the mutant is undecided; but the test that runs then may end.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw
 from tests.mutants.mutant import Mutant
 
 RESULTS = ROOT / ".mutants"
-TEST_S = 120
+TEST_S = 60
 """The wall-clock time after which one test counts as hanging."""
 MUTANT_S = 300.0
-"""The wall-clock time for all tests of one mutant."""
+"""The wall-clock time for all tests of one mutant, if the command does not say another one."""
+NOT_TRIED = "not long and not torch"
 MEMORY_KIB = 8 << 20
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
@@ -46,9 +49,10 @@ _running = set[subprocess.Popen[bytes]]()
 
 @dataclass(frozen=True)
 class Outcome:
-    """``verdict``: caught, survived, or unreached if besides no quick test executes the line in its own process.
+    """What became of one mutant.
 
-    ``by``: the test that saw it.
+    ``verdict``: caught, survived, or undecided if the time was up before all tests had run. It is unreached if none saw
+    it and no quick test executes the line in its own process. ``by``: the test that saw it.
     """
 
     verdict: str
@@ -63,15 +67,22 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
     package = package or f"tests/{drawn.path.partition('/')[0]}"
     tests = by_line.get(drawn.line, [])
+    on_spark = [] if tests else reached.spark_tests_by_line(ROOT / drawn.path).get(drawn.line, [])
     if not tests:  # executed by the import only, such as a constant, or in other processes, or not at all
         tests = sorted({test for those in by_line.values() for test in those})
         tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
+    tests = _narrow_first(tests)
+    yield [*reached.unrecorded(), *_narrow_first(on_spark)]
+    yield [test for test in tests if test.startswith(package)]
+    yield [test for test in tests if not test.startswith(package)]
+
+
+def _narrow_first(tests: Iterable[str]) -> list[str]:
+    """Order tests by file: those of files that execute little of the product come first."""
     breadth, of_file = reached.breadth(), Counter[str]()
     for test in tests:
         of_file[file_of(test)] += breadth[test]
-    tests = sorted(tests, key=lambda test: (of_file[file_of(test)], test))
-    yield [test for test in tests if test.startswith(package)]
-    yield [test for test in tests if not test.startswith(package)]
+    return sorted(tests, key=lambda test: (of_file[file_of(test)], test))
 
 
 def file_of(test: str) -> str:
@@ -85,8 +96,9 @@ class TimeIsUp(Exception):
 class Workplace:
     """A copy of the repository, in which one mutant after the other is tried."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mutant_s: float = MUTANT_S) -> None:
         self.folder = folder
+        self._mutant_s = mutant_s
         listed = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
@@ -97,21 +109,24 @@ class Workplace:
         """Run the tests that reach the mutant, until one fails that passes without it."""
         began, by, count = time.monotonic(), "", 0
         verdict = "survived" if drawn.line in reached.tests_by_line(ROOT / drawn.path) else "unreached"
-        with suppress(TimeIsUp):
+        try:
             for tests in stages(drawn):
                 waiting = tests
                 while waiting:
                     count += len(waiting)
                     try:
                         self._put(drawn.path, drawn.source())
-                        by = self._failure(waiting, began + MUTANT_S - time.monotonic())
+                        by = self._failure(waiting, began + self._mutant_s - time.monotonic())
                     finally:
                         self._put(drawn.path, (ROOT / drawn.path).read_bytes())
                     if not by:
                         break
-                    if not self._failure([by], MUTANT_S):
+                    if not self._failure([by], self._mutant_s):
                         return Outcome("caught", by, count, time.monotonic() - began)
-                    waiting = [test for test in waiting if test != by]  # it fails without the mutant as well
+                    print(f"{by} fails without a mutant, too", flush=True)
+                    waiting = [test for test in waiting if test != by]
+        except TimeIsUp:
+            verdict = "undecided" if verdict == "survived" else verdict
         return Outcome(verdict, "", count, time.monotonic() - began)
 
     def _put(self, path: str, source: bytes) -> None:
@@ -123,13 +138,15 @@ class Workplace:
     def _failure(self, tests: Sequence[str], time_s: float) -> str:
         """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text.
 
-        Raises ``TimeIsUp`` if the tests are not over after ``time_s``.
+        Raises ``TimeIsUp`` if the tests are not over after ``time_s``. The one that runs then gets its own time,
+        because it may be about to fail or to hang.
         """
         with TemporaryDirectory() as folder:
+            Path(folder).chmod(0o755)  # PostgreSQL, which runs as another user, has its files in there
             listed, found = Path(folder, "listed"), Path(folder, "found")
             listed.write_text("\n".join(tests), encoding="utf-8")
             where = list(dict.fromkeys(map(file_of, tests)))
-            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", reached.QUICK]
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", NOT_TRIED]
             arguments += ["--timeout", str(TEST_S), "--listed", str(listed), "--found", str(found), *where]
             process = subprocess.Popen(
                 [
@@ -150,9 +167,7 @@ class Workplace:
             )
             _running.add(process)
             try:
-                status = process.wait(time_s)
-            except subprocess.TimeoutExpired:
-                raise TimeIsUp from None
+                status = _wait(process, time_s, found)
             finally:
                 _end(process)
                 _running.discard(process)
@@ -161,6 +176,23 @@ class Workplace:
             if not found.exists():  # the product cannot even be imported
                 return tests[0]
             return found.read_text(encoding="utf-8").partition("\n")[0].partition("[")[0]
+
+
+def _wait(process: subprocess.Popen[bytes], time_s: float, found: Path) -> int:
+    """Wait for the end of a process of tests; after ``time_s`` only until the test that runs has passed."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(max(time_s, 0.0))
+    runs = _text_of(found).partition("\n")[0]
+    for _ in range(TEST_S + 60):  # some of it to prepare and to clean up
+        if not runs or _text_of(found).partition("\n")[0] != runs:
+            break
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1.0)
+    raise TimeIsUp
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -188,7 +220,9 @@ class Record:
         self.file.write_text(text, encoding="utf-8")
 
 
-def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant]) -> int:
+def try_all(
+    count: int, seed: int, within: Sequence[str], jobs: int, catalogue: Iterable[Mutant], mutant_s: float = MUTANT_S
+) -> int:
     """Draw and try so many mutants; print those that survive. Returns the exit status: 1 if one survives."""
     if not reached.is_recorded():
         print("first record which tests reach which lines of the present code: make coverage", file=sys.stderr)
@@ -200,7 +234,7 @@ def try_all(count: int, seed: int, within: Sequence[str], jobs: int, catalogue: 
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         places = SimpleQueue[Workplace]()
         for number in range(min(jobs, len(waiting))):
-            places.put(Workplace(Path(folder, str(number))))
+            places.put(Workplace(Path(folder, str(number)), mutant_s))
 
         def one(drawn: Drawn) -> tuple[Drawn, Outcome]:
             place = places.get()

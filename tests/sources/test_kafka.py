@@ -347,6 +347,21 @@ async def test_partitions_are_shared_out_and_new_ones_are_read_from_their_beginn
         await until(world, lambda: read_by(tasks) == [*range(4, 10)], what="what was written meanwhile is read")
 
 
+async def test_a_partition_that_appears_during_a_run_is_read_from_its_beginning(kafka: KafkaBrokers) -> None:
+    """H131: with ``start="latest"``, its first records are written before it is found."""
+    prefix = f"grows-{next(_names)}"
+    kafka.create_topic(f"{prefix}-a", 1)
+    kafka.append(f"{prefix}-a", 0, [999])
+    source = KafkaSource(kafka.servers, f"{prefix}-*", start="latest", discover_every_s=1.0, **FAST)
+    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
+        tasks = [await world.launch_operator(0, source.operator)]
+        kafka.append(f"{prefix}-a", 0, [0])
+        await until(world, lambda: read_by(tasks) == [0], what="the source has begun")
+        kafka.create_topic(f"{prefix}-b", 1)
+        kafka.append(f"{prefix}-b", 0, [1, 2, 3])
+        await until(world, lambda: read_by(tasks) == [0, 1, 2, 3], what="the new partition is read")
+
+
 async def test_a_lost_reader_gives_back_its_partitions_with_their_positions(kafka: KafkaBrokers, topic: str) -> None:
     """H130: those that no checkpoint holds for it, from where they were assigned."""
     for partition in range(3):

@@ -9,6 +9,7 @@ import pytest
 from actors.coordination import ResetNotSupported
 from actors.coordination.inputs import ActionId
 from protocol.attempts import RunEnded, RunStarted
+from protocol.facts import ApplicationEnded, JobEnded, JobStarted
 from spark_bridge.bridge.runs import ACTIONS_KEPT, RunningJobs
 from spark_bridge.driver.actions import ActionIds, names_of
 
@@ -25,6 +26,24 @@ class Story(RunningJobs):
 
     def count(self, action_id: str) -> int:
         return self.failures_of(action_id)[0]
+
+
+def test_a_job_counts_as_that_of_its_runs_until_it_ends() -> None:
+    """Spark names a job only here: one that has ended is not cancelled, and costs no memory."""
+    story = Story()
+    story.start("a", 3)
+    story.start("b", 5)
+    story.hear(JobStarted(1, (2, 3)))
+    story.hear(JobStarted(2, (4,)))
+    story.hear(JobStarted(3, (5,), "an action"))
+    assert story.job_ids == [1, 3]
+    story.hear(JobEnded(1, True, ""))
+    story.hear(JobEnded(7, True, ""))
+    assert story.job_ids == [3]
+    assert not story.application_ended
+    story.hear(ApplicationEnded())
+    assert story.job_ids == []
+    assert story.application_ended
 
 
 def test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other() -> None:  # H65

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from protocol.wire.keys import KeyRing
 from spark_bridge.certificates import certificate_digest
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError
+from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.process import Ports, SidecarProcess
@@ -210,6 +210,20 @@ def test_an_operator_that_an_attached_sidecar_does_not_have_is_refused_with_thos
     assert sidecar.operator("words") == "its handle"
     with pytest.raises(SidecarError, match="'lines' is not coordinated by this sidecar; there is 'counts', 'words'"):
         sidecar.operator("lines")
+
+
+def test_a_driver_that_is_not_attached_is_told_to_attach_whatever_it_asks() -> None:
+    sidecar: Any = object.__new__(AttachedSidecar)
+    sidecar._attached, sidecar._operators = False, {"words": "of an earlier block"}
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: sidecar.operator_ids,
+        lambda: sidecar.operator("words"),
+        lambda: sidecar.checkpoint("words"),
+        lambda: sidecar.savepoint("words", directory="/none"),
+    )
+    for ask in asks:
+        with pytest.raises(SidecarNotRunning, match="this driver is not attached"):
+            ask()
 
 
 @pytest.mark.parametrize("text", [None, "the coordinator raised"])

@@ -8,13 +8,18 @@ import gc
 import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from actors.coordination import OperatorStatistics
 from protocol.attempts import RunEnded, RunStarted
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.driver import runtime
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.frozen_heap import SUBTASKS_MIN, FrozenHeap
+from spark_bridge.driver.runtime import SidecarRuntime
+from tests.spark_bridge.simulated_driver import SimulatedDriver
 
 STARTED, ENDED = RunStarted("words", 1), RunEnded("words", 1, True, "it is over")
 
@@ -60,6 +65,26 @@ def test_the_heap_is_frozen_once_no_more_subtasks_become_ready_and_until_the_run
     running.note(ENDED)
     heap.look()
     assert gc.get_freeze_count() == 0
+
+
+async def test_a_sidecar_that_is_left_during_a_run_leaves_nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FrozenHeap] = []
+
+    def make(*given: Any) -> FrozenHeap:
+        made.append(FrozenHeap(*given))
+        return made[0]
+
+    monkeypatch.setattr(runtime, "FrozenHeap", make)
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(freeze_heap=True)):
+        made[0]._freeze()
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+async def test_a_program_that_wants_no_frozen_heap_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "FrozenHeap", lambda *given: pytest.fail("it was made"))
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(freeze_heap=False)):
+        pass
 
 
 def test_few_subtasks_are_left_to_the_collector(running: RunningJobs) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headgate.testing import running_operator
 from spark_bridge.command import main
-from spark_bridge.installation import java_major
+from spark_bridge.installation import _question_and_answer, java_major
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -29,6 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 )
 def test_the_major_version_is_read_from_what_java_prints(banner: str, major: int | None) -> None:
     assert java_major(banner) == major
+
+
+async def test_the_operator_of_the_check_gets_the_answer_of_its_coordinator() -> None:
+    coordinator, operator = _question_and_answer()
+    async with running_operator(coordinator, parallelism=1) as world:
+        task = await world.launch_operator(0, operator, [0])
+        assert task.outputs == ["answer"]
 
 
 def test_version_prints_headgate_python_and_spark(capsys: pytest.CaptureFixture[str]) -> None:

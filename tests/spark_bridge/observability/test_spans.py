@@ -183,6 +183,16 @@ def test_a_run_that_begins_while_another_is_open_ends_that_one_and_its_attempts_
     assert recorded.named("restart") == []
 
 
+def test_an_attempt_that_ended_with_its_run_is_not_ended_again_with_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorded = Recorded()
+    for run, attempt in ((4, FIRST), (5, SECOND)):
+        recorded.observe(RunStarted("op", run), accepted(attempt), RunEnded("op", run, True))
+    assert [seconds(span) for span in recorded.named("attempt")] == [(2, 3), (5, 6)]
+    assert caplog.messages == [], "OpenTelemetry warns about a span that is ended twice"
+
+
 def test_a_restart_links_the_run_that_failed_with_the_next_one() -> None:
     recorded = Recorded()
     recorded.observe(RunStarted("op", 4), accepted(FIRST), RunEnded("op", 4, False, "it broke"))

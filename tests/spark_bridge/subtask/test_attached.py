@@ -80,11 +80,13 @@ def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind(peer: Peer
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns about what is tested here
 def test_a_forked_child_lets_go_without_a_word(peer: Peer) -> None:
+    usual = sys.getswitchinterval()
+
     def body(context: SubtaskContext) -> int:
         child = os.fork()
         if child == 0:
             try:
-                quiet = attached_keys() == [] and context.cancelled
+                quiet = attached_keys() == [] and context.cancelled and sys.getswitchinterval() == usual
                 try:
                     context.send_event("from the child")
                 except AttemptOver as error:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The gauges in Spark's metrics and the tab in its UI, with a stand-in for the JVM. tests/spark/observability has both
+in a real one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+from py4j.protocol import Py4JError
+
+from actors import ActorStopped
+from actors.testing import deterministic_system
+from spark_bridge.observability import spark_metrics, spark_ui
+from spark_bridge.observability.spark_metrics import (
+    PUBLISH_EVERY_S,
+    Forget,
+    SparkGauges,
+    SparkGaugesActor,
+    close_gauges,
+    gauges,
+)
+from spark_bridge.observability.spark_ui import LOOK_EVERY_S, WATCHED_MS, SparkTab, SparkTabActor, close_tab
+from spark_bridge.observability.status import SidecarStatus
+from tests.spark_bridge.observability.statuses import operator, sidecar
+
+
+class Jvm:
+    """The Java objects: it keeps what it is given. ``fails``: what is called, and how it ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_ui: bool = True) -> None:
+        self.story: list[str] = []
+        self.published: dict[str, float] = {}
+        self.pages: list[Any] = []
+        self.asked_ms_ago = -1
+        self.fails: dict[str, Exception] = {}
+        ui = SimpleNamespace(isEmpty=lambda: not has_ui)
+        self.context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(ui=lambda: ui)))
+        for module in (spark_metrics, spark_ui):
+            monkeypatch.setattr(module, "new_compiled_object", lambda context, name, source: self.made(source))
+
+    def made(self, source: Callable[[], str]) -> Jvm:
+        assert "package headgate.observability" in source()
+        self._meet("made")
+        return self
+
+    def _meet(self, what: str) -> None:
+        self.story.append(what)
+        if what in self.fails:
+            raise self.fails[what]
+
+    def open(self, java_context: Any, *page: str) -> str:
+        self._meet("open")
+        return "/headgate" if page else ""
+
+    def publish(self, names: str, values: bytes) -> None:
+        self._meet("publish")
+        self.published = dict(zip(names.split("\n"), struct.unpack(f">{len(values) // 8}d", values), strict=True))
+
+    def askedMillisAgo(self) -> int:
+        return self.asked_ms_ago
+
+    def put(self, packed: bytes) -> None:
+        self._meet("put")
+        self.pages.append(json.loads(gzip.decompress(packed)))
+
+    def close(self) -> None:
+        self._meet("close")
+
+
+STATUS = sidecar(operator())
+
+
+async def take() -> SidecarStatus:
+    return STATUS
+
+
+async def test_all_figures_are_published_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    async with deterministic_system() as kit:
+        kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take))
+        await kit.advance(PUBLISH_EVERY_S - 0.1)
+        assert jvm.story == []
+        await kit.advance(0.2)
+        assert jvm.story == ["made", "open", "publish"]
+        assert jvm.published == gauges(STATUS)
+        await kit.advance(2 * PUBLISH_EVERY_S)
+        assert jvm.story == ["made", "open", *["publish"] * 3]
+
+
+async def test_the_gauges_of_an_operator_that_is_released_go_now_if_there_are_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jvm = Jvm(monkeypatch)
+    async with deterministic_system() as kit:
+        ref = kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take))
+        ref.tell(Forget())
+        await kit.advance(0.1)
+        assert jvm.story == []
+        await kit.advance(PUBLISH_EVERY_S)
+        ref.tell(Forget())
+        await kit.advance(0.1)
+        assert jvm.story.count("publish") == 2
+
+
+async def test_an_operator_that_is_just_being_released_costs_one_look_and_a_problem_ends_the_gauges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jvm = Jvm(monkeypatch)
+    errors: list[Exception] = [ActorStopped("/operators/a")]
+
+    async def take_or_fail() -> SidecarStatus:
+        if errors:
+            raise errors.pop()
+        return STATUS
+
+    async with deterministic_system() as kit:
+        ref = kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take_or_fail))
+        await kit.advance(2 * PUBLISH_EVERY_S + 0.1)
+        assert jvm.story.count("publish") == 1
+        jvm.fails["publish"] = Py4JError("no")
+        with structlog.testing.capture_logs() as logs:
+            await kit.advance(PUBLISH_EVERY_S)
+            ref.tell(Forget())
+            await kit.advance(5 * PUBLISH_EVERY_S)
+        assert jvm.story.count("publish") == 2
+    assert [line["event"] for line in logs] == ["Spark metrics not registered"]
+
+
+async def test_gauges_are_removed_once_and_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    made = SparkGauges(jvm.context)
+    made.publish(STATUS)
+    await close_gauges(made, 60.0)
+    await close_gauges(made, 60.0)
+    made.publish(STATUS)
+    assert jvm.story == ["made", "open", "publish", "close"]
+    jvm.fails["close"] = Py4JError("the JVM is gone")
+    again = SparkGauges(jvm.context)
+    again.publish(STATUS)
+    await close_gauges(again, 60.0)
+    assert jvm.story[-1] == "close"
+
+
+async def test_the_tab_shows_a_status_each_second_while_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    async with deterministic_system() as kit:
+        kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take))
+        await kit.advance(0.1)
+        assert jvm.story == ["made", "open"]
+        for asked_ms_ago, pages in ((-1, 0), (WATCHED_MS, 0), (0, 1), (WATCHED_MS - 1, 2), (WATCHED_MS + 1, 2)):
+            jvm.asked_ms_ago = asked_ms_ago
+            await kit.advance(LOOK_EVERY_S)
+            assert len(jvm.pages) == pages
+    assert "crawl" in json.dumps(jvm.pages[0])
+
+
+async def test_without_an_ui_of_spark_there_is_no_tab_and_nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch, has_ui=False)
+    with structlog.testing.capture_logs() as logs:
+        async with deterministic_system() as kit:
+            kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take))
+            await kit.advance(5 * LOOK_EVERY_S)
+    assert jvm.story == []
+    assert [line["event"] for line in logs if "tab" in line["event"]] == ["Spark UI tab not opened"]
+
+
+@pytest.mark.parametrize("what", ["made", "open", "put"])
+async def test_a_problem_of_the_jvm_closes_the_tab_and_says_what_the_jvm_says(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm, problem = Jvm(monkeypatch), Py4JError("no")
+    problem.java_exception = SimpleNamespace(toString=lambda: "java.lang.NoSuchMethodError: attachTab")
+    jvm.asked_ms_ago = 0
+    jvm.fails = {what: problem, "close": Py4JError("neither")}
+    with structlog.testing.capture_logs() as logs:
+        async with deterministic_system() as kit:
+            kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take))
+            await kit.advance(5 * LOOK_EVERY_S)
+    assert jvm.story.count(what) == 1
+    assert jvm.story.count("close") == (what != "made")
+    [line] = [line for line in logs if line["event"] == "Spark UI tab not opened"]
+    assert line["cause"] == "java.lang.NoSuchMethodError: attachTab"
+
+
+async def test_the_tab_goes_on_after_an_operator_was_just_being_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm, errors = Jvm(monkeypatch), [ActorStopped("/operators/a")]
+    jvm.asked_ms_ago = 0
+
+    async def take_or_fail() -> SidecarStatus:
+        if errors:
+            raise errors.pop()
+        return STATUS
+
+    async with deterministic_system() as kit:
+        kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take_or_fail))
+        await kit.advance(2 * LOOK_EVERY_S + 0.1)
+    assert len(jvm.pages) == 1
+
+
+async def test_a_tab_that_is_closed_leaves_once_and_does_not_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    tab = SparkTab(jvm.context)
+    assert tab.open() == "/headgate"
+    await close_tab(tab, 60.0)
+    await close_tab(tab, 60.0)
+    assert jvm.story == ["made", "open", "close"]
+    assert tab.open() == ""
+    assert jvm.story.count("open") == 1
