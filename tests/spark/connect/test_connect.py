@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +13,20 @@ from typing import Any
 import pytest
 
 from headgate import Sidecar, SidecarConfig
-from protocol.wire.keys import KeyRing, Purpose
+from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_of
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.errors import ConnectRefused
 from tests.spark.connect.foreign_jobs import (
+    WAIT_S,
     InAnothersName,
     another_clients_job_cannot_be_told_from_none,
     sessions_that_follow_have_their_own_relays,
 )
-from tests.spark.connect.jobs import DieOnce, Numbers, read
+from tests.spark.connect.jobs import DieOnce, Held, Numbers, read
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
+from tests.spark.memory import SECRET, Name, can_look, check, keys_in
 
 pytestmark = pytest.mark.spark
 
@@ -111,6 +114,34 @@ def test_a_client_whose_jobs_bear_the_name_of_another_session_gets_no_relay_for_
             Artifact().open(InAnothersName(anns, bobs), Wanted(key, listener.getsockname(), None, 60.0, b""))
     for session in (anns, bobs):
         session.stop()
+
+
+@pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")
+def test_each_process_of_a_client_has_the_keys_of_the_table_and_no_others(server: ConnectServer, session: Any) -> None:
+    """H76: client, server and task, in all of their memory."""
+    held = Held(range(2))
+    with Sidecar(session) as sidecar, ThreadPoolExecutor(1) as thread:
+        handle = sidecar.coordinate("numbers", lambda: held, parallelism=1)
+        job = thread.submit(read, session, handle)
+        runtime: Any = sidecar._entered()[1]
+        names: dict[str, Name] = {
+            "TASKS": ("TASKS", identity_of("numbers")),
+            "RELAY": ("RELAY", runtime._relay._key.identity),
+            "CONTROL": ("CONTROL", NO_IDENTITY),
+            "ATTEMPTS": ("ATTEMPTS", NO_IDENTITY),
+            "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
+        }
+        try:
+            assert held.waiting.wait(WAIT_S)
+            pids = [os.getpid(), server.process.pid, *held.pids]
+            client, machine, task = keys_in(pids, runtime._driver.keys, names)
+        finally:
+            held.release()
+            job.result()
+
+    check(client, Holder.CLIENT, {SECRET, "TASKS", "RELAY"})
+    check(machine, Holder.CONNECT_SERVER, {"TASKS", "RELAY"})
+    check(task, Holder.TASK, {"TASKS"})
 
 
 def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(session: Any) -> None:
