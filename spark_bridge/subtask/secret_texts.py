@@ -29,7 +29,7 @@ _HARMLESS = re.compile(
     r"region|region_name|scheme|servers|service|sslcert|sslkey|sslmode|sslrootcert|target_session_attrs|timeout|type|"
     r"uri|url|user|username|warehouse)$"
 )
-"""How the names of settings end whose values are no secrets, although a text in them may have a password in it."""
+"""How the names of settings end whose values are not secret, although a text in them may have a password in it."""
 _WORDS = frozenset({"", "true", "false", "none", "null", "yes", "no"})
 _LOGIN = re.compile(r"://([^:@/?#]*):?(.*)@", re.DOTALL)  # to the last @, because a password may have one in it
 _PASSWORD = re.compile(
@@ -56,7 +56,7 @@ def _secrets_in(setting: object, name: str = "password") -> Iterator[str]:
 
 
 def _secrets_in_text(text: str) -> Iterator[str]:
-    """What may be a password in a URL or a connection string, whoever reads it."""
+    """What may be a password in a URL or a connection string."""
     login = _LOGIN.search(text)
     if login is not None:
         yield login[2] or login[1]
@@ -159,7 +159,7 @@ class Secrets:
 
 
 def _same_kind(error: Exception, text: str) -> Exception:
-    """An error of the same type, so that whoever expects it still gets it; of its nearest base if that needs more."""
+    """An error of the same type, so that those who expect it still get it; of its nearest base if that needs more."""
     for kind in type(error).__mro__:
         if kind is Exception or not issubclass(kind, Exception):
             break
