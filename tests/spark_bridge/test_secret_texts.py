@@ -224,6 +224,7 @@ def test_an_unreachable_or_unreadable_database_setting_does_not_say_the_password
 
 @pytest.mark.parametrize("secret", SHAPES)
 def test_no_other_setting_says_a_password(secret: str) -> None:
+    """H76"""
     check("settings", others(secret))
 
 
@@ -259,6 +260,7 @@ def test_an_error_without_a_part_of_a_secret_is_shown_with_its_cause(wanting_pas
 
 
 def test_random_texts_of_clients_are_left_out_exactly_if_a_part_of_the_secret_is_in_them() -> None:
+    """H76: in whichever notation, and neither is its cause chained."""
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
