@@ -82,6 +82,8 @@ _USUAL = frozenset({int, float, str, bool, bytes, dict, type(None)})
 """Types of most values, which stay as they are."""
 _SECRET = frozenset({"catalog", "config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
+_SECRET_WORDS = ("credential", "dsn", "pass", "pwd", "secret", "token")
+"""What is in the names of other such arguments, misspelt ones among them; that of a file is not secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +361,18 @@ class _Expected:
             expected = (
                 f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
             )
-        given = a_type(value) if self.name in _SECRET else show(value, SHOWN_CHARS_MAX)
-        return f"{self.name} must be {expected}, not {given}"
+        return f"{self.name} must be {expected}, not {_given(self.name, value)}"
+
+
+def _is_secret(name: str) -> bool:
+    return name in _SECRET or (any(word in name.lower() for word in _SECRET_WORDS) and not name.endswith("_file"))
+
+
+def _given(name: str, value: Any) -> str:
+    """A value for a message; only its type if it may be, or contain, a password."""
+    shown = show(value, SHOWN_CHARS_MAX)
+    hides = _is_secret(name) or (name in _PATHS and ("@" in shown or type(value) is bytes))
+    return a_type(value) if hides else shown
 
 
 def _as_annotated(value: Any, hint: Any, name: str) -> object:
@@ -505,7 +517,7 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                         kwargs[name] = expected[name].check(value)
                 elif name not in names and not takes_any:
                     known = ", ".join(one for one in names if one not in ("self", "cls"))
-                    given = f"{name}={show(value, SHOWN_CHARS_MAX)}"
+                    given = f"{name}={_given(name, value)}"
                     *owners, called = function.__qualname__.split(".")
                     called = owners[-1] if called == "__init__" else called
                     raise TypeError(f"{called}() has no argument {name!r}, but was given {given}: it has {known}")

@@ -36,6 +36,8 @@ def source_format(
     class Registered(DataSource):
         """One format. Spark makes an instance for each ``load``, so all that it needs is in the class."""
 
+        _planned = False
+
         @classmethod
         def name(cls) -> str:
             return name
@@ -44,13 +46,20 @@ def source_format(
             return schema
 
         def reader(self, schema: StructType) -> DataSourceReader:
+            self._planned = True
             return _Reader(name, task, parallelism)
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            self._planned = True
             return _StreamReader(name, task, stream, parallelism)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """Spark Connect starts the process that plans a stream without the artifacts of the session."""
+            """Spark Connect starts the process that plans a stream without the artifacts of the session.
+
+            What is pickled after a reader was made goes to the tasks, which must not get the key in ``stream`` (H76).
+            """
+            if self._planned:
+                return _Planned, (name,)
             import spark_bridge  # here, because this class travels with its code, and so would what it refers to
 
             packages = str(Path(spark_bridge.__file__).parent.parent)
@@ -89,14 +98,36 @@ class _Reader(DataSourceReader):
         return iter(self._task(iter(())))
 
 
-class _StreamReader(DataSourceStreamReader):
-    """Plans in Spark's planning process, one for each start of a query; ``read`` runs in tasks."""
+class _Planned(DataSource):
+    """All that a task has of its data source: the name, for Spark's errors."""
 
-    def __init__(self, name: str, task: SubtaskTask, stream: StreamClient, parallelism: int) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def name(self) -> str:  # type: ignore[override]
+        return self._name
+
+
+class _BatchReader(DataSourceStreamReader):
+    """Reads in tasks. It has no key that opens the plan."""
+
+    def __init__(self, name: str, task: SubtaskTask, parallelism: int) -> None:
         self._name = name
         self._task = task
-        self._stream = stream
         self._parallelism = parallelism
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        subtask, batch = partition.value
+        _check_place(self._name, subtask, f"with repartition({self._parallelism}) after load()")
+        return iter(self._task.wrapped(reader_of_batch, batch)(iter(())))
+
+
+class _StreamReader(_BatchReader):
+    """Plans in Spark's planning process, one for each start of a query. Tasks get the ``_BatchReader`` in it."""
+
+    def __init__(self, name: str, task: SubtaskTask, stream: StreamClient, parallelism: int) -> None:
+        super().__init__(name, task, parallelism)
+        self._stream = stream
         self._initial: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None  # what Spark was told last
 
@@ -119,10 +150,8 @@ class _StreamReader(DataSourceStreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         self._stream.commit(end)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        subtask, batch = partition.value
-        _check_place(self._name, subtask, f"with repartition({self._parallelism}) after load()")
-        return iter(self._task.wrapped(reader_of_batch, batch)(iter(())))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _BatchReader, (self._name, self._task, self._parallelism)
 
 
 def _check_place(name: str, subtask: int, way_out: str) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 
 import headgate.errors
+from protocol.wire.keys import MAY_HOLD, Holder, Purpose
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -234,3 +235,24 @@ def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
 def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> None:
     ids = {name for page in (site / "reference").glob("*.html") for name in Anchors(page).ids}
     assert [name for name in front_names() if name not in ids] == []
+
+
+WHAT_A_KEY_IS_FOR = {
+    None: "the secret",
+    Purpose.TASKS: "tasks of one operator",
+    Purpose.RELAY: "the relay in the JVM of one driver",
+    Purpose.CONTROL: "requests of one driver",
+    Purpose.STREAMS: "the plan of one stream",
+    Purpose.ATTEMPTS: "tokens of attempts",
+    Purpose.CERTIFICATE: "the certificate's private key",
+}
+
+
+def test_the_page_on_security_says_which_processes_may_have_which_key() -> None:
+    """H76: the table is that of the code, which a test compares with the memory of real processes."""
+    rows = [
+        f"| {WHAT_A_KEY_IS_FOR[purpose]} | {'; '.join(holder.value for holder in Holder if holder in holders)} |"
+        for purpose, holders in MAY_HOLD.items()
+    ]
+    assert "\n".join(["|---|---|", *rows, ""]) in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert set(MAY_HOLD) == {None, *Purpose}

@@ -93,6 +93,7 @@ LAYERS = (
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
     Layer("spark_bridge/subtask/urls.py", STDLIB | {"protocol", "spark_bridge.subtask", "fsspec"}),
+    Layer("spark_bridge/subtask/conninfo.py", STDLIB | {"protocol", "spark_bridge.subtask", "psycopg"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),
@@ -105,6 +106,7 @@ LAYERS = (
             "spark_bridge.storage",
             "spark_bridge.errors",
             "spark_bridge.option_types",
+            "spark_bridge.subtask.secret_texts",
             "actors.logs",
             "actors.threads",
             "protocol",

@@ -17,10 +17,23 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
-__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "NO_IDENTITY", "SECRET_BYTES_MIN", "Key", "KeyRing", "Purpose", "identity_of"]
+__all__ = [
+    "IDENTITY_BYTES",
+    "KEY_BYTES",
+    "MAY_HOLD",
+    "NO_IDENTITY",
+    "SECRET_BYTES_MIN",
+    "Holder",
+    "Key",
+    "KeyRing",
+    "Purpose",
+    "identity_of",
+]
 
 IDENTITY_BYTES = 16
 KEY_BYTES = 32
@@ -39,13 +52,48 @@ class Purpose(Enum):
     RELAY = b"relay"
     """The JVM of one driver. The identity is the driver's own random one."""
     CONTROL = b"control"
-    """A driver's requests. There is no identity."""
+    """The requests of one driver. The identity is the driver's random one; there is none for a look from outside."""
     STREAMS = b"streams"
     """The process in which Spark plans a stream of one source. The identity is ``identity_of(name)``."""
     ATTEMPTS = b"attempts"
     """Tokens of attempts (H74). No connection uses this key."""
     CERTIFICATE = b"certificate"
     """The private key of the sidecar's certificate (H77)."""
+
+
+class Holder(Enum):
+    """A kind of process, as the documentation names it."""
+
+    DRIVER = "a driver that has its sidecar in the same process"
+    CLIENT = "a Spark Connect client that has its sidecar in the same process"
+    SIDECAR = "a sidecar process"
+    ATTACHED = "a driver or client that is attached to a sidecar process"
+    JVM = "the JVM of a driver"
+    CONNECT_SERVER = "a Spark Connect server"
+    PLANNER = "the process in which Spark plans a stream"
+    TASK = "a task"
+
+
+_WITH_SIDECAR = frozenset({Holder.DRIVER, Holder.CLIENT, Holder.SIDECAR})
+_WITH_SECRET = _WITH_SIDECAR | {Holder.ATTACHED}
+_SPARK = frozenset({Holder.JVM, Holder.CONNECT_SERVER})  # it passes on what it starts processes with
+
+MAY_HOLD: Mapping[Purpose | None, frozenset[Holder]] = MappingProxyType(
+    {
+        None: _WITH_SECRET,
+        Purpose.TASKS: _WITH_SECRET | _SPARK | {Holder.PLANNER, Holder.TASK},
+        Purpose.RELAY: _WITH_SECRET | _SPARK,
+        Purpose.CONTROL: frozenset({Holder.SIDECAR, Holder.ATTACHED}),
+        Purpose.STREAMS: _WITH_SECRET | _SPARK | {Holder.PLANNER},
+        Purpose.ATTEMPTS: _WITH_SIDECAR,
+        Purpose.CERTIFICATE: _WITH_SECRET,
+    }
+)
+"""Which kinds of processes may have the keys of a purpose in their memory; None is the secret itself (H76).
+
+A task has the key of its operator only, a planning process those of its source, and a JVM those of its driver. A Spark
+Connect server on which the relay is installed has the secrets of its file, too: they are there for its relays.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
@@ -22,7 +23,7 @@ import org.apache.spark.SparkConf;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
 import org.apache.spark.scheduler.SparkListener;
-import org.apache.spark.scheduler.SparkListenerJobStart;
+import org.apache.spark.scheduler.SparkListenerEvent;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -32,19 +33,22 @@ import org.slf4j.LoggerFactory;
  *   spark.headgate.relay.secretFile  a file with one secret of 32 bytes in each line, in hexadecimal digits
  * A server whose file is missing, invalid or accessible to others does not start.
  *
- * A client asks for its relay with the tag of a small job:
+ * A client asks for its relay with the tag of a small operation:
  *   headgate.open.TEXT.PROOF
  * in hexadecimal digits, where TEXT means the words
  *   IDENTITY LEASE_MS CERTIFICATE HOST PORT SESSION
  * and PROOF is their digest with the key of this identity, which one of the file's secrets gives. Tags are public, in
  * the server's UI and event log; so nothing in them is secret, and none opens a second relay, or one for another
- * session than that of the small job. The relay then dials the client.
+ * session than that of the small operation. The relay then dials the client.
+ *
+ * Whose operation it is comes from Spark Connect's own event. The properties of a job do not say it: Spark copies the
+ * settings of a session into them, so a client that sets spark.job.tags writes there what it likes.
  */
 public final class InstalledRelays extends SparkListener {
 
     private static final Logger log = LoggerFactory.getLogger(InstalledRelays.class);
     private static final String SECRET_FILE = "spark.headgate.relay.secretFile";
-    private static final String MARK = "_Tag_headgate.open.";
+    private static final String MARK = "headgate.open.";
     private static final int SECRET_BYTES_MIN = 16;
     private static final int TEXT_CHARS_MAX = 4096;
     private static final int REMEMBERED_MAX = 100_000;
@@ -98,16 +102,17 @@ public final class InstalledRelays extends SparkListener {
     }
 
     @Override
-    public void onJobStart(SparkListenerJobStart event) {
-        String tags = event.properties() == null ? null : event.properties().getProperty("spark.job.tags");
-        if (tags == null || !tags.contains(MARK)) {
+    public void onOtherEvent(SparkListenerEvent event) {
+        Map<String, Object> started = SessionRelay.fieldsOf(event, "SparkListenerConnectOperationStarted");
+        if (!(started.get("sparkSessionTags") instanceof scala.collection.Iterable<?> tags)) {
             return;
         }
-        for (String tag : tags.split(",")) {
-            int at = tag.indexOf(MARK);
-            if (at >= 0) {
+        scala.collection.Iterator<?> each = tags.iterator();
+        while (each.hasNext()) {
+            String tag = String.valueOf(each.next());
+            if (tag.startsWith(MARK)) {
                 try {
-                    open(tag.substring(at + MARK.length()), SessionRelay.originOf(event.properties()));
+                    open(tag.substring(MARK.length()), (String) started.get("userId"), (String) started.get("sessionId"));
                 } catch (Exception failure) {
                     log.warn("Headgate refused to open a relay: {}", String.valueOf(failure));
                 }
@@ -115,7 +120,7 @@ public final class InstalledRelays extends SparkListener {
         }
     }
 
-    private void open(String asked, String origin) throws Exception {
+    private void open(String asked, String user, String session) throws Exception {
         String[] parts = asked.split("\\.");
         if (parts.length != 2 || parts[0].length() > TEXT_CHARS_MAX) {
             throw new IOException("the request is malformed");
@@ -126,11 +131,11 @@ public final class InstalledRelays extends SparkListener {
             throw new IOException("the request is malformed: use the same release of Headgate on server and client");
         }
         byte[] key = keyOf(HexFormat.of().parseHex(words[0]), text, HexFormat.of().parseHex(parts[1]));
-        if (origin == null || !origin.endsWith(SessionRelay.endOfOrigin(words[5]))) {
+        if (!words[5].equals(session)) {
             throw new IOException("the request is that of another session");
         }
         if (!opened.add(words[0])) {
-            return; // a job may be started again
+            return; // the tag is public: somebody says it again
         }
         if (opened.size() > REMEMBERED_MAX) {
             opened.remove(opened.iterator().next());
@@ -140,7 +145,7 @@ public final class InstalledRelays extends SparkListener {
         credentials.write(key);
         credentials.write(words[2].equals("-") ? new byte[0] : HexFormat.of().parseHex(words[2]));
         SparkContext context = SparkContext$.MODULE$.getActive().get();
-        SessionRelay relay = new SessionRelay(origin, Long.parseLong(words[1]));
+        SessionRelay relay = new SessionRelay(SessionRelay.origin(user, session), Long.parseLong(words[1]));
         relay.begin(context, words[3], Integer.parseInt(words[4]), credentials.toByteArray());
         log.info("Headgate opened a relay to {}:{}", words[3], words[4]);
     }

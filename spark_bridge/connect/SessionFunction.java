@@ -14,6 +14,7 @@ import java.util.Map;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
 import org.apache.spark.sql.api.java.UDF1;
+import org.apache.spark.sql.internal.SQLConf;
 
 /**
  * The function by which a Spark Connect client opens its relay. Spark evaluates it on the driver, while it optimises
@@ -26,10 +27,11 @@ import org.apache.spark.sql.api.java.UDF1;
  * Calls, as words between spaces; bytes are hexadecimal:
  *   offer IDENTITY VALUE
  *     -> offered VALUE
- *   open IDENTITY SEALED_KEY SESSION LEASE_MS CERTIFICATE HOST PORT [HOST PORT ...]
+ *   open IDENTITY SEALED_KEY LEASE_MS CERTIFICATE HOST PORT [HOST PORT ...]
  *     -> opened, or: unreachable HOST PORT WHY
- * The relay dials the first address. The others are only tried. Spark may evaluate a call more than once, so the same
- * call has the same result and is carried out once.
+ * The relay dials the first address. The others are only tried. It serves the session in which Spark evaluates the
+ * call, which the tag of the operation names. Spark may evaluate a call more than once, so the same call of a session
+ * has the same result and is carried out once.
  */
 public final class SessionFunction implements UDF1<String, String> {
 
@@ -56,27 +58,33 @@ public final class SessionFunction implements UDF1<String, String> {
         if (SparkContext$.MODULE$.getActive().isEmpty()) {
             return "elsewhere";
         }
+        SparkContext context = SparkContext$.MODULE$.getActive().get();
+        String origin = SessionRelay.originOf(context.getLocalProperties());
+        if (origin == null || SQLConf.get().contains(SessionRelay.TAGS)) { // see InstalledRelays
+            return "sessionless";
+        }
         synchronized (SessionFunction.class) {
-            String answer = answers.get(text);
+            String asked = origin + " " + text; // what one session has said, another one can read and say again
+            String answer = answers.get(asked);
             if (answer == null) {
-                answer = answer(text.split(" "));
-                remember(answers, text, answer);
+                answer = answer(context, origin, text.split(" "));
+                remember(answers, asked, answer);
             }
             return answer;
         }
     }
 
-    private static String answer(String[] words) throws Exception {
+    private static String answer(SparkContext context, String origin, String[] words) throws Exception {
         if (words[0].equals("offer") && words.length == 3) {
-            return offer(words[1], new BigInteger(words[2], 16));
+            return offer(origin + " " + words[1], new BigInteger(words[2], 16));
         }
-        if (words[0].equals("open") && words.length >= 8 && words.length % 2 == 0) {
-            return open(words);
+        if (words[0].equals("open") && words.length >= 7 && words.length % 2 == 1) {
+            return open(context, origin, words);
         }
         return "unknown";
     }
 
-    private static String offer(String identity, BigInteger theirs) throws Exception {
+    private static String offer(String asker, BigInteger theirs) throws Exception {
         if (theirs.compareTo(BigInteger.TWO) < 0 || theirs.compareTo(PRIME.subtract(BigInteger.TWO)) > 0) {
             return "unknown";
         }
@@ -85,35 +93,35 @@ public final class SessionFunction implements UDF1<String, String> {
         BigInteger ours = new BigInteger(1, random).mod(PRIME.subtract(BigInteger.TWO)).add(BigInteger.ONE);
         MessageDigest digest = MessageDigest.getInstance("SHA-256");
         digest.update(padded(theirs.modPow(ours, PRIME)));
-        remember(pads, identity, digest.digest());
+        remember(pads, asker, digest.digest());
         return "offered " + HexFormat.of().formatHex(padded(BASE.modPow(ours, PRIME)));
     }
 
-    private static String open(String[] words) throws Exception {
+    private static String open(SparkContext context, String origin, String[] words) throws Exception {
         byte[] identity = HexFormat.of().parseHex(words[1]);
-        byte[] pad = pads.get(words[1]);
+        String asker = origin + " " + words[1];
+        byte[] pad = pads.get(asker);
         if (pad == null) {
             return "unknown";
         }
-        for (int i = 6; i < words.length; i += 2) {
+        for (int i = 5; i < words.length; i += 2) {
             String problem = dial(words[i], Integer.parseInt(words[i + 1]));
             if (problem != null) {
                 return "unreachable " + words[i] + " " + words[i + 1] + " " + problem;
             }
         }
-        pads.remove(words[1]);
+        pads.remove(asker);
         byte[] key = HexFormat.of().parseHex(words[2]);
         for (int i = 0; i < key.length; i++) {
             key[i] ^= pad[i];
         }
-        byte[] certificate = words[5].equals("-") ? new byte[0] : HexFormat.of().parseHex(words[5]);
+        byte[] certificate = words[4].equals("-") ? new byte[0] : HexFormat.of().parseHex(words[4]);
         ByteArrayOutputStream credentials = new ByteArrayOutputStream();
         credentials.write(identity);
         credentials.write(key);
         credentials.write(certificate);
-        SparkContext context = SparkContext$.MODULE$.getActive().get();
-        SessionRelay relay = new SessionRelay(SessionRelay.endOfOrigin(words[3]), Long.parseLong(words[4]));
-        relay.begin(context, words[6], Integer.parseInt(words[7]), credentials.toByteArray());
+        SessionRelay relay = new SessionRelay(origin, Long.parseLong(words[3]));
+        relay.begin(context, words[5], Integer.parseInt(words[6]), credentials.toByteArray());
         return "opened";
     }
 

@@ -84,9 +84,7 @@ class Artifact:
                 raise _unexpected(offered)
             key = agreement.seal(wanted.key.secret, offered[1])
             places = (*wanted.address, *(wanted.tasks_at or ()))
-            answer = function.call(
-                "open", identity, key, session.session_id, wanted.lease_ms, wanted.certificate, *places
-            )
+            answer = function.call("open", identity, key, wanted.lease_ms, wanted.certificate, *places)
         if answer[0] == "unreachable":
             raise ConnectRefused(
                 f"the Spark Connect server cannot reach {session.listener.name} at {answer[1]}:{answer[2]} "

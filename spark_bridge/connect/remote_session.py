@@ -322,6 +322,11 @@ class _RelayFunction:
                 "the server evaluated the relay's function in a task, not on its driver: remove ConvertToLocalRelation "
                 "from spark.sql.optimizer.excludedRules"
             )
+        if answer == ["sessionless"]:
+            raise ConnectRefused(
+                "spark.job.tags is set in this session: then Spark does not say whose its jobs are; unset it with "
+                "session.conf.unset('spark.job.tags')"
+            )
         return answer
 
 

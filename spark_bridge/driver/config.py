@@ -18,6 +18,7 @@ from spark_bridge.addresses import HOST
 from spark_bridge.bridge.relay import RelayKind
 from spark_bridge.certificates import TlsCertificate
 from spark_bridge.observability.status_server import check_status_access
+from spark_bridge.subtask.secret_texts import check_no_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class SidecarConfig:
     trace: str | PathLike[str] | None = None
     settle_timeout_s: float = 120.0
     storage: str | PathLike[str] | None = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     retained_checkpoints: int = 3
     allow_older_checkpoint: bool = False
     savepoint_roots: Sequence[str | PathLike[str]] | None = None
@@ -156,5 +157,6 @@ class SidecarConfig:
             retained_checkpoints=AT_LEAST_1,
             status_token=ANY,
         )
+        check_no_password(str(self.storage), "storage", "give it in storage_options")
         WireLimits.for_events(self.event_bytes_max)
         check_status_access(self.status_host, self.status_port, self.status_token)

@@ -22,10 +22,9 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from protocol.describing import type_name
-from protocol.errors import HeadgateError
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.local_files import LocalFiles, NotRegular
+from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 
 CheckHead = Callable[[bytes, int], None]
 
@@ -45,13 +44,10 @@ class Files:
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         self.url = str(url)
-        try:
+        check_no_password(self.url, "storage", "give it in storage_options", StorageError)
+        self._secrets = Secrets("storage_options", options or {})
+        with self._secrets.kept(make=self._refused("use", self.url), typed=True):  # each filesystem raises its own
             filesystem, root = url_to_fs(str(url), **(options or {}))
-        except Exception as error:  # each filesystem has its own, a missing package among them
-            raise StorageError(
-                f"cannot use {self.url}: {_described(error)}. Correct the URL or the options, or install the package "
-                "of its filesystem (s3fs, gcsfs, adlfs, ...)"
-            ) from error
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
         protocols = filesystem.protocol
@@ -261,16 +257,11 @@ class Files:
 
     @contextmanager
     def _refusals(self, action: str, path: str, *, missing_too: bool = False) -> Iterator[None]:
-        try:
+        passing = () if missing_too else (FileNotFoundError,)  # only a missing file is distinguished
+        with self._secrets.kept(make=self._refused(action, self.name_of(path)), passing=passing, typed=True):
             yield
-        except HeadgateError:
-            raise
-        except Exception as error:  # each filesystem raises its own; only a missing file is distinguished
-            if isinstance(error, FileNotFoundError) and not missing_too:
-                raise
-            raise StorageError(f"cannot {action} {self.name_of(path)}: {_described(error)}") from error
 
-
-def _described(error: Exception) -> str:
-    """The first line of the error: some filesystems raise pages of text."""
-    return f"{type_name(error)}: {error}".partition("\n")[0]
+    @staticmethod
+    def _refused(action: str, name: str) -> Callable[[str], StorageError]:
+        """Makes an error of the first line of a text: some filesystems raise pages of it."""
+        return lambda text: StorageError(f"cannot {action} {name}: {text}".partition("\n")[0])

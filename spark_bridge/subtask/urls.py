@@ -11,12 +11,14 @@ from typing import Any
 from protocol.arguments import SHOWN_CHARS_MAX
 from protocol.describing import show
 from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 
 __all__ = ["check_absolute", "filesystem_of"]
 
 
 def check_absolute(url: str, *, name: str = "url", error: type[ValueError] = ValueError) -> None:
     """Raise ``error`` for a relative path, which would mean another place in each process."""
+    check_no_password(url, name, "give it in options", error)
     if "\0" in url or ("://" not in url and not os.path.isabs(url)):
         raise error(
             f"{name} must be an absolute path or a URL, because executors have other working directories, not "
@@ -33,12 +35,18 @@ def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[A
     ensure_importable("fsspec")
     from fsspec.core import url_to_fs
 
-    try:
-        filesystem, path = url_to_fs(url, **(options or {}))
-    except (ValueError, ImportError) as error:
-        kind = ImportError if isinstance(error, ImportError) else ValueError
-        raise kind(
-            f"cannot use {url}: {error}. Correct the URL, or install the package of its filesystem (s3fs, gcsfs, "
+    def hint(text: str) -> str:
+        return (
+            f"cannot use {url}: {text}. Correct the URL, or install the package of its filesystem (s3fs, gcsfs, "
             "adlfs, ...) on the driver and the executors"
-        ) from error
+        )
+
+    check_no_password(url, "url", "give it in options")
+    secrets = Secrets("options", options or {})
+    with (
+        secrets.kept(ImportError, lambda text: ImportError(hint(text))),
+        secrets.kept(ValueError, lambda text: ValueError(hint(text))),
+        secrets.kept(),
+    ):
+        filesystem, path = url_to_fs(url, **(options or {}))
     return filesystem, str(path)

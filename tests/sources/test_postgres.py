@@ -322,7 +322,7 @@ def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(postgres: Postg
         match=r"PostgresSource\('src\.t'\) cannot connect: (.|\n)*\"nosuch\" does not exist\. Check conni",
     ):
         list(wrong.ranges())
-    with pytest.raises(ValueError, match=r"cannot understand conninfo: .*\"hots\".*'host=db dbname=shop user=me'"):
+    with pytest.raises(ValueError, match=r"cannot understand conninfo: write 'host=db dbname=shop user=me'"):
         PostgresSource("hots=127.0.0.1", "src.t", "id").ranges().__next__()
 
 

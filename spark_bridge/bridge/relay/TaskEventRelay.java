@@ -67,7 +67,8 @@ import org.apache.spark.storage.RDDInfo;
  *
  * Nothing here throws into Spark, and nothing stops the SparkContext.
  *
- * A subclass may tell less (`includes`) and end earlier (`isOver`): that of Spark Connect does.
+ * A subclass may serve less (`includes`) and end earlier (`isOver`): that of Spark Connect does. What is not included
+ * is answered as what does not exist.
  */
 public class TaskEventRelay extends SparkListener implements Runnable {
 
@@ -309,8 +310,18 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         }
     }
 
-    /** Whether the sidecar is notified of this active job. */
+    /** Whether the sidecar may ask about a job with these properties, and command it. Null: they are not known. */
+    boolean includes(Properties job) {
+        return true;
+    }
+
+    /** The same of an active job. */
     boolean includes(ActiveJob job) {
+        return includes(job.properties());
+    }
+
+    /** Whether the sidecar may ask about this stage, which may have ended. */
+    boolean includesStage(int stageId) {
         return true;
     }
 
@@ -411,8 +422,11 @@ public class TaskEventRelay extends SparkListener implements Runnable {
     Record perform(DataInputStream in) throws IOException {
         int operation = in.readUnsignedByte();
         long requestId = in.readLong();
-        heard();
         try {
+            if (isOver()) {
+                throw new IllegalStateException("the session has ended");
+            }
+            heard();
             if (operation == 3) {
                 tellActiveJobs();
                 return queryStatus(requestId, in);
@@ -426,7 +440,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
             if (operation == 1) {
                 killTask(in.readLong(), in.readInt(), in.readInt(), readText(in));
             } else if (operation == 2) {
-                context.cancelJob(in.readInt(), readText(in));
+                cancelJob(in.readInt(), readText(in));
             } else if (operation == 7) {
                 watch(in.readInt(), in.readLong());
             } else if (operation == 8) {
@@ -484,7 +498,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
     /** For a sidecar that takes over: every stage of each active job, and how many of its tasks have succeeded. */
     private Record activeStages(long requestId) throws IOException {
         List rows = new ArrayList();
-        scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().valuesIterator();
+        scala.collection.Iterator jobs = activeJobs();
         while (jobs.hasNext()) {
             ActiveJob job = (ActiveJob) jobs.next();
             Integer jobId = Integer.valueOf(job.jobId());
@@ -516,7 +530,8 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         Record record = new Record(13);
         record.out.writeLong(requestId);
         scala.Option found = scala.Option.empty();
-        for (int look = 0; look < 3 && found.isEmpty(); look++) { // see jobIsActive
+        boolean included = includesStage(stageId);
+        for (int look = 0; included && look < 3 && found.isEmpty(); look++) { // see jobIsActive
             found = context.dagScheduler().stageIdToStage().get(Integer.valueOf(stageId));
         }
         java.util.TreeSet partitions = new java.util.TreeSet();
@@ -567,6 +582,10 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         return record;
     }
 
+    scala.collection.Iterator activeJobs() {
+        return context.dagScheduler().jobIdToActiveJob().valuesIterator();
+    }
+
     scala.collection.Iterator stagesOf(Integer jobId) {
         return ((scala.collection.mutable.HashSet) context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
     }
@@ -574,7 +593,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
     /** Report each active job, perhaps again, before a look: the bus may have dropped its start. */
     private void tellActiveJobs() {
         try {
-            scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().valuesIterator();
+            scala.collection.Iterator jobs = activeJobs();
             while (jobs.hasNext()) {
                 ActiveJob job = (ActiveJob) jobs.next();
                 Integer jobId = Integer.valueOf(job.jobId());
@@ -599,18 +618,25 @@ public class TaskEventRelay extends SparkListener implements Runnable {
      */
     private boolean jobIsActive(int jobId) {
         for (int look = 0; look < 3; look++) {
-            if (context.dagScheduler().jobIdToActiveJob().contains(Integer.valueOf(jobId))) {
-                return true;
+            scala.Option found = context.dagScheduler().jobIdToActiveJob().get(Integer.valueOf(jobId));
+            if (found.isDefined()) {
+                return includes((ActiveJob) found.get());
             }
             Thread.yield();
         }
         return false;
     }
 
+    private void cancelJob(int jobId, String reason) {
+        if (includes((Properties) null) || jobIsActive(jobId)) {
+            context.cancelJob(jobId, reason);
+        }
+    }
+
     /** Kills a task, but only the one of this stage and partition: a peer may have named another one's id. */
     private void killTask(long taskId, int stageId, int partition, String reason) {
-        int[] known = stageId < 0 ? null : scheduledTask(taskId);
-        if (known == null || known[1] == stageId && known[2] == partition) {
+        int[] known = scheduledTask(taskId);
+        if (known == null ? includes((Properties) null) : stageId < 0 || known[1] == stageId && known[2] == partition) {
             context.killTaskAttempt(taskId, true, reason);
         }
     }
@@ -623,7 +649,7 @@ public class TaskEventRelay extends SparkListener implements Runnable {
         TaskSchedulerImpl scheduler = (TaskSchedulerImpl) context.taskScheduler();
         synchronized (scheduler) { // the lock that guards the task sets
             TaskSetManager place = findTask(scheduler.rootPool(), taskId);
-            if (place == null) {
+            if (place == null || !includes(place.taskSet().properties())) { // those of the job, as Spark has them
                 return null;
             }
             TaskInfo task = (TaskInfo) place.taskInfos().apply(Long.valueOf(taskId));
@@ -646,6 +672,9 @@ public class TaskEventRelay extends SparkListener implements Runnable {
             TaskDataWrapper data = (TaskDataWrapper) context.statusStore().store()
                 .read(TaskDataWrapper.class, Long.valueOf(taskId));
             String status = data.status();
+            if (!includesStage(data.stageId())) {
+                return new int[] {3};
+            }
             int state = "SUCCESS".equals(status) ? 1 : "FAILED".equals(status) || "KILLED".equals(status) ? 2 : 3;
             return new int[] {state, data.stageId(), data.partitionId()};
         } catch (Throwable absent) {

@@ -22,6 +22,7 @@ from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
+from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["DeltaCommitter"]
 
@@ -39,16 +40,17 @@ class DeltaCommitter(ParquetCommitter):
         schema: pyarrow.Schema,
         storage_options: dict[str, str] | None,
     ) -> None:
-        super().__init__(context, folder, f"the Delta table {url}")
+        super().__init__(context, folder, f"the Delta table {url}", Secrets("storage_options", storage_options or {}))
         self._url = url
         self._schema = schema
         self._storage_options = storage_options
 
     def open(self) -> None:
         """Create the table, if there is none. Raises ``SinkMisused`` if it has another schema, or partitions."""
-        if not DeltaTable.is_deltatable(self._url, self._storage_options):
-            DeltaTable.create(self._url, self._schema, mode="ignore", storage_options=self._storage_options)
-        table = self.load()
+        with self.secrets.kept():
+            if not DeltaTable.is_deltatable(self._url, self._storage_options):
+                DeltaTable.create(self._url, self._schema, mode="ignore", storage_options=self._storage_options)
+            table = self.load()
         if table.metadata().partition_columns:
             raise SinkMisused(
                 f"the Delta table {self._url} is partitioned, which this sink cannot write: choose a table "

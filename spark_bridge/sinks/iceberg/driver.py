@@ -24,6 +24,7 @@ from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
+from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["IcebergCommitter"]
 
@@ -44,7 +45,7 @@ class IcebergCommitter(ParquetCommitter):
         location: str,
         schema: pyarrow.Schema,
     ) -> None:
-        super().__init__(context, folder, f"the Iceberg table {table}")
+        super().__init__(context, folder, f"the Iceberg table {table}", Secrets("catalog", catalog))
         self._catalog_properties = dict(catalog)
         self._catalog: Catalog
         self._table = table
@@ -55,10 +56,11 @@ class IcebergCommitter(ParquetCommitter):
     def open(self) -> None:
         """Create the table, if there is none. Raises ``SinkMisused`` if it has other columns, or partitions."""
         name = self._catalog_properties.get("name", "headgate")
-        self._catalog = load_catalog(name, **self._catalog_properties)
-        with suppress(NamespaceAlreadyExistsError):
-            self._catalog.create_namespace(self._table.rpartition(".")[0])
-        table = self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
+        with self.secrets.kept():
+            self._catalog = load_catalog(name, **self._catalog_properties)
+            with suppress(NamespaceAlreadyExistsError):
+                self._catalog.create_namespace(self._table.rpartition(".")[0])
+            table = self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
         if not table.spec().is_unpartitioned():
             raise SinkMisused(
                 f"the Iceberg table {self._table} is partitioned, which this sink cannot write: choose a table "

@@ -11,6 +11,7 @@ from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkDataLost
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["ParquetCommitter"]
 
@@ -26,11 +27,12 @@ class ParquetCommitter(TwoPhaseCommitter):
 
     conflicts: tuple[type[BaseException], ...] = ()
 
-    def __init__(self, context: SinkCommitterContext, folder: DataFolder, target: str) -> None:
+    def __init__(self, context: SinkCommitterContext, folder: DataFolder, target: str, secrets: Secrets) -> None:
         self.sink = context.sink
         self.log = context.log
         self.folder = folder
         self._target = target
+        self.secrets = secrets
 
     def load(self) -> Any:
         """Return the newest version of the table."""
@@ -46,13 +48,14 @@ class ParquetCommitter(TwoPhaseCommitter):
 
     def commit(self, committables: Sequence[Committable]) -> None:
         for conflicts_left in reversed(range(_CONFLICTS_MAX)):
-            table = self.load()
+            table = self._loaded()
             new = self._uncommitted(table, committables)
             if not new:
                 break
             self._check_files(new)
             try:
-                self.add(table, new)
+                with self.secrets.kept():
+                    self.add(table, new)
                 break
             except self.conflicts as error:
                 if not conflicts_left:
@@ -64,7 +67,7 @@ class ParquetCommitter(TwoPhaseCommitter):
     def abort(self, names: Sequence[str]) -> None:
         """Delete the files. One that is in the table after all is never deleted, no matter who asks."""
         parts = [Committable(name) for name in names]
-        uncommitted = {part.name for part in self._uncommitted(self.load(), parts)}
+        uncommitted = {part.name for part in self._uncommitted(self._loaded(), parts)}
         for name in names:
             if name in uncommitted:
                 self.folder.delete(name)
@@ -76,11 +79,15 @@ class ParquetCommitter(TwoPhaseCommitter):
         noted = [Committable(name) for name in self.folder.noted() if PartName.parse(name) is not None]
         if not noted:
             return []
-        uncommitted = {part.name for part in self._uncommitted(self.load(), noted)}
+        uncommitted = {part.name for part in self._uncommitted(self._loaded(), noted)}
         for part in noted:
             if part.name not in uncommitted:
                 self.folder.forget(part.name)
         return sorted(uncommitted)
+
+    def _loaded(self) -> Any:
+        with self.secrets.kept():
+            return self.load()
 
     def _uncommitted(self, table: Any, committables: Sequence[Committable]) -> list[Committable]:
         numbers = self.committed_numbers(table, {part.writer for part in committables})

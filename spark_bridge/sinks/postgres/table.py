@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.subtask.conninfo import connect, parameters
 
 __all__ = ["Mode", "PostgresTable", "gid_of"]
 
@@ -27,7 +27,7 @@ _IDENTIFIER_BYTES_MAX = 63
 class PostgresTable:
     """The settings of a ``PostgresSink``."""
 
-    conninfo: str
+    conninfo: str = field(repr=False)
     table: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
@@ -36,7 +36,7 @@ class PostgresTable:
     @property
     def target(self) -> str:
         """Database and table, without the host, which may change when a standby takes over."""
-        return f"postgresql:{conninfo_to_dict(self.conninfo).get('dbname') or ''}/{self.table}/{self.mode}"
+        return f"postgresql:{parameters(self.conninfo, SinkMisused).get('dbname') or ''}/{self.table}/{self.mode}"
 
     @property
     def name(self) -> sql.Identifier:
@@ -63,7 +63,7 @@ class PostgresTable:
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
         """Open a connection. Raises ``psycopg.OperationalError``."""
-        return psycopg.connect(self.conninfo, autocommit=autocommit, application_name="headgate")
+        return connect(self.conninfo, autocommit=autocommit, application_name="headgate")
 
 
 def gid_of(sink: str, part: str) -> str:

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from spark_bridge.sinks.two_phase.errors import SinkMisused
+from spark_bridge.subtask.secret_texts import Secrets, check_login
 
 __all__ = ["RedisStream", "connect"]
 
@@ -52,8 +53,11 @@ class RedisStream:
 
 def connect(url: str) -> redis.Redis:
     """Return a client that repeats nothing by itself. Raises ``SinkMisused`` for an invalid URL."""
-    try:
+    check_login(url, "url", SinkMisused)
+
+    def refused(text: str) -> SinkMisused:
+        return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
+
+    with Secrets("url", url).kept(ValueError, refused):
         client: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), client_name="headgate")
-    except ValueError as error:
-        raise SinkMisused(f"not the URL of a Redis server ({error}): pass one such as redis://host:6379/0") from error
     return client

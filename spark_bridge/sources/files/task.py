@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from spark_bridge.subtask.bootstrap import ensure_importable
 from spark_bridge.subtask.extras import require
+from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def open_file(path: str, storage_options: dict[str, Any]) -> BinaryIO:
     import fsspec
 
     compression = None if path.endswith(".parquet") else "infer"
-    return cast("BinaryIO", fsspec.open(path, "rb", compression=compression, **storage_options).open())
+    with Secrets("options", storage_options).kept():
+        return cast("BinaryIO", fsspec.open(path, "rb", compression=compression, **storage_options).open())
 
 
 class FileReader(SplitReader):

@@ -262,10 +262,17 @@ class _Asked:
 
     def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer:
         try:
-            return ask()
+            with self._client.secrets.kept():
+                return ask()
         except self._client.api.KafkaException as error:
-            said = "; ".join(filter(None, [error.args[0].str(), self._client.problems()]))
+            said = "; ".join(filter(None, [_text_of(error), self._client.problems()]))
             raise SourceUnreachable(
                 f"no broker at {self._settings.servers} has answered when it was asked for {what}: {said}. Check that "
                 "the brokers run, that this host can reach them, and the settings in config"
             ) from error
+
+
+def _text_of(error: Exception) -> str:
+    """What librdkafka says, or what is left of it."""
+    [said, *_] = error.args
+    return str(said.str() if hasattr(said, "str") else said)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.extras import require
+from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
 
 CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"
@@ -82,6 +83,7 @@ class KafkaClient:
         import confluent_kafka
 
         self.api = confluent_kafka
+        self.secrets = Secrets("config", settings.config)
         self._problems: deque[str] = deque(maxlen=3)
         own = {
             "bootstrap.servers": settings.servers,
@@ -95,10 +97,11 @@ class KafkaClient:
         }
         # Below "critical", librdkafka logs each of many attempts to connect. Whatever fails for long is raised.
         quiet = {"client.id": "headgate", "log_level": 2}
-        self.consumer = confluent_kafka.Consumer({**quiet, **settings.config, **own}, logger=_log)
+        with self.secrets.kept():
+            self.consumer = confluent_kafka.Consumer({**quiet, **settings.config, **own}, logger=_log)
 
     def _on_error(self, error: confluent_kafka.KafkaError) -> None:
-        said = _WHEN.sub("", error.str())
+        said = self.secrets.shown(_WHEN.sub("", error.str()))
         if said not in self._problems:
             self._problems.append(said)
 

@@ -38,6 +38,7 @@ from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
 from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
+from spark_bridge.subtask.conninfo import connect
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -134,16 +135,11 @@ class PostgresSource(Source):
     def _connect(self, *, autocommit: bool = False) -> psycopg.Connection:
         """Open a connection. Raises ``SourceUnreachable``, or ``ValueError`` if ``conninfo`` cannot be understood."""
         try:
-            return psycopg.connect(self._conninfo, autocommit=autocommit)
+            return connect(self._conninfo, autocommit=autocommit)
         except psycopg.OperationalError as error:
             raise SourceUnreachable(
                 f"{self!r} cannot connect: {str(error).strip()}. Check conninfo, with which the driver and every "
                 "executor connect"
-            ) from error
-        except psycopg.ProgrammingError as error:
-            raise ValueError(
-                f"{self!r} cannot understand conninfo: {str(error).strip()}. Write "
-                "'host=db dbname=shop user=me', or a URL that begins with postgresql://"
             ) from error
 
     @cached_property

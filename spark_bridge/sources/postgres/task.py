@@ -26,6 +26,7 @@ from psycopg import sql
 from spark_bridge.sources.errors import SourceDataLost
 from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Transaction, transactions
 from spark_bridge.sources.postgres.ranges import unpack_ranges
+from spark_bridge.subtask.conninfo import connect
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class PostgresSettings:
     def connect(self) -> psycopg.Connection:
         """Open a connection whose texts do not depend on the server's settings. Raises ``OperationalError``."""
         options = "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
-        return psycopg.connect(self.conninfo, autocommit=True, application_name="headgate", options=options)
+        return connect(self.conninfo, autocommit=True, application_name="headgate", options=options)
 
 
 def changes_read_event(until: int) -> list[Any]:

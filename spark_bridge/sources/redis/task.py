@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_bridge.sources.errors import SourceUnreachable
 from spark_bridge.subtask.extras import require
+from spark_bridge.subtask.secret_texts import Secrets, check_login
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -190,7 +191,9 @@ def connect(url: str) -> redis.Redis:
     from redis.retry import Retry
 
     retry = Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES)
-    client: redis.Redis = redis.Redis.from_url(url, retry=retry, client_name="headgate")
+    check_login(url, "url")
+    with Secrets("url", url).kept():
+        client: redis.Redis = redis.Redis.from_url(url, retry=retry, client_name="headgate")
     return client
 
 
@@ -200,14 +203,14 @@ def reached(url: str, source: str) -> Iterator[Any]:
     client = connect(url)
     import redis
 
-    with client:
-        try:
-            yield client
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise SourceUnreachable(
-                f"{source} cannot reach Redis: {str(error).rstrip('.')}. Check the url, with which the driver and "
-                "every executor connect"
-            ) from error
+    def unreachable(text: str) -> SourceUnreachable:
+        return SourceUnreachable(
+            f"{source} cannot reach Redis: {text.rstrip('.')}. Check the url, with which the driver and every executor "
+            "connect"
+        )
+
+    with client, Secrets("url", url).kept((redis.ConnectionError, redis.TimeoutError), unreachable):
+        yield client
 
 
 def _batch_maker(stream: str, schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,20 @@ from typing import Any
 import pytest
 
 from headgate import Sidecar, SidecarConfig
+from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_of
+from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.errors import ConnectRefused
-from tests.spark.connect.jobs import DieOnce, Numbers, read
+from tests.spark.connect.foreign_jobs import (
+    WAIT_S,
+    InAnothersName,
+    another_clients_job_cannot_be_told_from_none,
+    sessions_that_follow_have_their_own_relays,
+)
+from tests.spark.connect.jobs import DieOnce, Held, Numbers, read
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
+from tests.spark.memory import SECRET, Name, can_look, check, keys_in
 
 pytestmark = pytest.mark.spark
 
@@ -82,6 +92,56 @@ def test_no_key_is_in_anything_that_the_server_shows_or_writes(server: ConnectSe
     public = relay._key.identity.hex()
     assert any(public in text for text in texts.values()), "the search must find what is there"
     assert found_in(texts, secrets) == []
+
+
+def test_a_client_neither_learns_of_the_jobs_of_another_one_nor_commands_them(server: ConnectServer) -> None:
+    """H159: Ann knows the ids."""
+    another_clients_job_cannot_be_told_from_none(server, [SidecarConfig(), SidecarConfig(tls=True)])
+
+
+def test_each_session_of_a_client_has_its_own_relay_which_ends_with_it(server: ConnectServer) -> None:
+    """H159"""
+    sessions_that_follow_have_their_own_relays(server, SidecarConfig())
+
+
+def test_a_client_whose_jobs_bear_the_name_of_another_session_gets_no_relay_for_that(server: ConnectServer) -> None:
+    """H159: Spark copies the settings of a session into the properties of its jobs, spark.job.tags too."""
+    anns, bobs = server.session(), server.session()
+    key = KeyRing(bytes(32)).key(Purpose.RELAY, bytes(16))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(ConnectRefused, match=r"spark\.job\.tags is set in this session: .*unset"):
+            Artifact().open(InAnothersName(anns, bobs), Wanted(key, listener.getsockname(), None, 60.0, b""))
+    for session in (anns, bobs):
+        session.stop()
+
+
+@pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")
+def test_each_process_of_a_client_has_the_keys_of_the_table_and_no_others(server: ConnectServer, session: Any) -> None:
+    """H76: client, server and task, in all of their memory."""
+    held = Held(range(2))
+    with Sidecar(session) as sidecar, ThreadPoolExecutor(1) as thread:
+        handle = sidecar.coordinate("numbers", lambda: held, parallelism=1)
+        job = thread.submit(read, session, handle)
+        runtime: Any = sidecar._entered()[1]
+        names: dict[str, Name] = {
+            "TASKS": ("TASKS", identity_of("numbers")),
+            "RELAY": ("RELAY", runtime._relay._key.identity),
+            "CONTROL": ("CONTROL", NO_IDENTITY),
+            "ATTEMPTS": ("ATTEMPTS", NO_IDENTITY),
+            "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
+        }
+        try:
+            assert held.waiting.wait(WAIT_S)
+            pids = [os.getpid(), server.process.pid, *held.pids]
+            client, machine, task = keys_in(pids, runtime._driver.keys, names)
+        finally:
+            held.release()
+            job.result()
+
+    check(client, Holder.CLIENT, {SECRET, "TASKS", "RELAY"})
+    check(machine, Holder.CONNECT_SERVER, {"TASKS", "RELAY"})
+    check(task, Holder.TASK, {"TASKS"})
 
 
 def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(session: Any) -> None:

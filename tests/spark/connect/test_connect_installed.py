@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+import socket
 import subprocess
 import sys
 import threading
@@ -18,18 +20,27 @@ from pyspark.sql import SparkSession
 
 from headgate import Sidecar, SidecarConfig
 from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
+from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.connect import attached
 from spark_bridge.connect import relay as connect_relay
+from spark_bridge.connect.opening import Installed, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.errors import ConnectRefused
+from spark_bridge.standalone.secret_file import read_secret
 from tests.spark.connect import strict_server
 from tests.spark.connect.beside import run_through_a_kill
 from tests.spark.connect.conftest import SHOWING, WAIT_S
+from tests.spark.connect.foreign_jobs import (
+    InAnothersName,
+    another_clients_job_cannot_be_told_from_none,
+    sessions_that_follow_have_their_own_relays,
+)
 from tests.spark.connect.jobs import DieOnce, Numbers, read
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
 from tests.spark.faults.own_process import SidecarProgram, attach
+from tests.spark.faults.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -106,6 +117,40 @@ def test_two_clients_with_the_same_operator_name_hear_only_about_their_jobs(
     assert of_first
     assert of_second
     assert of_first.isdisjoint(of_second)
+
+
+def test_a_client_neither_learns_of_the_jobs_of_another_one_nor_commands_them(
+    server: ConnectServer, configs: list[SidecarConfig]
+) -> None:
+    """H159: both have a secret of the server's, and Ann knows the ids."""
+    another_clients_job_cannot_be_told_from_none(server, configs)
+
+
+def test_each_session_of_a_client_has_its_own_relay_which_ends_with_it(
+    server: ConnectServer, configs: list[SidecarConfig]
+) -> None:
+    """H159"""
+    sessions_that_follow_have_their_own_relays(server, configs[0])
+
+
+def test_a_client_whose_jobs_bear_the_name_of_another_session_gets_no_relay_for_that(
+    server: ConnectServer, folder: Path
+) -> None:
+    """H159: Spark copies the settings of Ann's session into the properties of her jobs, spark.job.tags too."""
+    anns, bobs = server.session(), server.session()
+    refusal = "Headgate refused to open a relay: .*the request is that of another session"
+    before = len(re.findall(refusal, server.log))
+    opening = Installed(read_secret(folder / "ann"))
+    key = opening.keys(KeyRing(bytes(32))).key(Purpose.RELAY, secrets.token_bytes(16))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        opening.open(InAnothersName(anns, bobs), Wanted(key, listener.getsockname(), None, 60.0, b""))
+        wait_until(lambda: len(re.findall(refusal, server.log)) > before, "the refusal")
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    for session in (anns, bobs):
+        session.stop()
 
 
 def facts_heard_by(sidecar: Sidecar) -> list[object]:
@@ -189,8 +234,8 @@ def test_a_sidecar_beside_the_server_is_served_by_the_installed_relay(
     try:
         with attach(session, program, tls=True, relay_installed=True) as sidecar:
             handle = run_through_a_kill(session, sidecar, program)
-            secrets = [bytes.fromhex(secret), handle.endpoint.key.secret]
-            assert found_in(texts_of(server), secrets) == []
+            keys = [bytes.fromhex(secret), handle.endpoint.key.secret]
+            assert found_in(texts_of(server), keys) == []
     finally:
         program.kill()
     session.stop()
@@ -236,10 +281,10 @@ def test_a_server_that_forbids_artifacts_and_has_no_headgate_is_refused_with_bot
 
 
 def test_a_server_with_a_file_that_others_may_read_does_not_start(options: tuple[str, ...], folder: Path) -> None:
-    secrets = folder / "open"
-    secrets.write_text("00" * 32)
-    secrets.chmod(0o644)
-    changed = (*options, "--conf", f"spark.headgate.relay.secretFile={secrets}")
+    readable = folder / "open"
+    readable.write_text("00" * 32)
+    readable.chmod(0o644)
+    changed = (*options, "--conf", f"spark.headgate.relay.secretFile={readable}")
     server = ConnectServer(options=changed)
     try:
         with pytest.raises(AssertionError, match="is accessible to other users: run chmod 600"):

@@ -140,6 +140,11 @@ class SidecarProgram:
         assert self._process.stdout is not None
         assert "listening" in self._process.stdout.readline(), self.log()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Send SIGKILL. Idempotent."""
         if self._process is not None:

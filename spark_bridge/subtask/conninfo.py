@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How sinks and sources connect to PostgreSQL, with errors in which nothing of a password is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from spark_bridge.subtask.secret_texts import Secrets, check_login
+
+__all__ = ["connect", "parameters"]
+
+
+def parameters(conninfo: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """The parameters in a connection string or URL. Raises ``error`` if it is not one, without any part of it."""
+    if conninfo.startswith(("postgresql://", "postgres://")):
+        check_login(conninfo, "conninfo", error)
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
+        pass  # its text has what could not be understood, which may be the end of a password
+    raise error(
+        "cannot understand conninfo: write 'host=db dbname=shop user=me', with quotes around a value that has spaces "
+        "('it\\'s'), or a URL that begins with postgresql://, with %40 for @ and so on"
+    )
+
+
+def connect(conninfo: str, **options: Any) -> psycopg.Connection:
+    """Open a connection. Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood."""
+    with Secrets("conninfo", parameters(conninfo)).kept():
+        return psycopg.connect(conninfo, **options)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What each process has of the keys, in all of its memory, compared with the table of what it may have (H76).
+
+The memory has what a process was ever given, unless something was written over it. A key that a process must have in
+order to work is looked for as well, so a search that finds nothing fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate import Sidecar, SidecarConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator
+from headgate.sources import FileSource
+from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, identity_of
+from spark_bridge.sources.files.task import FileReader
+from spark_bridge.standalone.secret_file import read_secret
+from tests.spark.conftest import NewProgram, SparkOn
+from tests.spark.counting import Counting
+from tests.spark.faults.file_gates import open_gates, wait_for_files
+from tests.spark.faults.own_process import OPERATOR, attach, callbacks
+from tests.spark.faults.waiting import wait_until
+from tests.spark.memory import SECRET, Name, can_look, check, children, command_of, keys_in, parent_of
+from tests.spark.test_streams import add_files
+
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")]
+
+PLANS = "python_streaming_source_runner"
+
+
+def held(folder: str, name: str) -> None:
+    """In a task: tell which process this is, and wait until the test has looked at it."""
+    Path(folder, f"pid-{name}-{os.getpid()}").touch()
+    wait_for_files(Path(folder), "open-0", 1)
+
+
+def pid_of(folder: Path, name: str) -> int:
+    wait_for_files(folder, f"pid-{name}-*", 1)
+    [found] = folder.glob(f"pid-{name}-*")
+    return int(found.name.rpartition("-")[2])
+
+
+class HeldReader(FileReader):
+    """Waits before its first row."""
+
+    def __init__(self, place: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._place = place
+
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
+        held(self._place, "reader")
+        yield from super().read_from(split, position)
+
+
+class HeldSource(FileSource):
+    """A ``FileSource`` whose reader waits."""
+
+    def __init__(self, place: Path, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.place = place
+
+    @property
+    def operator(self) -> Any:
+        make: Any = super().operator
+        return partial(HeldReader, str(self.place), *make.args)
+
+
+class HeldSplits(SplitReader):
+    """Waits before its first split."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def read_split(self, split: int) -> Iterator[int]:
+        held(self._place, "neighbour")
+        yield split
+
+
+@pytest.fixture
+def spark(spark_on: SparkOn) -> SparkSession:
+    """Each worker runs one task, because Spark does not clear the memory of a worker that it uses again."""
+    return spark_on("local[3,4]", spark_python_worker_reuse="false")
+
+
+@pytest.fixture
+def jvm(spark: SparkSession) -> int:
+    machine: Any = spark.sparkContext._jvm
+    return int(machine.java.lang.ProcessHandle.current().pid())
+
+
+def workers(jvm: int) -> list[int]:
+    """The processes of running tasks."""
+    return [pid for pid in children(jvm) if "daemon pyspark.worker" in command_of(pid) and parent_of(pid) != jvm]
+
+
+def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(
+    spark: SparkSession, jvm: int, tmp_path: Path
+) -> None:
+    """A stream, and another operator in another task at the same time. Neither task has what the planner has (S10)."""
+    add_files(tmp_path / "in", range(1))
+    config = SidecarConfig(storage=str(tmp_path / "plans"))
+    with Sidecar(spark, config) as sidecar, ThreadPoolExecutor(1) as thread:
+        source = HeldSource(tmp_path, str(tmp_path / "in"), discover_every_s=0.01)
+        sidecar.source("growing", source, parallelism=1)
+        frame = spark.readStream.format("growing").load()
+        query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "query")).start()
+        splits = SourceCoordinator(lambda state: StaticSplitEnumerator([1], state))
+        neighbour = sidecar.coordinate("neighbour", splits, parallelism=1)
+        rdd = spark.sparkContext.parallelize([0], 1)
+        job = thread.submit(rdd.mapPartitions(neighbour.subtask(partial(HeldSplits, str(tmp_path)))).collect)
+        try:
+            tasks = [pid_of(tmp_path, "reader"), pid_of(tmp_path, "neighbour")]
+            [planner] = [pid for pid in children(jvm) if PLANS in command_of(pid)]
+            runtime: Any = sidecar._entered()[1]
+            names: dict[str, Name] = {
+                "TASKS growing": ("TASKS", identity_of("growing")),
+                "TASKS neighbour": ("TASKS", identity_of("neighbour")),
+                "RELAY": ("RELAY", runtime._relay._first._key.identity),
+                "CONTROL": ("CONTROL", NO_IDENTITY),
+                "STREAMS": ("STREAMS", identity_of("growing")),
+                "ATTEMPTS": ("ATTEMPTS", NO_IDENTITY),
+                "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
+            }
+            driver, machine, of_planner, *of_tasks = keys_in(
+                [os.getpid(), jvm, planner, *tasks], runtime._driver.keys, names
+            )
+        finally:
+            open_gates(tmp_path, [0])
+            job.result()
+            query.stop()
+
+    check(driver, Holder.DRIVER, {SECRET, "TASKS growing", "TASKS neighbour", "RELAY"})
+    check(machine, Holder.JVM, {"TASKS growing", "TASKS neighbour", "STREAMS", "RELAY"})
+    check(of_planner, Holder.PLANNER, {"TASKS growing", "STREAMS"})
+    assert "TASKS neighbour" not in of_planner
+    assert of_tasks == [{"TASKS growing"}, {"TASKS neighbour"}]
+
+
+def test_a_batch_of_a_source_is_read_by_tasks_that_cannot_open_its_plan(spark: SparkSession, tmp_path: Path) -> None:
+    """S10: Spark sends the data source to the tasks as well, for the texts of errors."""
+    add_files(tmp_path / "in", range(1))
+    with Sidecar(spark, SidecarConfig()) as sidecar, ThreadPoolExecutor(1) as thread:
+        sidecar.source("growing", HeldSource(tmp_path, str(tmp_path / "in")), parallelism=1)
+        job = thread.submit(spark.read.format("growing").load().count)
+        try:
+            names: dict[str, Name] = {
+                "TASKS": ("TASKS", identity_of("growing")),
+                "STREAMS": ("STREAMS", identity_of("growing")),
+            }
+            [task] = keys_in([pid_of(tmp_path, "reader")], sidecar._entered()[1]._driver.keys, names)
+        finally:
+            open_gates(tmp_path, [0])
+            job.result()
+
+    check(task, Holder.TASK, {"TASKS"})
+
+
+def test_each_process_of_an_attached_driver_has_the_keys_of_the_table_and_no_others(
+    spark: SparkSession, jvm: int, program: NewProgram, tmp_path: Path
+) -> None:
+    """The sidecar in a separate process, with TLS."""
+    process = program("streaming", "--tls")
+    with attach(spark, process, tls=True) as sidecar, ThreadPoolExecutor(1) as thread:
+        tasks = spark.sparkContext.parallelize([0, 1], 2).mapPartitions(sidecar.operator(OPERATOR).subtask(Counting))
+        job = thread.submit(sidecar.run, tasks.collect)
+        names: dict[str, Name] = {
+            "TASKS": ("TASKS", identity_of(OPERATOR)),
+            "RELAY": ("RELAY", sidecar._driver),
+            "CONTROL": ("CONTROL", sidecar._driver),
+            "ATTEMPTS": ("ATTEMPTS", sidecar._driver),
+            "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
+        }
+        try:
+            wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "both tasks are ready")
+            pids = [os.getpid(), process.pid, jvm, *workers(jvm)]
+            driver, beside, machine, *of_tasks = keys_in(pids, KeyRing(read_secret(process.secret_file)), names)
+        finally:
+            sidecar.request(OPERATOR, "stop")
+            job.result()
+
+    check(driver, Holder.ATTACHED, {SECRET, "TASKS"})
+    check(beside, Holder.SIDECAR, {SECRET})
+    check(machine, Holder.JVM, {"TASKS", "RELAY"})
+    assert of_tasks == [{"TASKS"}, {"TASKS"}]

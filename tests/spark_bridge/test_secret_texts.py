@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""No part of a password is in what a setting that has one makes anything say.
+
+A marked secret, in shapes that parsers cut, goes into every setting that may have one; then the setting is used, with
+real clients, on real servers that refuse it, or on none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pyarrow
+import pytest
+
+import headgate
+import headgate.sinks
+import headgate.sources
+from actors.logs import get_logger
+from headgate import CheckpointStorage, SidecarConfig, TlsCertificate
+from headgate.sinks import (
+    DeltaSink,
+    FileSink,
+    IcebergSink,
+    PostgresSink,
+    RedisStreamsSink,
+    SinkCommitter,
+    SinkCommitterContext,
+    SinkWriter,
+    SinkWriterContext,
+)
+from headgate.sources import FileSource, KafkaSource, PostgresSource, RedisStreamsSource
+from protocol import arguments
+from spark_bridge.subtask.secret_texts import Secrets
+from tests.postgres import Postgres
+from tests.redis_server import RedisServer
+
+HEAD, TAIL = "Zq7" + "Xw", "Kv9" + "Ym"
+"""What is around the characters that parsers stumble over. Four of these in a row appear nowhere else."""
+MARKS = tuple(one[at : at + 4] for one in (HEAD, TAIL) for at in range(2))
+TROUBLE = ["", "@", " ", "'", '"', "%", "%4", "%zz", "\\", ":", "/", "?", "#", "&", "=", ";", "ü", "℀", "[", "]", "\t"]
+SHAPES = [f"{HEAD}{one}{TAIL}" for one in TROUBLE] + [f"{HEAD}@{HEAD}:{TAIL}/{TAIL}", f" {HEAD}'{TAIL}' x={TAIL}"]
+SCHEMA = pyarrow.schema([("id", pyarrow.int64())])
+ROWS = ["id"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def all_texts(error: BaseException | None) -> Iterator[str]:
+    """Everything that anybody may print of an error, and of those behind it."""
+    if error is not None:
+        yield "".join(traceback.format_exception(error))
+    while error is not None:
+        yield from (str(error), repr(error), repr(error.args))
+        error = error.__cause__ or error.__context__
+
+
+def marks_in(text: str) -> list[str]:
+    readings = (text, text.replace("\\", ""), text.lower())
+    return [mark for mark in MARKS for one in readings if mark in one or mark.lower() in one]
+
+
+def said_by(use: Callable[[], Any]) -> str:
+    """What an object shows of itself, and what its use raises."""
+    said: list[str] = []
+    try:
+        used = use()
+        said += [repr(used), str(used)]
+    except Exception as error:
+        said += all_texts(error)
+    return "\n".join(said)
+
+
+def use_of_sink(sink: Any) -> Iterator[Callable[[], Any]]:
+    yield lambda: sink
+    yield lambda: sink.target
+    yield lambda: sink.committer(SinkCommitterContext("out", "out", get_logger("test"))).open()
+    yield lambda: list(sink.committer(SinkCommitterContext("out", "out", get_logger("test"))).prepared())
+
+    def write() -> None:
+        writer = sink.writer(SinkWriterContext("out", 0, 0))
+        writer.write((1,))
+        writer.prepare()
+
+    yield write
+
+
+def use_of_source(source: Any) -> Iterator[Callable[[], Any]]:
+    yield lambda: source
+    yield lambda: source.schema
+    yield lambda: list(source.splits())
+    yield lambda: list(source.operator().read_from(["x", None, None], None))
+
+
+def uses(make: Callable[[], Any], use: Callable[[Any], Iterator[Callable[[], Any]]]) -> Iterator[Callable[[], Any]]:
+    try:
+        made = make()
+    except Exception:
+        yield make
+    else:
+        yield from use(made)
+
+
+def of_conninfo(conninfo: str) -> Iterator[Callable[[], Any]]:
+    yield from uses(lambda: PostgresSink(conninfo, "t", ROWS), use_of_sink)
+    yield from uses(lambda: PostgresSource(conninfo, "t", "id"), use_of_source)
+
+
+def of_redis(url: str) -> Iterator[Callable[[], Any]]:
+    yield from uses(lambda: RedisStreamsSink(url, "s", ROWS), use_of_sink)
+    yield from uses(lambda: RedisStreamsSource(url, ["x"], SCHEMA, bounded=True), use_of_source)
+
+
+def of_options(url: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+    yield from uses(lambda: FileSink(url, options=options), use_of_sink)
+    yield from uses(lambda: FileSource(url, "json", options=options), use_of_source)
+    yield lambda: SinkWriter(url, name="out", subtask=0, attempt=0, options=options)
+    yield lambda: SinkCommitter(url, name="out", options=options)
+    yield lambda: CheckpointStorage(url, options=options)
+    yield lambda: SidecarConfig(storage=url, storage_options=options)
+    if url.startswith("s3:"):
+        return  # the client would look for credentials in the network
+    yield from uses(
+        lambda: DeltaSink(url, SCHEMA, options=options, storage_options={k: str(v) for k, v in options.items()}),
+        use_of_sink,
+    )
+    catalog = {"type": "sql", **{name: str(value) for name, value in options.items()}}
+    yield from uses(lambda: IcebergSink(catalog, "n.t", url, SCHEMA, options=options), use_of_sink)
+
+
+def conninfos(secret: str, port: int) -> Iterator[str]:
+    quoted = secret.replace("\\", r"\\").replace("'", r"\'")
+    yield f"host=127.0.0.1 port={port} user=me dbname=shop password='{quoted}' connect_timeout=5"
+    yield f"host=127.0.0.1 port={port} user=me password={secret} dbname=shop connect_timeout=5"
+    yield f"postgresql://me:{secret}@127.0.0.1:{port}/shop?connect_timeout=5"
+    yield f"postgresql://me:{quote(secret, safe='')}@127.0.0.1:{port}/shop?connect_timeout=5"
+    yield f"postgresql://127.0.0.1:{port}/shop?connect_timeout=5&user=me&password={secret}"
+
+
+def redis_urls(secret: str, port: int) -> Iterator[str]:
+    yield f"redis://:{secret}@127.0.0.1:{port}/0"
+    yield f"redis://me:{quote(secret, safe='')}@127.0.0.1:{port}/0"
+    yield f"redis://{secret}@127.0.0.1:{port}/0"
+    yield f"redis://127.0.0.1:{port}/0?password={secret}"
+    yield f"no-redis://:{secret}@127.0.0.1:{port}/0"
+
+
+def others(secret: str) -> Iterator[Callable[[], Any]]:
+    """Settings without a server: file systems, catalogs, brokers, and arguments of a wrong type or name."""
+    wrong: Any = secret.encode()
+    some: Any
+    port = free_port()
+    for url in (f"ftp://me:{secret}@127.0.0.1:{port}/x", f"sftp://me:{quote(secret)}@127.0.0.1/x"):
+        yield from of_options(url, {})
+    yield from of_options(f"ftp://127.0.0.1:{port}/x", {"username": "me", "password": secret})
+    yield from of_options("s3://b/x", {"key": "k", "secret": secret, "client_kwargs": {"no_such": secret}})
+    yield from of_options("s3://b/x", {"secret": secret, "client_kwargs": {"endpoint_url": f"no://me:{secret}@h"}})
+    yield from of_options(f"no-such-{port}://x/y", {"token": secret, "uri": f"sqlite://me:{secret}@h/x"})
+    for name in ("sasl.password", "ssl.key.password", "no.such.setting", "message.max.bytes", "security.protocol"):
+        some = {"sasl.password": secret, "security.protocol": "ssl", name: secret}
+        yield from uses(partial(KafkaSource, f"127.0.0.1:{port}", ["t"], config=some), kafka_client)
+    for some in (PostgresSink, PostgresSource):
+        yield partial(some, wrong, "t", ROWS)
+        yield partial(some, "", "t", ROWS, password=secret)
+    for some in (RedisStreamsSink, RedisStreamsSource, FileSource):
+        yield partial(some, wrong, ["t"], SCHEMA)
+    yield lambda: FileSource("/x", options=wrong)
+    yield lambda: KafkaSource("h", ["t"], config=wrong)
+    yield lambda: IcebergSink(wrong, "n.t", "/x", SCHEMA)
+    yield lambda: TlsCertificate("c", "k", wrong)
+    yield lambda: TlsCertificate("c", "k", secret)
+    yield lambda: SidecarConfig(status_token=wrong)
+    yield lambda: SidecarConfig(status_token=f"{secret}x" * 4, status_port=1)
+    yield lambda: SidecarConfig(storage_options=wrong)
+
+
+def kafka_client(source: KafkaSource) -> Iterator[Callable[[], Any]]:
+    """Only what fails before a broker is asked, which takes a client half a minute."""
+    from spark_bridge.sources.kafka.task import KafkaClient
+
+    yield lambda: source
+    yield lambda: source._settings
+    yield lambda: KafkaClient(source._settings).close()
+
+
+RETRIES = "spark_bridge.sources.redis.task.RETRIES"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RETRIES, 0)
+
+
+def check(how: str, using: Iterator[Callable[[], Any]]) -> None:
+    for number, use in enumerate(using):
+        found = marks_in(said := said_by(use))
+        assert not found, f"{how}, use {number}: {said}"
+
+
+@pytest.mark.parametrize("secret", SHAPES)
+def test_an_unreachable_or_unreadable_database_setting_does_not_say_the_password(secret: str) -> None:
+    port = free_port()
+    for conninfo in conninfos(secret, port):
+        check("conninfo", of_conninfo(conninfo))
+    for url in redis_urls(secret, port):
+        check("url", of_redis(url))
+
+
+@pytest.mark.parametrize("secret", SHAPES)
+def test_no_other_setting_says_a_password(secret: str) -> None:
+    """H76"""
+    check("settings", others(secret))
+
+
+@pytest.fixture(scope="module")
+def wanting_passwords(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A server that wants a password of everyone but its owner."""
+    rules = Path("/tmp") / f"{tmp_path_factory.mktemp('hba').name}-{free_port()}.conf"
+    rules.write_text("host all headgate 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+    rules.chmod(0o644)
+    server = Postgres(hba_file=str(rules))
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute("CREATE ROLE me LOGIN PASSWORD 'another'")
+    yield server
+    server.close()
+    rules.unlink()
+
+
+@pytest.mark.parametrize("secret", SHAPES)
+def test_a_server_that_refuses_a_password_does_not_make_a_client_say_it(
+    secret: str, wanting_passwords: Postgres, redis_server: RedisServer
+) -> None:
+    for conninfo in conninfos(secret, wanting_passwords.port):
+        check("conninfo", of_conninfo(conninfo))
+    for url in redis_urls(secret, redis_server.port):
+        check("url", of_redis(url))
+
+
+def test_an_error_without_a_part_of_a_secret_is_shown_with_its_cause(wanting_passwords: Postgres) -> None:
+    conninfo = f"host=127.0.0.1 port={wanting_passwords.port} user=me dbname=postgres password={HEAD}"
+    with pytest.raises(Exception, match='password authentication failed for user "me"') as raised:
+        _ = PostgresSource(conninfo, "t", "id").schema
+    assert isinstance(raised.value.__cause__, psycopg.OperationalError)
+
+
+def test_random_texts_of_clients_are_left_out_exactly_if_a_part_of_the_secret_is_in_them() -> None:
+    """H76: in whichever notation, and neither is its cause chained."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    letters = "".join(map(chr, range(33, 127))) + "äß€ "
+    notations: list[Callable[[str], str]] = [str, repr, quote, lambda text: text.encode("unicode_escape").decode()]
+    for _ in range(500):
+        secret = "".join(chance.choices(letters, k=chance.randint(4, 24)))
+        start = chance.randrange(len(secret) - 3)
+        part = secret[start : start + chance.randint(4, 24)]
+        written = chance.choice(notations)(part)
+        with pytest.raises(TimeoutError) as raised, Secrets("options", {"password": secret}).kept():
+            raise TimeoutError(f"0000 {written} 0000") from ValueError(part)
+        shown = f"{raised.value} {raised.value.__cause__} {raised.value.__context__}"
+        assert part not in shown, (secret, part)
+        assert written not in shown, (secret, part)
+    with pytest.raises(OSError, match=r"^nothing of it$"), Secrets("options", {"password": "§§§§"}).kept():
+        raise OSError("nothing of it")
+
+
+def test_a_command_says_no_password() -> None:
+    url = f"ftp://me:{HEAD}@{TAIL}@127.0.0.1:{free_port()}/x"
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "checkpoints", url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "give it in storage_options" in done.stderr
+    assert marks_in(done.stdout + done.stderr) == []
+
+
+COVERED = {
+    ("CheckpointStorage", "options"),
+    ("DeltaSink", "options"),
+    ("DeltaSink", "storage_options"),
+    ("FileSink", "options"),
+    ("FileSinkCoordinator", "options"),  # makes a FileSink
+    ("FileSource", "options"),
+    ("IcebergSink", "catalog"),
+    ("IcebergSink", "options"),
+    ("KafkaSource", "config"),
+    ("PostgresSink", "conninfo"),
+    ("PostgresSource", "conninfo"),
+    ("SidecarConfig", "status_token"),
+    ("SidecarConfig", "storage_options"),
+    ("SinkCommitter", "options"),
+    ("SinkWriter", "options"),
+    ("TlsCertificate", "password"),
+}
+
+
+def test_every_public_setting_that_may_have_a_secret_is_tried_here() -> None:
+    found = set()
+    for module in (headgate, headgate.sinks, headgate.sources):
+        for name in module.__all__:
+            with suppress(TypeError, ValueError):
+                for parameter in inspect.signature(getattr(module, name)).parameters:
+                    if arguments._is_secret(parameter):
+                        found.add((name, parameter))
+    assert {one for one in found if one[1] != "config" or one[0] == "KafkaSource"} == COVERED
