@@ -95,7 +95,8 @@ class Group(GroupInTask, Primitive):
         size: how many members a generation has; by default as many as the operator has subtasks.
         min_size: the least number of members of an elastic group; by default ``size``.
         max_size: the greatest number; by default ``size``.
-        timeout_s: how long a member waits for others, in seconds, until ``TimedOut`` is raised. Losses need no timeout.
+        timeout_s: how long a member waits for others, in seconds, until ``TimedOut`` is raised: to join, and for each
+            collective as a whole. Losses need no timeout.
         join_wait_s: how long an elastic group that has ``min_size`` members waits for more, after a loss.
         start_wait_s: the same for the first generation, whose tasks may start at different times, and for members that
             have left without an error and may come back.
