@@ -20,6 +20,7 @@ from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from spark_bridge.primitives.group.guard import SocketGuard, addresses_of
 from spark_bridge.primitives.group.messages import (
+    ERROR_CHARS_MAX,
     Admitted,
     Blob,
     Broken,
@@ -475,7 +476,7 @@ class GroupPart(TaskPart):
 
     def _send_leave(self, generation: int, text: str, error: BaseException | None = None) -> None:
         with suppress(AttemptOver, *(() if error is None else (Exception,))):
-            self.context.send_event(Leave(generation, text[:2000]).as_event())
+            self.context.send_event(Leave(generation, text[:ERROR_CHARS_MAX]).as_event())
 
     def _fetch(self, admitted: Admitted) -> GroupCheckpoint | None:
         if admitted.step < 0:
