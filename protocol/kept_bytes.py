@@ -23,23 +23,31 @@ class KeptBytes:
         bytes_max: the limit for all owners together.
         what: what takes the bytes, at the beginning of the error.
         remedy: what to do about it, at its end.
+
+    Attributes:
+        total: what all owners keep.
     """
 
-    __slots__ = ("_by_owner", "_bytes_max", "_remedy", "_what", "total")
+    __slots__ = ("_beside", "_by_owner", "_bytes_max", "_remedy", "_what", "total")
 
     def __init__(self, bytes_max: int, what: str, remedy: str) -> None:
         self._bytes_max = bytes_max
         self._what = what
         self._remedy = remedy
         self._by_owner: dict[Hashable, int] = {}
+        self._beside = 0
         self.total = 0
 
     def charge(self, owner: Hashable, size_bytes: int) -> None:
-        """This many bytes more are about to be kept. Raises ``ValueError``, and changes nothing, above the limit."""
-        if self.total + size_bytes > self._bytes_max:
+        """So many bytes more are about to be kept. Raises ``ValueError``, and changes nothing, above the limit."""
+        if self.total + size_bytes > self._bytes_max + self._beside:
             raise ValueError(f"{self._what} would exceed the limit of {self._bytes_max} bytes: {self._remedy}")
-        self.total += size_bytes
-        self._by_owner[owner] = self._by_owner.get(owner, 0) + size_bytes
+        self._add(owner, size_bytes)
+
+    def keep_beside(self, owner: Hashable, size_bytes: int) -> None:
+        """The owner keeps so many bytes more, of the program itself or a checkpoint. The limit is for the rest."""
+        self._beside += size_bytes
+        self._add(owner, size_bytes)
 
     def release(self, owner: Hashable, size_bytes: int | None = None) -> int:
         """The owner keeps so many bytes less; by default nothing any more. Return how many that were."""
@@ -50,7 +58,20 @@ class KeptBytes:
         self.total -= size
         return size
 
+    def move(self, owner: Hashable, to: Hashable, size_bytes: int | None = None) -> None:
+        """Another owner keeps it from now on."""
+        self._add(to, self.release(owner, size_bytes))
+
+    def owners(self) -> list[Hashable]:
+        """Those that keep anything."""
+        return list(self._by_owner)
+
     def clear(self) -> None:
         """Nothing is kept any more."""
         self._by_owner.clear()
         self.total = 0
+
+    def _add(self, owner: Hashable, size_bytes: int) -> None:
+        if size_bytes:
+            self.total += size_bytes
+            self._by_owner[owner] = self._by_owner.get(owner, 0) + size_bytes

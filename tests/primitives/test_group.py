@@ -467,9 +467,7 @@ def sending(group: Group, *events: Any) -> Callable[[SubtaskContext, Iterator[An
         if context.subtask == 0:
             for event in events:
                 context.send_event(PartEvent("train", event))
-        while True:
-            context.wait_for_event()
-        yield None
+        yield from iter(context.wait_for_event, "the end")
 
     return run
 
@@ -517,9 +515,7 @@ async def test_only_rank_0_of_the_current_generation_can_make_the_driver_keep_a_
         group.__enter__()
         for generation in (0, 1, 2, 1):
             context.send_event(PartEvent("train", Blob(generation, 0, 1000, bytes(1000)).as_event()))
-        while True:
-            context.wait_for_event()
-        yield None
+        yield from iter(context.wait_for_event, "the end")
 
     async with running_operator(parallelism=3, uses=[group]) as world:
         tasks = [await world.launch_operator(subtask, run, []) for subtask in range(3)]
