@@ -625,7 +625,7 @@ async def test_a_report_that_no_task_sends_is_refused(event: Any) -> None:  # H1
 
 async def test_large_items_leave_a_task_in_several_events() -> None:  # H157
     """All that one item adds in one event would exceed the limit of an event."""
-    queue = WorkQueue("large", [0])
+    queue: WorkQueue[Any] = WorkQueue("large", [0])
     done: list[int] = []
 
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
@@ -642,7 +642,7 @@ async def test_large_items_leave_a_task_in_several_events() -> None:  # H157
 
 
 async def test_a_task_that_adds_without_end_fails_its_operator_with_the_limit_and_no_other() -> None:  # H157
-    queue = WorkQueue("endless", [0], bytes_max=50_000)
+    queue: WorkQueue[Any] = WorkQueue("endless", [0], bytes_max=50_000)
 
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         for _ in queue:
