@@ -11,6 +11,7 @@ from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.drivers import DRIVERS
+from tests.mutants.hostile_parts import HOSTILE_PARTS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
@@ -29,5 +30,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PARTS,
     *INPUTS,
     *CALLS,
+    *HOSTILE_PARTS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
