@@ -39,7 +39,7 @@ class Permits(PermitsInTask, Primitive):
     looks for such an earlier one every few seconds.
 
     A task that asks several times, from several threads, waits with its first request only; the others take their turn
-    after it. So a task that stands still or dies delays others by one permit of its own, or by a tenth of a second. It
+    after it. So a task that stands still or dies delays others by one permit, or by a tenth of a second. It
     keeps the places that it has until it is known to be over: if its connection is lost, it may still be inside.
 
     Args:
