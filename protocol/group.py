@@ -283,6 +283,16 @@ class GroupMachine:
         free = max(0, self.config.max_size - len(current.members))
         return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), free))
 
+    def is_first(self, member: Member, generation: int) -> bool:
+        """Whether it has rank 0 in this generation, is inside, and can still make a call."""
+        current = self._current
+        return (
+            current is not None
+            and not current.broken
+            and (current.number, current.members[0]) == (generation, member)
+            and member in current.inside
+        )
+
     def next_deadline(self) -> float | None:
         deadlines = (next(iter(self._errors.values()), None), self._form_at)  # the first error is the first to be over
         return min((one for one in deadlines if one is not None), default=None)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from protocol.describing import describe
 from protocol.errors import HeadgateError
@@ -87,8 +88,8 @@ class Registration:
         if len(values) == 1:
             (value,) = values
             if issubclass(cls, enum.Flag):
-                if type(value) is int:
-                    return cls(value)
+                if type(value) is int and (member := _flags(cls, value)) is not None:
+                    return member
             elif type(value) is str and value in cls.__members__:
                 return cls[value]
         raise NoFit(f"{self} has no member {values!r:.60}: use the same release of it on both sides")
@@ -242,6 +243,52 @@ def learn_modules(modules: Mapping[str, str]) -> None:
 def learn_failures(failures: Mapping[str, str]) -> None:
     """Remember why classes of the driver did not come here, for the error if an event of theirs does."""
     _failures.update(failures)
+
+
+# --- flags --------------------------------------------------------------------------------------------------------
+
+
+def _flags(cls: Any, value: int) -> Any:
+    """Return the flags with this value, and keep nothing of it (H157). None if the class would make it another value.
+
+    ``enum`` keeps each combination of flags forever, and a peer can name 2**63 of them. Flags that are ints, as those
+    of ``IntFlag``, are equal if their values are, so what was built is taken out again. Others are equal only if they
+    are the same object: those live as long as somebody uses them.
+    """
+    known = cls._value2member_map_
+    if cls._member_type_ is object and type(known) is not _FlagsInUse:
+        known = cls._value2member_map_ = _FlagsInUse(known)
+    count = len(known)
+    try:
+        member = cls(value) if value >= 0 else None
+    except ValueError:  # bits that the class does not have
+        return None
+    finally:
+        while len(known) > count:
+            known.popitem()
+    return member if isinstance(member, cls) and member.value == value else None
+
+
+class _FlagsInUse(dict[int, Any]):
+    """The members of a class of flags by value, in place of the dict of ``enum``. Combinations are held weakly."""
+
+    def __init__(self, members: dict[int, Any]) -> None:
+        super().__init__(members)
+        self._combined: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    def __missing__(self, value: int) -> Any:
+        return self._combined[value]
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or value in self._combined
+
+    def get(self, value: int, default: Any = None) -> Any:
+        return self[value] if super().__contains__(value) else self._combined.get(value, default)
+
+    def setdefault(self, value: int, member: Any = None) -> Any:
+        if super().__contains__(value):
+            return self[value]
+        return self._combined.setdefault(value, member)
 
 
 # --- the kinds of classes -----------------------------------------------------------------------------------------

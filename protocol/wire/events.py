@@ -964,13 +964,16 @@ class _NestingBuilder(_Builder):
         yield from ()
 
     def _depth_over(self, inner: list[Any]) -> int:
+        """All of a list in C, because it is one step: of all that is inside, only what is deeper is looked at here."""
         deepest = 0
-        if not _flat.issuperset(map(type, inner)):
-            for value in inner:
-                if type(value) not in _flat:
-                    if type(value) is msgpack.Timestamp:  # msgpack decodes this one by itself
-                        raise ValueError("extension type -1")
-                    deepest = max(deepest, self._depths.pop(id(value), 1))
+        kinds = set(map(type, inner))
+        if not _flat.issuperset(kinds):
+            if msgpack.Timestamp in kinds:  # msgpack decodes this one by itself
+                raise ValueError("extension type -1")
+            deepest = 1
+            if self._depths:
+                deeper = self._depths.keys() & set(map(id, inner))
+                deepest = max([1, *map(self._depths.pop, deeper)])
         if deepest >= self._limits.event_nesting_max:
             raise _nests_deeper(self._limits)
         return deepest + 1

@@ -12,7 +12,7 @@ from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.permits.driver import Permits
 from spark_bridge.primitives.shared_value.driver import SharedValue
-from spark_bridge.primitives.work_queue.driver import WorkQueue
+from spark_bridge.primitives.work_queue.driver import QUEUE_BYTES_MAX, WorkQueue
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY
 
 __all__ = ["PartFactories"]
@@ -37,12 +37,18 @@ class PartFactories(StaysOnDriver):
         """Return new ``Permits``; see there for the arguments. Give them to operators with ``uses=[permits]``."""
         return Permits(name, per_s=per_s, burst=burst, concurrency=concurrency)
 
-    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1)
+    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1, bytes_max=AT_LEAST_1)
     def work_queue(
-        self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
+        self,
+        name: str,
+        roots: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = None,
+        in_hand: int = 1,
+        bytes_max: int = QUEUE_BYTES_MAX,
     ) -> WorkQueue[T]:
         """Return a new ``WorkQueue``; see there for the arguments. Give it to an operator with ``uses=[queue]``."""
-        return WorkQueue(name, roots, key=key, in_hand=in_hand)
+        return WorkQueue(name, roots, key=key, in_hand=in_hand, bytes_max=bytes_max)
 
     @checked(name=NAME, size=AT_LEAST_1)
     def group(self, name: str, size: int | None = None, **settings: Any) -> Group:

@@ -35,6 +35,9 @@ _ALWAYS_WHOLE_BYTES = 2**16
 """Remote files up to this size are read in one request, without looking at their head first."""
 
 
+_USE = ". Correct the URL or the options, or install the package of its filesystem (s3fs, gcsfs, adlfs, ...)"
+
+
 class Files:
     """The files of one directory. Paths are relative to it.
 
@@ -46,7 +49,7 @@ class Files:
         self.url = str(url)
         check_no_password(self.url, "storage", "give it in storage_options", StorageError)
         self._secrets = Secrets("storage_options", options or {})
-        with self._secrets.kept(make=self._refused("use", self.url), typed=True):  # each filesystem raises its own
+        with self._secrets.kept(make=self._refused("use", self.url, _USE), typed=True):  # each filesystem raises its own
             filesystem, root = url_to_fs(str(url), **(options or {}))
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
@@ -262,6 +265,6 @@ class Files:
             yield
 
     @staticmethod
-    def _refused(action: str, name: str) -> Callable[[str], StorageError]:
+    def _refused(action: str, name: str, advice: str = "") -> Callable[[str], StorageError]:
         """Makes an error of the first line of a text: some filesystems raise pages of it."""
-        return lambda text: StorageError(f"cannot {action} {name}: {text}".partition("\n")[0])
+        return lambda text: StorageError(f"cannot {action} {name}: {text}".partition("\n")[0] + advice)

@@ -11,6 +11,7 @@ from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.drivers import DRIVERS
+from tests.mutants.hostile_parts import HOSTILE_PARTS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.keys import KEYS
 from tests.mutants.mutant import Mutant
@@ -31,5 +32,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *INPUTS,
     *CALLS,
     *KEYS,
+    *HOSTILE_PARTS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -23,7 +23,7 @@ PARTS = catalogue(
     r"""
 found-again-counts-twice [new; H100]
   An item that a retried task finds again is added again.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_report
   - if id_ not in self._seen:
   + if True:
 work-ends-while-some-is-done [new; H100]
@@ -78,7 +78,7 @@ place-of-a-lost-attempt-is-lost [new; H111]
   + pass
 one-user-too-many [new; H111]
   One more user is let in than allowed.
-  @ spark_bridge.primitives.permits.book:PermitBook._serve
+  @ spark_bridge.primitives.permits.book:PermitBook._serve_waiting
   - self.in_use >= self._slots
   + self.in_use > self._slots
 idle-place-is-kept-from-others [new; H111]
@@ -149,8 +149,8 @@ open-calls-stay-open [new; H104]
 first-checkpoint-stays [new; H105]
   A later checkpoint does not replace the first one.
   @ spark_bridge.primitives.group.driver:_GroupCoordinator._carry_out
-  - self.checkpoint = GroupCheckpoint(step, bytes(blob))
-  + self.checkpoint = self.checkpoint or GroupCheckpoint(step, bytes(blob))
+  - self.checkpoint = GroupCheckpoint(step, blob.getvalue())
+  + self.checkpoint = self.checkpoint or GroupCheckpoint(step, blob.getvalue())
 finished-subtasks-are-waited-for [new; H106]
   A task that is lost after the others have finished waits for them.
   @ protocol.group:GroupMachine.handle

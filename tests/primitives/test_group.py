@@ -19,7 +19,7 @@ from protocol.errors import LocalProtocolError
 from protocol.group import Member
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.group import driver as driver_half
-from spark_bridge.primitives.group.messages import Blob, Join
+from spark_bridge.primitives.group.messages import Blob, Join, parse_request
 from tests.primitives.histories import group_history, passing_on, trained, training, until_done, with_held_requests
 
 pytestmark = pytest.mark.anyio
@@ -438,8 +438,7 @@ async def test_the_blob_of_a_member_that_is_gone_is_not_kept_in_memory(how: str)
     group = Group("train")
 
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
-        if how != "finishes":
-            group.__enter__()
+        group.__enter__()
         if context.subtask == 0:
             context.send_event(PartEvent("train", Blob(1, 0, 3, b"one").as_event()))
         context.sleep(1.0)
@@ -458,6 +457,119 @@ async def test_the_blob_of_a_member_that_is_gone_is_not_kept_in_memory(how: str)
             await world.kill(tasks[0])
         await world.advance(1.0)
         assert group._latest._blobs == {}
+
+
+def sending(group: Group, *events: Any) -> Callable[[SubtaskContext, Iterator[Any]], Iterator[Any]]:
+    """A task that enters the group, and sends these events if it is subtask 0."""
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        group.__enter__()
+        if context.subtask == 0:
+            for event in events:
+                context.send_event(PartEvent("train", event))
+        yield from iter(context.wait_for_event, "the end")
+
+    return run
+
+
+def kept_of(group: Group) -> int:
+    assert group._latest is not None
+    return sum(len(blob) for _, blob in group._latest._blobs.values())
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(0, 1, b"ab")],
+        [(0, 3, b"ab"), (2, 3, b"cd")],
+        [(0, 9, b"ab"), (1, 9, b"cd")],
+        [(0, 9, b"ab"), (4, 9, b"cd")],
+        [(0, 9, b"ab"), (-2, 9, b"cd")],
+        [(5, 9, b"ab")],
+        [(0, 1 << 40, b"ab")],
+        [(1 << 40, 1, b"ab")],
+    ],
+    ids=repr,
+)
+async def test_pieces_of_a_blob_that_do_not_follow_each_other_fail_the_job(pieces: list[Any]) -> None:  # H157
+    """What counts is what has come, not the size that the member claims."""
+    group = Group("train")
+    hostile = sending(group, *(Blob(1, *piece).as_event() for piece in pieces))
+    async with running_operator(parallelism=2, uses=[group]) as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask, hostile, [])
+        await world.advance(1.0)
+        (failure,) = map(str, world.failures)
+        assert ("must follow each other" in failure) or ("at most 1073741824 are allowed" in failure)
+        assert kept_of(group) <= 4
+
+
+async def test_only_rank_0_of_the_current_generation_can_make_the_driver_keep_a_blob() -> None:  # H157
+    group = Group("train")
+    kept: list[int] = []
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        for generation in (0, 1, 2):  # before it is a member
+            context.send_event(PartEvent("train", Blob(generation, 0, 1000, bytes(1000)).as_event()))
+        context.sleep(0.5)
+        group.__enter__()
+        for generation in (0, 1, 2, 1):
+            context.send_event(PartEvent("train", Blob(generation, 0, 1000, bytes(1000)).as_event()))
+        yield from iter(context.wait_for_event, "the end")
+
+    async with running_operator(parallelism=3, uses=[group]) as world:
+        tasks = [await world.launch_operator(subtask, run, []) for subtask in range(3)]
+        for _ in range(3):
+            await world.advance(0.4)
+            kept.append(kept_of(group))
+        await world.kill(tasks[2])
+        await world.advance(0.1)
+        assert not world.failures
+        assert [*kept, kept_of(group)] == [0, 1000, 1000, 0], "it goes with its generation"
+
+
+async def test_values_of_a_collective_that_the_driver_would_have_to_keep_above_the_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H157
+    monkeypatch.setattr(driver_half, "ROUND_BYTES_MAX", 1000)
+    group = Group("train", timeout_s=5.0)
+    errors: list[str] = []
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        with group as member:
+            for _ in range(5):  # what is answered is not kept
+                member.all_gather(bytes(300))
+            context.sleep(0.1 * context.subtask)
+            try:
+                member.all_gather(bytes(400))
+            except (RequestFailed, PeerLost) as error:
+                errors.append(f"{type(error).__name__} {error}")
+        yield None
+
+    async with running_operator(parallelism=3, uses=[group]) as world:
+        tasks = [await world.launch_operator(subtask, run, []) for subtask in range(3)]
+        await until_done(world, tasks)
+        assert group._latest is not None
+        assert group._latest._values.total == 0
+    text = (
+        "the values of a collective of the group 'train' would exceed the limit of 1000 bytes: send less in each call"
+    )
+    assert [text in error for error in sorted(errors)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ["join", "h" * 256, 1],
+        ["call", 1, 0, "k" * 5000, b""],
+        ["call", 1, 0, "save", b"not a step"],
+        ["call", 1, 0, "barrier()", 5],
+    ],
+    ids=lambda one: str(one)[:20],
+)
+def test_texts_and_values_that_no_member_sends_are_refused(request_: list[Any]) -> None:  # H157
+    with pytest.raises(ValueError, match="not a request of a group"):
+        parse_request(request_)
 
 
 async def test_a_blob_of_a_save_that_was_not_complete_is_not_kept() -> None:  # H105

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -20,13 +21,14 @@ import numpy as np
 import pytest
 
 from protocol.wire.keys import Key
+from spark_bridge.primitives.group import ring as ring_module
 from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
 from spark_bridge.primitives.group.messages import Broken, Question, Yours
 from spark_bridge.primitives.group.ring import Ring, listen
 from spark_bridge.primitives.group.task import GroupPart
 from spark_bridge.subtask.endpoint import TaskEndpoint
-from spark_bridge.subtask.errors import PeerLost
+from spark_bridge.subtask.errors import PeerLost, TimedOut
 
 if TYPE_CHECKING:
     from spark_bridge.primitives.group.task import GroupMember
@@ -44,6 +46,11 @@ def end(members: list[Ring], listeners: list[socket.socket]) -> None:
         member.close()
     for listener in listeners:
         listener.close()
+
+
+def connect_all(members: list[Ring], listeners: list[socket.socket]) -> None:
+    addresses = [one.getsockname() for one in listeners]
+    in_all(members, lambda rank, ring: ring.connect(listeners[rank], addresses))
 
 
 def in_all(members: list[Ring], act: Callable[[int, Ring], Any]) -> list[Any]:
@@ -158,6 +165,180 @@ def error_of(act: Callable[[], object]) -> BaseException | None:
     except Exception as error:
         return error
     return None
+
+
+class Strangers:
+    """Connections of nobody. Each does the same thing again and again until the other end closes, or the block ends."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60.0)
+        for one in self._sockets:
+            one.close()
+
+    def silent(self, address: Any, count: int) -> list[socket.socket]:
+        self._sockets += [socket.create_connection(address) for _ in range(count)]
+        return self._sockets[-count:]
+
+    def dribbling(self, address: Any, pace_s: float) -> list[int]:
+        """One that sends a byte every ``pace_s``. Returns a list that gets the number of bytes that it could send."""
+        sent: list[int] = []
+        one = self.silent(address, 1)[0]
+        one.settimeout(pace_s)
+
+        def dribble() -> None:
+            count = 0
+            with suppress(OSError):
+                while not self._over.is_set():
+                    one.sendall(b"x")
+                    count += 1
+                    with suppress(TimeoutError):
+                        if not one.recv(1000):
+                            break
+            sent.append(count)
+
+        self._threads.append(threading.Thread(target=dribble, daemon=True))
+        self._threads[-1].start()
+        return sent
+
+
+@pytest.mark.parametrize("count", [1, 5, ring_module.STRANGERS_MAX, 2 * ring_module.STRANGERS_MAX])
+def test_strangers_that_hold_connections_keep_no_member_out(count: int) -> None:  # H158
+    """Served one after another, each would take its whole time."""
+    _, listeners = rings(2)
+    members = [Ring(rank, 2, KEY, 20.0) for rank in range(2)]
+    addresses = [one.getsockname() for one in listeners]
+    with Strangers() as strangers:
+        held = [strangers.silent(addresses[number % 2], 1)[0] for number in range(min(count, 100))]
+        thread = threading.Thread(target=lambda: held.extend(strangers.silent(addresses[0], count - len(held))))
+        thread.start()  # the rest comes when others are gone
+        connect_all(members, listeners)
+        thread.join(60.0)
+        arrays = [np.arange(1000.0)] * 2
+        assert all((result == 2 * arrays[0]).all() for result in reduced(members, arrays))
+    end(members, listeners)
+
+
+def test_a_stranger_that_sends_one_byte_at_a_time_does_not_move_its_deadline(  # H158
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring_module, "HANDSHAKE_S", 0.3)
+    ring = Ring(0, 2, KEY, 60.0)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as silent, Strangers() as strangers:
+        sent = strangers.dribbling(own.getsockname(), 0.1)
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(error_of, lambda: ring.connect(own, [own.getsockname(), silent.getsockname()]))
+            strangers._threads[0].join(60.0)
+            ring.cancel()
+            assert isinstance(future.result(60.0), OSError)
+    assert sent, "it was never closed"
+    assert sent[0] < ring_module.NONCE_BYTES + 4
+    ring.close()
+
+
+def test_at_the_limit_the_oldest_stranger_goes(monkeypatch: pytest.MonkeyPatch) -> None:  # H158
+    monkeypatch.setattr(ring_module, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(ring_module, "HANDSHAKE_S", 600.0)
+    ring = Ring(0, 2, KEY, 600.0)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as silent, Strangers() as strangers:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(error_of, lambda: ring.connect(own, [own.getsockname(), silent.getsockname()]))
+            held = strangers.silent(own.getsockname(), 5)
+            for one in held[:2]:
+                one.settimeout(60.0)
+                assert one.recv(1) == b""
+            for one in held[2:]:
+                one.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    one.recv(1)
+            ring.cancel()
+            assert isinstance(future.result(60.0), OSError)
+    ring.close()
+
+
+def test_a_member_that_was_dismissed_as_the_oldest_connects_again() -> None:  # H158
+    """The port is played: it closes the first connections, at each point of the handshake."""
+    key = os.urandom(32)
+    ring, other = Ring(0, 2, key, 60.0), Ring(1, 2, key, 60.0)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as full, ThreadPoolExecutor(2) as pool:
+
+        def let_in() -> None:
+            for reads in ([], [20], [20, 32]):
+                with full.accept()[0] as one:
+                    handshake = other._handshake(one)
+                    next(handshake)
+                    for place, size in enumerate(reads, 1):
+                        data = one.recv(size, socket.MSG_WAITALL)
+                        if place < len(reads):
+                            handshake.send(data)
+            other.connect(full, [own.getsockname(), full.getsockname()])
+
+        future = pool.submit(let_in)
+        ring.connect(own, [own.getsockname(), full.getsockname()])
+        future.result(60.0)
+    end([ring, other], [])
+
+
+def test_a_member_comes_in_among_strangers_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that say nothing, dribble, lie, leave, and that know the protocol but not the key (H157, H158)."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    monkeypatch.setattr(ring_module, "STRANGERS_MAX", 8)
+    for _ in range(5):
+        members, listeners = rings(3)
+        addresses = [one.getsockname() for one in listeners]
+        with Strangers() as strangers:
+            for _ in range(rng.randrange(1, 60)):
+                address = rng.choice(addresses)
+                if rng.random() < 0.2:
+                    strangers.dribbling(address, rng.choice([0.001, 0.01, 0.1]))
+                    continue
+                one = strangers.silent(address, 1)[0]
+                rank = rng.randrange(4).to_bytes(4, "big")
+                with suppress(OSError):
+                    one.sendall(rng.choice([b"", rng.randbytes(rng.randrange(200)), bytes(16) + rank + bytes(32)]))
+                    if rng.random() < 0.3:
+                        one.shutdown(rng.choice([socket.SHUT_WR, socket.SHUT_RD, socket.SHUT_RDWR]))
+            connect_all(members, listeners)
+            arrays = [np.arange(1000.0)] * 3
+            assert all((result == 3 * arrays[0]).all() for result in reduced(members, arrays))
+        end(members, listeners)
+
+
+def test_a_member_that_sends_one_byte_at_a_time_does_not_move_the_deadline_of_a_collective(  # H158
+    connected: Callable[[int], list[Ring]],
+) -> None:
+    """It has 10,000 bytes to send, and no exchange begins anew what is left of the time."""
+    members = connected(2)
+    members[0]._timeout_s = 0.5
+    over = threading.Event()
+
+    def dribble() -> None:
+        with suppress(OSError):
+            while not over.wait(0.01):
+                members[1]._right.send(b"x")
+
+    def collect() -> None:
+        members[0].begin()
+        for _ in range(100):
+            members[0].exchange(memoryview(b""), memoryview(bytearray(100)))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(dribble)
+        error = error_of(collect)
+        over.set()
+    assert isinstance(error, TimedOut)
+    assert "waits for rank 1 to send the rest" in str(error)
 
 
 def test_a_member_that_waits_is_freed_by_cancel(connected: Callable[[int], list[Ring]]) -> None:

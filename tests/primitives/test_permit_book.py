@@ -21,7 +21,8 @@ from spark_bridge.primitives.permits.task import PermitsPart
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.errors import TimedOut
 
-A, B, C = (Asker("op", subtask, 0) for subtask in range(3))
+A, B, C, D = (Asker("op", subtask, 0) for subtask in range(4))
+OTHER = Asker("another operator", 0, 0)
 
 
 def ticket(asker: Asker, number: int = 1) -> Ticket:
@@ -74,9 +75,9 @@ def test_a_permit_that_was_not_used_is_there_for_the_next_one(ends: str) -> None
     book = Book(per_s=1.0)
     assert [book.delay(one) for one in (A, B, C)] == [0.0, 1.0, 2.0]
     getattr(book, ends)(B)
-    assert book.delay(C, 2) == 1.0, "the hole is filled first"
+    assert book.delay(D) == 1.0, "the hole is filled first"
     getattr(book, ends)(C)
-    book.give_up(C, 2)
+    book.give_up(D)
     assert book.delay(A, 2) == 1.0, "and those at the end are as if they had never been handed out"
 
 
@@ -128,6 +129,76 @@ def test_those_that_an_attempt_held_ahead_and_cannot_have_used_come_back() -> No
     assert max(delays) > 0.05
     book.forget(A)
     assert book.delay(B) <= 0.001
+
+
+# --- what one attempt can reserve -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_s", [0.5, 1.0, 20.0, 1000.0])
+def test_one_that_asks_a_thousand_times_and_stands_still_delays_another_operator_by_little(
+    per_s: float,
+) -> None:  # H157
+    book = Book(per_s=per_s)
+    book.delay(OTHER)
+    for number in range(1, 1001):
+        assert len(book.ask(A, number)) <= 1
+    delay = book.delay(OTHER, 2)
+    assert delay <= 2 / per_s + AHEAD_S + 1e-6, "one permit of A, or those of AHEAD_S, and its own"
+
+
+def test_those_of_a_thousand_requests_take_their_turn_one_after_another_and_others_in_between() -> None:  # H157
+    book = Book(per_s=1.0)
+    for number in range(1, 6):
+        book.ask(A, number)
+    got: list[Ticket] = []
+    for step in range(1, 8):
+        book.delay(OTHER, step)
+        deadline = book.book.next_deadline(book.now)
+        book.now += 1.0
+        if deadline is not None:
+            assert deadline <= book.now
+            got += [one.ticket for one in book._checked(book.book.pass_time(book.now)) if isinstance(one, Grant)]
+        book.now += 1.0
+        got += [one.ticket for one in book._checked(book.book.pass_time(book.now)) if isinstance(one, Grant)]
+    assert [one.number for one in got] == [3, 4, 5], "2 was granted ahead, and each of the others in its turn"
+
+
+@pytest.mark.parametrize("ends", ["give_up", "forget"])
+def test_what_waits_behind_a_request_ends_with_its_wait_and_its_attempt(ends: str) -> None:  # H157 H176
+    book = Book(per_s=1.0)
+    assert book.delay(A) == 0.0
+    assert book.delay(A, 2) == 1.0
+    assert book.ask(A, 3) == book.ask(A, 4, for_s=0.5) == []
+    if ends == "give_up":
+        assert book.give_up(A, 3) == [Withdraw(ticket(A, 3))]
+        book.now += 1.0
+        assert book.book.pass_time(book.now) == [Withdraw(ticket(A, 4))]
+    else:
+        assert book.forget(A) == [Withdraw(ticket(A, 3)), Withdraw(ticket(A, 4))]
+        assert book.delay(B) == 1.0
+    assert book.book.next_deadline(book.now) is None
+    assert book.book._later == {}
+
+
+def test_a_request_that_waits_behind_another_one_is_not_taken_twice() -> None:
+    book = Book(per_s=1.0)
+    for number in (1, 2, 3):
+        book.ask(A, number)
+    with pytest.raises(ValueError, match="has asked already"):
+        book.ask(A, 3)
+
+
+def test_one_that_waits_for_many_slots_takes_turns_with_others() -> None:  # H157
+    book = Book(slots=1)
+    book.ask(A, 1, slot=True)
+    for number in range(2, 100):
+        assert book.ask(A, number, slot=True) == []
+    assert book.ask(OTHER, 1, slot=True) == []
+    assert book.release(A, 1) == [Grant(ticket(A, 2), 0.0)]
+    assert book.ask(B, 1, slot=True) == []
+    assert book.release(A, 2) == [Grant(ticket(OTHER, 1), 0.0)]
+    assert book.release(OTHER, 1) == [Grant(ticket(A, 3), 0.0)]
+    assert book.release(A, 3) == [Grant(ticket(B, 1), 0.0)]
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------

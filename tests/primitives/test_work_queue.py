@@ -18,6 +18,7 @@ from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
+from spark_bridge.primitives.work_queue import driver as driver_half
 from spark_bridge.primitives.work_queue.messages import Report
 from tests.primitives.histories import (
     given_back_history,
@@ -510,3 +511,149 @@ async def test_the_work_is_over_when_an_attempt_counts_although_its_copy_has_don
     readers.running[0] = [1]
     await half.attempt_ended(0, 0, True)
     assert readers.told == [0, 1]
+
+
+# --- what tasks make the driver keep ----------------------------------------------------------------------------------
+
+
+def adding(*items: tuple[int, int, Any], finished: tuple[int, ...] = (), wanted: int = 0) -> list[Any]:
+    return Report(finished, items, (), wanted).as_event()
+
+
+async def a_bounded_half(bytes_max: int, mode: RestoreMode = RestoreMode.BATCH, roots: Any = ()) -> tuple[Any, Readers]:
+    readers = Readers({0: [0]})
+    readers.coordinator.mode = mode
+    half: Any = WorkQueue("queue", roots, bytes_max=bytes_max, in_hand=100)._enumerator(None)
+    await half.start(readers)
+    return half, readers
+
+
+LIMIT = "what tasks have added to the work queue 'queue' would exceed the limit of {} bytes: add smaller items"
+
+
+async def test_items_of_tasks_are_bounded_by_their_bytes_and_their_number() -> None:  # H157
+    for value, most in (("x", 24), ("x" * 1000, 7), (None, 24)):
+        half, _ = await a_bounded_half(10_000 + driver_half.PRIORITY_BYTES)
+        for number in range(most):
+            await half.handle_source_event(0, 0, adding((number, 0, value)))
+        with pytest.raises(ValueError, match=LIMIT.format(11_000)):
+            await half.handle_source_event(0, 0, adding((99, 0, value)))
+        assert half.known == most, "what is refused changes nothing"
+
+
+async def test_the_same_item_counts_once_and_roots_do_not_count() -> None:  # H157
+    half, _ = await a_bounded_half(2000, roots=["x" * 100_000])
+    for _ in range(100):
+        await half.handle_source_event(0, 0, adding((1, 0, "item")))
+    assert half.known == 2
+
+
+async def test_each_priority_of_which_an_item_waits_counts() -> None:  # H157
+    half, readers = await a_bounded_half(14_500)
+    for number in range(10):
+        await half.handle_source_event(0, 0, adding((number, number, None)))
+    with pytest.raises(ValueError, match=LIMIT.format(14_500)):
+        await half.handle_source_event(0, 0, adding((10, 10, None)))
+    await half.handle_source_event(0, 0, adding(wanted=100))
+    assert len(readers.given) == 10
+    await half.handle_source_event(0, 0, adding((11, 11, None)))
+
+
+async def test_in_batch_mode_finished_items_count_because_a_lost_task_gives_them_back() -> None:  # H157
+    half, readers = await a_bounded_half(6_000)
+    most = (6_000 - driver_half.PRIORITY_BYTES) // (driver_half.ITEM_BYTES + 1)
+    for number in range(most):
+        await half.handle_source_event(0, 0, adding((number, 0, None), wanted=1))
+        assert readers.ids == [number]
+        await half.handle_source_event(0, 0, adding(finished=(number,)))
+    with pytest.raises(ValueError, match=LIMIT.format(6_000)):
+        await half.handle_source_event(0, 0, adding((99, 0, None), wanted=1))
+
+
+async def test_in_streaming_mode_items_count_until_a_checkpoint_after_them_is_complete() -> None:  # H157
+    half, _ = await a_bounded_half(20_000, RestoreMode.STREAMING)
+
+    async def work_off(first: int) -> None:
+        for number in range(first, first + 20):
+            await half.handle_source_event(0, 0, adding((number, 0, "x" * 300), wanted=1))
+            await half.handle_source_event(0, 0, adding(finished=(number,)))
+
+    await work_off(0)
+    with pytest.raises(ValueError, match=LIMIT.format(20_000)):
+        await work_off(20)
+    half, _ = await a_bounded_half(20_000, RestoreMode.STREAMING)
+    for checkpoint_id in range(1, 6):
+        await work_off(20 * checkpoint_id)
+        await half.snapshot_state(checkpoint_id)
+        if checkpoint_id != 3:
+            continue_with = half._account.total
+            await half.notify_checkpoint_complete(checkpoint_id)
+            assert half._account.total < continue_with
+        else:
+            break
+    assert half._account.total > 20 * 700, "checkpoint 3 may still be restored without them"
+    await half.notify_checkpoint_complete(4)
+    assert half._account.total == 60 * driver_half.ID_BYTES, "the ids stay"
+
+
+async def test_a_task_is_given_no_more_than_it_holds_at_a_time_whatever_it_wants() -> None:  # H157
+    half, readers = await a_bounded_half(10**6, roots=range(1000))
+    await half.handle_source_event(0, 0, adding(wanted=2**62))
+    assert len(readers.given) == 100
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        adding((-1, 0, None)),
+        adding((1, 2**64, None)),
+        adding(("id", 0, None)),  # type: ignore[arg-type]
+        adding((1, "high", None)),  # type: ignore[arg-type]
+        adding((1, 0)),  # type: ignore[arg-type]
+        adding(finished=([],)),  # type: ignore[arg-type]
+        Report((), (), ({},), 0).as_event(),  # type: ignore[arg-type]
+        ["headgate/work-report", 1, 2, 3, 4, False],
+    ],
+    ids=repr,
+)
+async def test_a_report_that_no_task_sends_is_refused(event: Any) -> None:  # H157
+    half, _ = await a_bounded_half(10_000)
+    with pytest.raises(ValueError, match="not a report of a work queue"):
+        await half.handle_source_event(0, 0, event)
+    assert half.known == 0
+
+
+async def test_large_items_leave_a_task_in_several_events() -> None:  # H157
+    """All that one item adds in one event would exceed the limit of an event."""
+    queue: WorkQueue[Any] = WorkQueue("large", [0])
+    done: list[int] = []
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        for item in queue:
+            if item == 0:
+                queue.add(bytes(2**20) for _ in range(70))
+            else:
+                done.append(len(item))
+        yield None
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        await until_done(world, [await world.launch_operator(0, run, [])])
+    assert done == [2**20] * 70
+
+
+async def test_a_task_that_adds_without_end_fails_its_operator_with_the_limit_and_no_other() -> None:  # H157
+    queue: WorkQueue[Any] = WorkQueue("endless", [0], bytes_max=50_000)
+
+    def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        for _ in queue:
+            while True:
+                queue.add(["x" * 100] * 256)
+                context.sleep(0.1)
+        yield None
+
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        await world.launch_operator(0, run, [])
+        await world.advance(5.0)
+        (failure,) = map(str, world.failures)
+    assert "'endless' would exceed the limit of 50000 bytes" in failure
+    assert "raise bytes_max of the queue" in failure

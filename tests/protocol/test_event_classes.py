@@ -10,6 +10,7 @@ import enum
 import functools
 import gc
 import pickle
+import random
 import subprocess
 import sys
 import types
@@ -615,3 +616,77 @@ def test_an_exit_of_a_module_that_is_imported_for_an_event_is_a_remote_error(
     event_classes.learn_modules({"exiting.rule": "exits_when_imported"})
     with pytest.raises(RemoteProtocolError, match=r"cannot be imported here \(SystemExit: 3\): send the module"):
         decode_event(packed("exiting.rule", 1))
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+LARGE = [1 << bit for bit in range(62)]
+
+
+def flag_classes() -> list[Any]:
+    """One of each kind, with one member for each bit, named b0 to b61."""
+    names = {f"b{bit}": value for bit, value in enumerate(LARGE)}
+    bases: list[Any] = [enum.Flag, enum.IntFlag]
+    return [
+        *(base(base.__name__, names, module=__name__) for base in bases),
+        *(
+            base(f"{base.__name__}{boundary.name}", names, module=__name__, boundary=boundary)
+            for base in bases
+            for boundary in enum.FlagBoundary
+        ),
+    ]
+
+
+def sent_flags(name: str, values: list[int]) -> bytes:
+    """The event of a peer that has such flags, whatever the class here has."""
+    mark = msgpack.ExtType(ExtensionType.REGISTERED, b"")
+    return bytes(msgpack.packb([[mark, name, value] for value in values]))
+
+
+@pytest.fixture
+def registered_flags(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(event_classes, "_by_name", dict(event_classes._by_name))
+    return [event(f"tests.flags.{number}")(cls) for number, cls in enumerate(flag_classes())]
+
+
+@pytest.mark.parametrize("number", range(len(flag_classes())))
+def test_combinations_of_flags_that_arrive_are_equal_to_those_here_and_are_not_kept(  # H157
+    registered_flags: list[Any], number: int
+) -> None:
+    cls, seed = registered_flags[number], random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    values = [rng.getrandbits(62) for _ in range(2000)]
+    before = len(cls._value2member_map_)
+    held_here = [cls(value) for value in values[:100]]
+    arrived = decode_event(sent_flags(f"tests.flags.{number}", values))
+    assert [member.value for member in arrived] == values
+    assert arrived[:100] == held_here
+    assert arrived == [cls(value) for value in values], "those that are made later, too"
+    assert all(a == b and hash(a) == hash(b) for a, b in zip(decode_event(encode_event(arrived)), arrived, strict=True))
+    if issubclass(cls, int):
+        fresh = [value ^ 1 for value in values]  # the program has not made these itself
+        before = len(cls._value2member_map_)
+        decode_event(sent_flags(f"tests.flags.{number}", fresh))
+    del arrived, held_here
+    gc.collect()
+    assert len(cls._value2member_map_) <= before + 100
+
+
+@pytest.mark.parametrize("value", [-1, -2, 1 << 62, (1 << 62) + 1])
+@pytest.mark.parametrize("number", range(len(flag_classes())))
+def test_flags_with_bits_that_the_class_does_not_have_arrive_as_they_are_or_not(  # H157
+    registered_flags: list[Any], number: int, value: int
+) -> None:
+    """``CONFORM`` would drop the bits, ``EJECT`` would make an int, and a negative number would become another."""
+    cls = registered_flags[number]
+    before = len(cls._value2member_map_)
+    data = sent_flags(f"tests.flags.{number}", [value])
+    if value > 0 and cls._boundary_ is enum.FlagBoundary.KEEP:
+        (arrived,) = decode_event(data)
+        assert (type(arrived), arrived.value) == (cls, value)
+        del arrived
+    else:
+        with pytest.raises(RemoteProtocolError, match=r"has no member .*: use the same release of it on both sides"):
+            decode_event(data)
+    assert len(cls._value2member_map_) == before

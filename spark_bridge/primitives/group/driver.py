@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
@@ -43,6 +44,7 @@ from protocol.group import (
     Suspected,
     TellBroken,
 )
+from protocol.kept_bytes import KeptBytes
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_state_in_steps, encode_state_in_steps
@@ -70,6 +72,8 @@ __all__ = ["BLOB_BYTES_MAX", "Group"]
 _GROUP = "a group"
 BLOB_BYTES_MAX = 1 << 30
 """A larger blob of a checkpoint is refused. The driver holds one, and a second one while it arrives."""
+ROUND_BYTES_MAX = 1 << 30
+"""The values of a collective through the driver have at most so many bytes. All must fit into one event anyway."""
 
 
 class Group(GroupInTask, Primitive):
@@ -95,7 +99,8 @@ class Group(GroupInTask, Primitive):
         size: how many members a generation has; by default as many as the operator has subtasks.
         min_size: the least number of members of an elastic group; by default ``size``.
         max_size: the greatest number; by default ``size``.
-        timeout_s: how long a member waits for others, in seconds, until ``TimedOut`` is raised. Losses need no timeout.
+        timeout_s: how long a member waits for others, in seconds, until ``TimedOut`` is raised: to join, and for each
+            collective as a whole. Losses need no timeout.
         join_wait_s: how long an elastic group that has ``min_size`` members waits for more, after a loss.
         start_wait_s: the same for the first generation, whose tasks may start at different times, and for members that
             have left without an error and may come back.
@@ -176,6 +181,13 @@ class Group(GroupInTask, Primitive):
         return config
 
 
+class _ArrivingBlob(BytesIO):
+    """What has come of a blob. ``getvalue`` copies nothing."""
+
+    def __len__(self) -> int:
+        return self.tell()
+
+
 class _GroupCoordinator(OperatorCoordinator):
     """The shell of the machine. On the event loop."""
 
@@ -187,7 +199,10 @@ class _GroupCoordinator(OperatorCoordinator):
         self.machine = GroupMachine(GroupConfig(1, 1, 1))
         self._context: CoordinatorContext
         self._replies: dict[Member, Reply] = {}
-        self._blobs: dict[Member, tuple[int, bytearray]] = {}
+        self._blobs: dict[Member, tuple[int, _ArrivingBlob]] = {}  # of rank 0
+        self._values = KeptBytes(
+            ROUND_BYTES_MAX, f"the values of a collective of the group {name!r}", "send less in each call"
+        )
         self._timer: float | None = None
         self._enumeration = CurrentEnumeration()
         self._met_run = False
@@ -213,11 +228,12 @@ class _GroupCoordinator(OperatorCoordinator):
                 case Join():
                     await self._tell(Joined(member, parsed))
                 case Call(generation, round_, kind, value):
+                    self._values.charge(member, len(value) if isinstance(value, bytes) else 0)
                     await self._tell(Called(member, generation, round_, kind, value))
                 case Question(generation):
                     await self._tell(ErrorMet(member, generation))
         except Exception:
-            self._replies.pop(member, None)
+            self._reply(member)
             raise
         return reply
 
@@ -233,16 +249,24 @@ class _GroupCoordinator(OperatorCoordinator):
                 self._take_blob(member, generation, offset, size, data)
 
     def _take_blob(self, member: Member, generation: int, offset: int, size: int, data: bytes) -> None:
-        if size > BLOB_BYTES_MAX:
+        """Keep a piece. Only rank 0 of the current generation has a blob, so there is at most one (H157)."""
+        if not self.machine.is_first(member, generation):
+            self._blobs.pop(member, None)
+            return
+        if max(size, offset + len(data)) > BLOB_BYTES_MAX:
             raise ValueError(
-                f"the blob of a checkpoint has {size} bytes, and at most {BLOB_BYTES_MAX} are allowed: store it "
-                "elsewhere, and save its place"
+                f"the blob of a checkpoint has {max(size, offset + len(data))} bytes, and at most {BLOB_BYTES_MAX} are "
+                "allowed: store it elsewhere, and save its place"
             )
         if offset == 0:
-            self._blobs[member] = generation, bytearray()
-        of_generation, blob = self._blobs.get(member, (0, bytearray()))
-        if of_generation == generation and len(blob) == offset:
-            blob += data
+            self._blobs[member] = generation, _ArrivingBlob()
+        of_generation, blob = self._blobs.get(member, (0, _ArrivingBlob()))
+        if of_generation != generation or len(blob) != offset or offset + len(data) > size:
+            raise ValueError(
+                f"subtask {member.subtask} sent the bytes {offset} to {offset + len(data)} of a blob of {size} bytes "
+                f"after {len(blob)} bytes of it: its pieces must follow each other"
+            )
+        blob.write(data)
 
     def _piece(self, fetch: Fetch) -> bytes:
         checkpoint = self.checkpoint
@@ -306,9 +330,10 @@ class _GroupCoordinator(OperatorCoordinator):
     def _begin_anew(self) -> None:
         self.machine = GroupMachine(self.machine.config, self.machine.generation)
         self._replies, self._blobs = {}, {}
+        self._values.clear()
 
     def _forget(self, member: Member) -> None:
-        self._replies.pop(member, None)
+        self._reply(member)
         self._blobs.pop(member, None)
 
     async def _meet_run(self) -> None:
@@ -356,8 +381,8 @@ class _GroupCoordinator(OperatorCoordinator):
             case AdmitAlone(generation, member, rank, world_size, details):
                 self._answer(member, self._admitted(generation, rank, world_size, details, b""))
             case KeepCheckpoint(member, step):
-                _, blob = self._blobs.pop(member, (0, bytearray()))
-                self.checkpoint = GroupCheckpoint(step, bytes(blob))
+                _, blob = self._blobs.pop(member, (0, _ArrivingBlob()))
+                self.checkpoint = GroupCheckpoint(step, blob.getvalue())
             case Answer(members, values, waiting):
                 self._answer_round(members, values, waiting)
             case RefuseCall(member, generation, reason):
@@ -387,11 +412,14 @@ class _GroupCoordinator(OperatorCoordinator):
 
     async def _tell_broken(self, generation: int, members: tuple[Member, ...], reason: str) -> None:
         self._context.log.warning("generation broken", generation=generation, reason=reason)
+        self._blobs.clear()  # nobody completes it
         broken = Broken(generation, reason).as_event()
         for member in members:
             await self._context.gateways.send(member.subtask, broken, attempt=member.attempt, urgent=True)
 
     def _reply(self, member: Member) -> Reply:
+        """The reply to what the member has asked. It is over, so nothing that came with it is kept."""
+        self._values.release(member)
         return self._replies.pop(member, None) or Reply()
 
     def _answer(self, member: Member, answer: list[Any]) -> None:

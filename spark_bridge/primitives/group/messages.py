@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.describing import show
+from protocol.group import SAVE
 from protocol.values import value
 
 __all__ = [
@@ -29,6 +30,13 @@ __all__ = [
     "parse_event",
     "parse_request",
 ]
+
+
+HOST_CHARS_MAX = 255
+KIND_CHARS_MAX = 4096
+"""The name of a collective, which has the shape of an array."""
+ERROR_CHARS_MAX = 2000
+"""How much of the text of a member's error the others are told."""
 
 
 @value
@@ -159,11 +167,15 @@ class Yours:
 
 
 def parse_request(event: Any) -> Join | Call | Question | Fetch:
-    """Raises ``ValueError`` for anything else."""
+    """Raises ``ValueError`` for anything else, and for texts that are too long to be kept (H157)."""
     match event:
-        case ["join", str(host), int(port)]:
+        case ["join", str(host), int(port)] if len(host) <= HOST_CHARS_MAX:
             return Join(host, port)
-        case ["call", int(generation), int(round_), str(kind), (bytes() | int() | None) as value_]:
+        case ["call", int(generation), int(round_), str(kind), int(value_)] if kind == SAVE:
+            return Call(generation, round_, kind, value_)
+        case ["call", int(generation), int(round_), str(kind), (bytes() | None) as value_] if (
+            kind != SAVE and len(kind) <= KIND_CHARS_MAX
+        ):
             return Call(generation, round_, kind, value_)
         case ["question", int(generation)]:
             return Question(generation)
@@ -177,7 +189,7 @@ def parse_event(event: Any) -> Leave | GiveUp | Blob:
     """Raises ``ValueError`` for anything else."""
     match event:
         case ["leave", int(generation), str(error)]:
-            return Leave(generation, error)
+            return Leave(generation, error[:ERROR_CHARS_MAX])
         case ["give up", int(generation)]:
             return GiveUp(generation)
         case ["blob", int(generation), int(offset), int(size), bytes(data)]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -19,6 +20,7 @@ from protocol.group import SAVE
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from spark_bridge.primitives.group.guard import SocketGuard, addresses_of
 from spark_bridge.primitives.group.messages import (
+    ERROR_CHARS_MAX,
     Admitted,
     Blob,
     Broken,
@@ -139,7 +141,8 @@ class GroupMember:
         from spark_bridge.primitives.group.arrays import all_reduce
 
         try:
-            return all_reduce(array, op, self.rank, self.world_size, self._call, self._connected)
+            rounds = partial(self._call, until=self._part.context.now() + self._part.timeout_s)
+            return all_reduce(array, op, self.rank, self.world_size, rounds, self._connected)
         except (OSError, TimedOut) as error:
             self._over = f"an earlier call ended with {type_name(error)}"
             if not isinstance(error, TimedOut):
@@ -269,10 +272,11 @@ class GroupMember:
             )
         self._part.check(self.generation)
 
-    def _call(self, kind: str, value: bytes | int | None) -> tuple[Any, ...]:
+    def _call(self, kind: str, value: bytes | int | None, *, until: float | None = None) -> tuple[Any, ...]:
+        """``until``: the end of a collective of several rounds; None for ``timeout_s`` from now on."""
         self._check()
         try:
-            answer = self._part.ask(Call(self.generation, self._round, kind, value))
+            answer = self._part.ask(Call(self.generation, self._round, kind, value), until)
         except BaseException as error:
             self._over = f"an earlier call ended with {type_name(error)}"
             self._part.give_up(self.generation)
@@ -301,6 +305,8 @@ class GroupMember:
                 self._part.use(ring)
                 self._ring = ring
                 ring.connect(listener, [(host, port) for host, port in addresses])
+        if self._ring is not None:
+            self._ring.begin()
         return self._ring
 
 
@@ -470,7 +476,7 @@ class GroupPart(TaskPart):
 
     def _send_leave(self, generation: int, text: str, error: BaseException | None = None) -> None:
         with suppress(AttemptOver, *(() if error is None else (Exception,))):
-            self.context.send_event(Leave(generation, text[:2000]).as_event())
+            self.context.send_event(Leave(generation, text[:ERROR_CHARS_MAX]).as_event())
 
     def _fetch(self, admitted: Admitted) -> GroupCheckpoint | None:
         if admitted.step < 0:
@@ -480,10 +486,11 @@ class GroupPart(TaskPart):
             blob += self.context.request(Fetch(admitted.step, len(blob)).as_event(), self.timeout_s)
         return GroupCheckpoint(admitted.step, bytes(blob))
 
-    def ask(self, request: Join | Call | Question) -> Admitted | Values | Broken | Yours:
+    def ask(self, request: Join | Call | Question, until: float | None = None) -> Admitted | Values | Broken | Yours:
         self._asks = True
+        left_s = self.timeout_s if until is None else max(0.0, until - self.context.now())
         try:
-            return parse_answer(self.context.request(request.as_event(), self.timeout_s))
+            return parse_answer(self.context.request(request.as_event(), left_s))
         except TimedOut as error:
             what = "join it" if isinstance(request, Join) else "make the same call"
             raise TimedOut(

@@ -6,6 +6,11 @@ A request has a *ticket*: who asks, and its own number. It waits for a slot, if 
 Then it is answered with the moment from which a permit of the rate may be used; its task waits until then by itself. So
 a task that waits for the rate asks nothing meanwhile, and can take part in a checkpoint.
 
+What one attempt has reserved keeps others waiting for little (H157). An attempt has one request in the queue for slots.
+If it has a permit that is not due, it gets another one only if that is due within ``AHEAD_S``. Its other requests wait
+behind its own, and take their turn when that is over. So one that asks a thousand times, and then stands still or dies,
+delays others by one permit, or ``AHEAD_S`` of them.
+
 What is reserved for a ticket ends with its wait, its attempt or its time, whichever is first (H176):
 
 | what happens | a ticket that waits | one that was granted | any other |
@@ -21,6 +26,7 @@ A request and the word that it was given up arrive in this order, so the word al
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from itertools import count
 from typing import NamedTuple
@@ -63,6 +69,14 @@ class Withdraw(NamedTuple):
 PermitEffect = Grant | Withdraw
 
 
+class _Later(NamedTuple):
+    """A request behind others of its attempt."""
+
+    ticket: Ticket
+    needs_slot: bool
+    until: float
+
+
 class PermitBook:
     """What one ``Permits`` hands out. ``slots``: how many may be in use at a time; 0 for any number.
 
@@ -78,6 +92,8 @@ class PermitBook:
         self._waits: dict[Asker, set[int]] = {}  # their numbers
         self._held: dict[Asker, set[int]] = {}  # the numbers of those with a slot
         self._permits: dict[Ticket, float] = {}  # of the rate, as long as they can be given back
+        self._later: dict[Asker, deque[_Later]] = {}
+        self._reserved: dict[Asker, tuple[Ticket, float]] = {}  # the last permit of each, and when it is due
         self._ahead = count(-1, -1)  # numbers for permits that nobody has asked for one by one
 
     @property
@@ -91,16 +107,33 @@ class PermitBook:
         Raises ``ValueError``, and changes nothing, if the ticket waits already, or has a slot and needs another one.
         """
         asker, number = ticket
-        if number in self._waits.get(asker, ()) or (needs_slot and number in self._held.get(asker, ())):
+        if (
+            number in self._waits.get(asker, ())
+            or (needs_slot and number in self._held.get(asker, ()))
+            or any(later.ticket == ticket for later in self._later.get(asker, ()))
+        ):
             raise ValueError(f"{ticket} has asked already")
         effects: list[PermitEffect] = []
-        if needs_slot and self._slots:
-            self._waiting[ticket] = until
-            self._waits.setdefault(asker, set()).add(number)
+        needs_slot = needs_slot and self._slots > 0
+        self._give_back_permit(ticket)  # what comes now is not later
+        if self._later.get(asker) or self._has_enough(asker, needs_slot, now):
+            self._later.setdefault(asker, deque()).append(_Later(ticket, needs_slot, until))
         else:
-            self._give_back_permit(ticket)  # what comes now is not later
-            effects.append(self._grant(ticket, until, now))
+            self._begin(ticket, needs_slot, until, now, effects)
         return self._serve(now, effects)
+
+    def next_deadline(self, now: float) -> float | None:
+        """When ``pass_time`` has something to do; None if it waits for nothing but calls."""
+        schedule = self._schedule
+        if not self._later or schedule is None:
+            return None
+        soon = max(now, schedule.due(now) - AHEAD_S)
+        due = [soon if asker not in self._reserved else min(soon, self._reserved[asker][1]) for asker in self._later]
+        return max(now, min(due))
+
+    def pass_time(self, now: float) -> list[PermitEffect]:
+        """Serve those whose earlier permit is due now."""
+        return self._serve(now, [])
 
     def take_ahead(self, asker: Asker, most: int, now: float) -> list[float]:
         """Hand out permits of the rate ahead of need, as far as they are due soon; return how long each is not due."""
@@ -116,6 +149,7 @@ class PermitBook:
         """The asker does not wait any more, and uses nothing."""
         effects: list[PermitEffect] = []
         self._withdraw(ticket, effects)
+        self._drop_later(ticket.asker, effects, ticket)
         self._free_slot(ticket)
         self._give_back_permit(ticket)
         return self._serve(now, effects)
@@ -136,10 +170,12 @@ class PermitBook:
 
         effects: list[PermitEffect] = []
         if subtask is None or attempt is None:
-            askers = [one for one in {*self._waits, *self._held} if is_over(one)]
+            askers = [one for one in {*self._waits, *self._held, *self._later, *self._reserved} if is_over(one)]
         else:
             askers = [Asker(operator_id, subtask, attempt)]
         for asker in askers:
+            self._drop_later(asker, effects)
+            self._reserved.pop(asker, None)
             for number in list(self._waits.get(asker, ())):
                 self._withdraw(Ticket(asker, number), effects)
             for number in list(self._held.get(asker, ())):
@@ -153,7 +189,55 @@ class PermitBook:
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
+    def _has_enough(self, asker: Asker, needs_slot: bool, now: float) -> bool:
+        """Whether what the attempt has reserved comes before what it asks for now."""
+        if needs_slot and asker in self._waits:
+            return True
+        ticket, due = self._reserved.get(asker, (None, now))
+        if ticket not in self._permits or due <= now or self._schedule is None:
+            return False
+        return self._schedule.due(now) - now > AHEAD_S
+
+    def _begin(self, ticket: Ticket, needs_slot: bool, until: float, now: float, effects: list[PermitEffect]) -> None:
+        if needs_slot:
+            self._waiting[ticket] = until
+            self._waits.setdefault(ticket.asker, set()).add(ticket.number)
+        else:
+            effects.append(self._grant(ticket, until, now))
+
     def _serve(self, now: float, effects: list[PermitEffect]) -> list[PermitEffect]:
+        self._serve_waiting(now, effects)
+        while self._begin_later(now, effects):
+            self._serve_waiting(now, effects)
+        self._forget_used(now)
+        return effects
+
+    def _begin_later(self, now: float, effects: list[PermitEffect]) -> bool:
+        """Let each attempt whose own requests are served take the next of them; return whether one did."""
+        begun = False
+        for asker, waiting in list(self._later.items()):
+            ticket, needs_slot, until = waiting[0]
+            if until < now:
+                effects.append(Withdraw(ticket))
+            elif self._has_enough(asker, needs_slot, now):
+                continue
+            else:
+                self._begin(ticket, needs_slot, until, now, effects)
+            begun = True
+            waiting.popleft()
+            if not waiting:
+                del self._later[asker]
+        return begun
+
+    def _drop_later(self, asker: Asker, effects: list[PermitEffect], only: Ticket | None = None) -> None:
+        """Requests that wait behind others of their attempt wait no more: one of them, or all."""
+        waiting = self._later.pop(asker, deque())
+        effects += [Withdraw(one.ticket) for one in waiting if only in (None, one.ticket)]
+        kept = deque(one for one in waiting if only not in (None, one.ticket))
+        if kept:
+            self._later[asker] = kept
+
+    def _serve_waiting(self, now: float, effects: list[PermitEffect]) -> None:
         while self._waiting:
             ticket, until = next(iter(self._waiting.items()))
             if until < now:
@@ -167,8 +251,6 @@ class PermitBook:
                 effects.append(self._grant(ticket, until, now))
                 if isinstance(effects[-1], Withdraw):
                     self._free_slot(ticket)
-        self._forget_used(now)
-        return effects
 
     def _grant(self, ticket: Ticket, until: float, now: float) -> PermitEffect:
         """Hand out a permit of the rate, unless it comes too late."""
@@ -178,6 +260,7 @@ class PermitBook:
             return Withdraw(ticket)
         if schedule is not None:
             self._permits[ticket] = schedule.take(now)
+            self._reserved[ticket.asker] = ticket, due
         return Grant(ticket, due - now)
 
     def _leave_queue(self, ticket: Ticket) -> bool:
@@ -215,6 +298,8 @@ class PermitBook:
             del self._permits[ticket]
 
     def check_invariants(self) -> None:
+        assert all(self._later.values()), "an asker without later requests is kept"
+        assert all(len(numbers) == 1 for numbers in self._waits.values()), "an attempt waits for two slots in the queue"
         waiting = [Ticket(asker, number) for asker, numbers in self._waits.items() for number in numbers]
         assert sorted(self._waiting) == sorted(waiting), "one that waits is not in both lists"
         held = {Ticket(asker, number) for asker, numbers in self._held.items() for number in numbers}

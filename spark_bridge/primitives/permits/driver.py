@@ -38,6 +38,10 @@ class Permits(PermitsInTask, Primitive):
     its timeout, an error, or its death, goes to the next one that asks. A task that already waits for a later permit
     looks for such an earlier one every few seconds.
 
+    A task that asks several times, from several threads, waits with its first request only; the others take their turn
+    after it. So a task that stands still or dies delays others by one permit, or by a tenth of a second. It
+    keeps the places that it has until it is known to be over: if its connection is lost, it may still be inside.
+
     Args:
         name: the name of the part, at most 200 characters.
         per_s: permits a second, a finite number above 0. None for no limit.
@@ -91,6 +95,7 @@ class _Desk:
         self.changes = 0
         self._halves: dict[str, _Coordinator] = {}
         self._replies: dict[Ticket, Reply] = {}
+        self._timer: float | None = None
 
     def attach(self, half: _Coordinator) -> None:
         """An operator uses these permits."""
@@ -99,7 +104,12 @@ class _Desk:
     def detach(self, half: _Coordinator) -> None:
         """It has ended."""
         self._halves.pop(half.operator_id, None)
-        self.carry_out(self.book.forget(half.now, half.operator_id), half.now)
+        self.forget(half)
+
+    def forget(self, half: _Coordinator, subtask: int | None = None, attempt: int | None = None) -> None:
+        """These attempts of the operator are over."""
+        self._timer = None  # it may have been one of the operator's, and end with it
+        self.carry_out(self.book.forget(half.now, half.operator_id, subtask, attempt), half.now)
 
     def ask(self, half: _Coordinator, ticket: Ticket, needs_slot: bool, timeout_s: float) -> Reply:
         """Answer with the time to wait as soon as there is what is needed; with None if it would come too late."""
@@ -121,6 +131,19 @@ class _Desk:
             self.changes += 1
             for one in list(self._halves.values()):
                 one.tell_contended()
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        due = self.book.next_deadline(now)
+        if due is None or not self._halves or (self._timer is not None and now < self._timer <= due):
+            return
+        self._timer = due
+        half = next(iter(self._halves.values()))
+        half.context.call_later(max(0.0, due - now), partial(self._wake, half))
+
+    async def _wake(self, half: _Coordinator) -> None:
+        self._timer = None
+        self.carry_out(self.book.pass_time(half.now), half.now)
 
 
 async def _raise_error(result: object, error: Exception | None) -> None:
@@ -135,10 +158,10 @@ class _Coordinator(OperatorCoordinator):
         self._name = name
         self._desk = desk
         self.operator_id = operator_id
-        self._context: CoordinatorContext
+        self.context: CoordinatorContext
 
     async def start(self, context: CoordinatorContext) -> None:
-        self._context = context
+        self.context = context
         self.clock = context.clock
         self._desk.attach(self)
 
@@ -152,26 +175,26 @@ class _Coordinator(OperatorCoordinator):
         return self.clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if self._context.handles_restored:  # nobody would give back what it gets
+        if self.context.handles_restored:  # nobody would give back what it gets
             return None
         match request:
-            case ["acquire", int(number), bool(needs_slot), int() | float() as timeout_s]:
+            case ["acquire", int(number), bool(needs_slot), int() | float() as timeout_s] if number > 0 <= timeout_s:
                 ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
                 return self._desk.ask(self, ticket, needs_slot, timeout_s)
             case _:
                 raise ValueError(f"not a request for permits: {show(request, 80)}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if self._context.handles_restored:  # of an attempt that is over, and has nothing any more
+        if self.context.handles_restored:  # of an attempt that is over, and has nothing any more
             return
         asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
             case ["more", int(count)]:
                 delays = book.take_ahead(asker, min(max(count, 1), 1000), self.now)
-                await self._context.gateways.send(subtask, ["permits", delays], attempt=attempt, urgent=True)
-            case ["give up", int(number)]:
+                await self.context.gateways.send(subtask, ["permits", delays], attempt=attempt, urgent=True)
+            case ["give up", int(number)] if number > 0:
                 self._desk.carry_out(book.give_up(Ticket(asker, number), self.now), self.now)
-            case ["release", [*numbers]]:
+            case ["release", [*numbers]] if {int}.issuperset(map(type, numbers)):
                 self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:
                 raise ValueError(f"not an event of permits: {show(event, 80)}")
@@ -183,10 +206,10 @@ class _Coordinator(OperatorCoordinator):
         """Tell all attempts whether some task waits for a slot."""
         event = self._contended()
         try:
-            self._context.gateways.broadcast_nowait(event, urgent=True)
+            self.context.gateways.broadcast_nowait(event, urgent=True)
         except GatewayFull:  # some task is slow; no other task waits for it
-            self._context.run_in_background(
-                partial(self._context.gateways.broadcast, event, urgent=True), handler=_raise_error
+            self.context.run_in_background(
+                partial(self.context.gateways.broadcast, event, urgent=True), handler=_raise_error
             )
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
@@ -209,4 +232,4 @@ class _Coordinator(OperatorCoordinator):
             self._forget()
 
     def _forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
-        self._desk.carry_out(self._desk.book.forget(self.now, self.operator_id, subtask, attempt), self.now)
+        self._desk.forget(self, subtask, attempt)

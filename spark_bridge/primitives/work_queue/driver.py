@@ -9,10 +9,15 @@ is being worked on anywhere.
 
 An item that waits costs about 170 bytes beside its own: its id is the same object in the set of ids seen and in the
 queue, and its value is kept encoded.
+
+What tasks add is charged to an account, of which an error ends the operator (H157). An id stays. A value stays as long
+as a failure may give it back: in batch mode for the whole action, in streaming mode until a checkpoint that began after
+the item was finished is complete.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,6 +29,7 @@ from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnu
 from actors.coordination.turns import Begun, in_turns
 from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.errors import LocalProtocolError
+from protocol.kept_bytes import KeptBytes
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks, is_state_of
@@ -49,6 +55,16 @@ NOBODY = -1
 ASSIGN_MAX = 256
 """The items in one event to a task."""
 QUEUE = "a work queue"
+QUEUE_BYTES_MAX = 2**30
+"""How much a queue keeps of what tasks add, by default."""
+ITEM_BYTES = 400
+"""What an item takes beside its value, at most, wherever it is."""
+ID_BYTES = 100
+"""What the id of a finished item takes."""
+PRIORITY_BYTES = 1000
+"""What a priority takes as long as an item of it waits."""
+_ITEMS, _IDS, _PRIORITIES, _DONE = "items", "ids", "priorities", "done"
+"""The owners in the account, beside the numbers of checkpoints: ``_DONE`` is finished, and in no checkpoint yet."""
 _ITEM = Struct(">Qq")  # id and priority, before the value
 _OLD_HEAD = Struct(">II")  # how many ids were seen, and how many are being worked on
 _OLD_ENTRY = Struct(">QqI")  # id, priority, bytes of the value
@@ -75,20 +91,30 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         in_hand: how many items a task holds at a time, at least 1: the one that it works on, and those that wait for
             it, so that it never waits for the driver. When others have nothing to do, it gives back those that wait
             (in batch mode).
+        bytes_max: how many bytes the driver keeps of the items that tasks add, with some 400 for each. If they would
+            exceed it, the job fails. In batch mode, finished items count too, because a lost task may give them back.
+            In streaming mode, 100 bytes stay of each that was in a complete checkpoint.
 
     Raises:
-        ValueError: ``in_hand`` is too small, or the name is unsuitable.
+        ValueError: ``in_hand`` or ``bytes_max`` is too small, or the name is unsuitable.
         EventEncodeError: an event cannot carry one of the roots.
         TypeError: ``roots`` is a text, or no collection.
     """
 
-    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1)
+    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1, bytes_max=AT_LEAST_1)
     def __init__(
-        self, name: str, roots: Iterable[T], *, key: Callable[[T], Any] | None = None, in_hand: int = 1
+        self,
+        name: str,
+        roots: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = None,
+        in_hand: int = 1,
+        bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         WorkQueueInTask.__init__(self, name, key)
         Primitive.__init__(self, name)
         self._in_hand = in_hand
+        self._bytes_max = bytes_max
         self._roots = [
             (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_argument("a root", root))
             for number, root in enumerate(roots)
@@ -112,20 +138,33 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
 
     def _enumerator(self, state: bytes | None) -> SplitEnumerator:
         try:
-            self._latest = _Enumerator(self._roots, state)
+            self._latest = _Enumerator(self._roots, state, self._in_hand, self._account())
         except (StructError, LocalProtocolError) as error:
             raise not_the_state_of(QUEUE, self._name) from error
         return self._latest
+
+    def _account(self) -> KeptBytes:
+        return KeptBytes(
+            self._bytes_max,
+            f"what tasks have added to the work queue {self._name!r}",
+            "add smaller items, such as references, or fewer, or raise bytes_max of the queue",
+        )
 
 
 class _Enumerator(SplitEnumerator):
     """What waits, what is being worked on, and which ids were ever seen."""
 
-    def __init__(self, roots: Iterable[tuple[int, bytes]], state: bytes | None) -> None:
+    def __init__(
+        self, roots: Iterable[tuple[int, bytes]], state: bytes | None, in_hand: int, account: KeptBytes
+    ) -> None:
+        self._in_hand = in_hand
+        self._account = account
+        self._sizes: dict[int, int] = {}  # of what is being worked on, in streaming mode
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}  # by priority
         self._priorities: list[int] = []  # that have something, the highest last
         self._waiting_count = 0
         self._in_work: dict[int, int] = {}  # id to subtask
+        self._held: dict[int, int] = {}  # how many of these each subtask has
         self._seen: set[int] = set()
         self._wanting: dict[int, int] = {}  # subtask to how many, in the order of asking
         self._returning: set[int] = set()  # subtasks that were asked to give back and have not answered
@@ -142,6 +181,7 @@ class _Enumerator(SplitEnumerator):
                 if root[0] not in self._seen:
                     self._seen.add(root[0])
                     self._put(root, 0)
+                    self._account.keep_beside(_ITEMS, len(root[1]) + ITEM_BYTES)
             yield
 
     @property
@@ -168,24 +208,35 @@ class _Enumerator(SplitEnumerator):
         report = parse_report(event)
         if self._is_batch:
             self._note_copies(subtask)
-        undone = self._undone.get(subtask, {}).get(attempt, set())
-        for id_ in report.finished:
-            self._in_work.pop(id_, None)
-            undone.discard(id_)
-        for id_, priority, value in report.found:
-            if id_ not in self._seen:
-                self._seen.add(id_)
-                self._put((id_, encode_event(value)), priority)
+        await in_turns(self._take_report(report, self._undone.get(subtask, {}).get(attempt, set())))
         if report.last:
             self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
         if self._context.coordinator.handles_restored:
             pass  # the attempt of before wanted something; this one asks itself
-        elif report.wanted and attempt not in self._superseded.get(subtask, ()):
-            self._wanting[subtask] = report.wanted
+        elif report.wanted > 0 and attempt not in self._superseded.get(subtask, ()):
+            self._wanting[subtask] = min(report.wanted, self._in_hand)
         elif not report.last or subtask not in self._undone:
             self._wanting.pop(subtask, None)
         await self._hand_out()
+
+    def _take_report(self, report: Report, undone: set[int]) -> Steps[None]:
+        """In steps: a hostile task can send as many ids and items as fit into an event."""
+        for ids in in_chunks(report.finished):
+            for id_ in ids:
+                undone.discard(id_)
+                self._account.move(_ITEMS, _DONE, self._end_work(id_))
+            yield
+        for items in in_chunks(report.found):
+            for id_, priority, value in items:
+                if id_ not in self._seen:
+                    encoded = encode_event(value)
+                    self._account.charge(_ITEMS, len(encoded) + ITEM_BYTES)
+                    if priority not in self._waiting:
+                        self._account.charge(_PRIORITIES, PRIORITY_BYTES)
+                    self._seen.add(id_)
+                    self._put((id_, encoded), priority)
+            yield
 
     @property
     def _is_batch(self) -> bool:
@@ -216,12 +267,14 @@ class _Enumerator(SplitEnumerator):
             if not report.last:  # of an attempt that returns: nothing, until it is known which attempt counts
                 await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
             return
-        self._put_back(subtask, set(report.given_back))
+        ids = {id_ for id_ in report.given_back if self._in_work.get(id_) == subtask}
+        if ids:
+            self._put_back(subtask, ids)
 
     def _put_back(self, subtask: int, ids: set[int]) -> None:
         """Take items away from a subtask, so that they come next."""
         for id_, priority, value in self._context.take_back_splits(subtask, len(ids), lambda split: split[0] in ids):
-            self._in_work.pop(id_, None)
+            self._end_work(id_)
             self._put((id_, encode_event(value)), priority, first=True)
         for undone in self._undone.get(subtask, {}).values():
             undone.difference_update(ids)
@@ -266,7 +319,7 @@ class _Enumerator(SplitEnumerator):
     def _put_back_in_steps(self, splits: list[Any]) -> Steps[None]:
         for chunk in in_chunks(reversed(splits)):
             for id_, priority, value in chunk:
-                self._in_work.pop(id_, None)
+                self._end_work(id_)
                 self._put((id_, encode_event(value)), priority, first=True)
             yield
 
@@ -276,12 +329,19 @@ class _Enumerator(SplitEnumerator):
         queue = self._waiting.get(priority)
         if queue is None:
             queue = self._waiting[priority] = deque()
-            self._priorities = sorted(self._waiting)
+            insort(self._priorities, priority)
         if first:
             queue.appendleft(item)
         else:
             queue.append(item)
         self._waiting_count += 1
+
+    def _end_work(self, id_: int) -> int:
+        """Nobody works on it any more. Return its size in streaming mode."""
+        worker = self._in_work.pop(id_, None)
+        if worker in self._held:
+            self._held[worker] -= 1
+        return self._sizes.pop(id_, 0)
 
     def _take(self, count: int) -> list[list[Any]]:
         taken: list[list[Any]] = []
@@ -290,10 +350,13 @@ class _Enumerator(SplitEnumerator):
             queue = self._waiting[priority]
             id_, value = queue.popleft()
             taken.append([id_, priority, decode_event(value)])
+            if not self._is_batch:
+                self._sizes[id_] = len(value) + ITEM_BYTES - ID_BYTES
             self._waiting_count -= 1
             if not queue:
                 del self._waiting[priority]
                 self._priorities.pop()
+                self._account.release(_PRIORITIES, PRIORITY_BYTES)
         return taken
 
     async def _hand_out(self) -> None:
@@ -309,6 +372,7 @@ class _Enumerator(SplitEnumerator):
             items = self._take(min(wanted, share, ASSIGN_MAX))
             for item in items:
                 self._in_work[item[0]] = subtask
+            self._held[subtask] = self._held.get(subtask, 0) + len(items)
             for undone in self._undone.get(subtask, {}).values():
                 undone.update(item[0] for item in items)
             if wanted > len(items):
@@ -342,13 +406,10 @@ class _Enumerator(SplitEnumerator):
         Not in streaming mode, where a checkpoint may hold them for that task. Not from concurrent attempts, one of
         which may have begun what the other has not.
         """
-        held: dict[int, int] = {}
-        for subtask in self._in_work.values():  # few: what all tasks hold now
-            held[subtask] = held.get(subtask, 0) + 1
-        idle = [subtask for subtask in self._wanting if subtask not in held]
+        idle = [subtask for subtask in self._wanting if not self._held.get(subtask)]
         rich = [
             (count, subtask)
-            for subtask, count in held.items()
+            for subtask, count in self._held.items()
             if count > 1 and subtask not in self._returning and len(self._context.attempts(subtask)) == 1
         ]
         if idle and rich:
@@ -358,7 +419,14 @@ class _Enumerator(SplitEnumerator):
 
     # --- state ----------------------------------------------------------------------------------------------------
 
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        for owner in self._account.owners():
+            if isinstance(owner, int) and owner <= checkpoint_id:
+                self._account.release(owner)
+
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        if not self._is_batch:
+            self._account.move(_DONE, checkpoint_id)
         waiting = self._waiting.items()
         fields = {  # without a copy: the enumerator takes no other call until they are encoded
             "seen": iter(self._seen),
@@ -373,6 +441,7 @@ class _Enumerator(SplitEnumerator):
             return
         fields = yield from decode_state_in_steps(QUEUE, state)
         same: dict[int, int] = {}  # one object for each id
+        self._account.keep_beside(_IDS, ID_BYTES * len(fields["seen"]))
         for chunk in drain(fields["seen"]):
             self._seen.update(chunk)
             same.update(zip(chunk, chunk, strict=True))
@@ -382,6 +451,7 @@ class _Enumerator(SplitEnumerator):
             for item in chunk:
                 id_, priority = _ITEM.unpack_from(item)
                 self._put((same.get(id_, id_), item[_ITEM.size :]), priority)
+                self._account.keep_beside(_ITEMS, len(item) + ITEM_BYTES)
             yield
 
     def _restore_old(self, state: bytes) -> None:

@@ -45,7 +45,8 @@ def _hashed(kind: bytes, data: bytes) -> int:
 class Report:
     """From a task: these items are finished, these were found meanwhile, these are given back, and so many are wanted.
 
-    ``wanted`` replaces what the task wanted before. ``last``: its function has returned.
+    ``wanted`` replaces what the task wanted before; below 0, it holds more than it should. ``last``: its function has
+    returned.
     """
 
     finished: tuple[int, ...]
@@ -82,8 +83,10 @@ class KeepItems:
 def parse_report(event: Any) -> Report:
     """Raises ``ValueError`` for anything else."""
     match event:
-        case [str(name), finished, found, given_back, int(wanted), bool(last)] if name == _REPORT:
-            return Report(tuple(finished), tuple(map(_item, found)), tuple(given_back), wanted, last)
+        case [str(name), [*finished], [*found], [*given_back], int(wanted), bool(last)] if (
+            name == _REPORT and _are_ints(finished) and _are_ints(given_back) and all(map(_is_item, found))
+        ):
+            return Report(tuple(finished), tuple(map(tuple, found)), tuple(given_back), wanted, last)
         case _:
             raise ValueError(f"not a report of a work queue: {show(event, 80)}")
 
@@ -99,6 +102,13 @@ def parse_return(event: Any) -> ReturnItems | KeepItems | None:
             return None
 
 
-def _item(item: Any) -> Item:
-    id_, priority, value_ = item
-    return id_, priority, value_
+def _are_ints(values: list[Any]) -> bool:
+    return {int}.issuperset(map(type, values))
+
+
+def _is_item(item: Any) -> bool:
+    match item:
+        case [id_, priority, _]:
+            return type(id_) is int and id_ >= 0 and type(priority) is int and -(2**63) <= priority < 2**63
+        case _:
+            return False

@@ -37,6 +37,8 @@ T = TypeVar("T")
 _HAND = "the hand of a work queue"
 FOUND_MAX = 256
 """So many found items leave before their parent is finished."""
+FOUND_BYTES_MAX = 2**20
+"""The same, in bytes: all of them leave in one event."""
 REPORT_S = 0.05
 """A task that still has items in hand reports at least this often, between two items."""
 
@@ -58,6 +60,7 @@ class WorkQueuePart(TaskPart):
         self._children = 0  # of the current item, so far
         self._finished: list[int] = []  # and not reported
         self._found: list[Item] = []
+        self._found_bytes = 0
         self._given_back: list[int] = []
         self._offered: dict[int, Item] = {}  # given back, and perhaps to be kept
         self._asked = 0
@@ -144,7 +147,7 @@ class WorkQueuePart(TaskPart):
             self._context.send_event_nowait(report.as_event())
             self._offered |= {item[0]: item for item in self._hand}
             self._hand.clear()
-            self._finished, self._found, self._given_back, self._asked = [], [], [], 0
+            self._finished, self._found, self._given_back, self._asked, self._found_bytes = [], [], [], 0, 0
 
     def _next(self) -> Item | None:
         self._finish_current()
@@ -184,15 +187,17 @@ class WorkQueuePart(TaskPart):
         for item in items:
             id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
             self._children += 1
-            encode_argument("an item", item)  # so that the caller hears of an item that cannot be sent
+            # So that the caller hears of an item that cannot be sent.
+            self._found_bytes += len(encode_argument("an item", item))
             self._found.append((id_, priority, item))
-            if len(self._found) >= FOUND_MAX:
+            if len(self._found) >= FOUND_MAX or self._found_bytes >= FOUND_BYTES_MAX:
                 self._report(self._asked)
 
     def _report(self, wanted: int, *, last: bool = False) -> None:
         self._report_at = self._clock() + REPORT_S
         report = Report(tuple(self._finished), tuple(self._found), tuple(self._given_back), wanted, last)
         self._finished, self._found, self._given_back, self._asked = [], [], [], wanted
+        self._found_bytes = 0
         self._context.send_event(report.as_event())
 
 
