@@ -14,6 +14,7 @@ from tests.mutants.drivers import DRIVERS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
+from tests.mutants.peers import PEERS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -29,5 +30,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PARTS,
     *INPUTS,
     *CALLS,
+    *PEERS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
