@@ -108,8 +108,8 @@ class TlsStream:
         """Take bytes from the peer; returns the decrypted ones, and what to send now (often nothing).
 
         Raises ``HandshakeFailed`` if the peer does not speak TLS or has another certificate, and
-        ``RemoteProtocolError`` for bytes that were altered on the way, and for a peer that hides what is no data in its
-        records.
+        ``RemoteProtocolError`` for bytes that were altered on the way, and for a peer whose records hold too much other
+        than data.
         """
         if len(data) <= PORTION_BYTES:
             return self._receive(data), self._outgoing.read()
@@ -144,7 +144,7 @@ class TlsStream:
             raise RemoteProtocolError(f"the encrypted connection is damaged: {_reason(error)}") from None
         self._hidden = max(0, self._hidden - sum(map(len, plain)))
         if self._hidden > HIDDEN_BYTES_MAX + (self._last if self._incomplete else 0):
-            raise RemoteProtocolError("the peer's encrypted records hold too much that is no data")
+            raise RemoteProtocolError("the peer's encrypted records hold too much other than data")
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def _count(self, data: bytes) -> None:

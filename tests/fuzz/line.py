@@ -50,7 +50,7 @@ class Line:
     async def open(cls, address: tuple[str, int], pin: bytes = b"", *, below: bool = False) -> Line:
         """Connect; with ``pin``, the digest of the server's certificate, over TLS (H77).
 
-        ``below``: have ``records`` of one's own once the handshake of TLS is done.
+        ``below``: make the ``records`` oneself once the handshake of TLS is done.
         """
         async with asyncio.timeout(PATIENCE_S):
             noted = NotedSecrets() if below else None

@@ -26,6 +26,7 @@ __all__ = [
     "NotedSecrets",
     "RecordLayer",
     "cleartext_record",
+    "shaken",
 ]
 
 ALERT, HANDSHAKE, APPLICATION_DATA = 21, 22, 23
@@ -97,3 +98,15 @@ class RecordLayer:
         label = b"tls13 " + label
         info = size.to_bytes(2, "big") + bytes([len(label)]) + label + b"\x00"
         return hmac.digest(secret, info + b"\x01", self._digest)[:size]
+
+
+def shaken(context: ssl.SSLContext, pin: bytes) -> tuple[TlsStream, TlsStream, RecordLayer]:
+    """Both ends after the handshake, the server's first; and a record layer that continues the client's."""
+    noted = NotedSecrets()
+    server, client = TlsStream(context), TlsStream(noted.context, pin=pin)
+    up = client.start()
+    while not (server.established and client.established):
+        _, down = server.receive(up)
+        _, up = client.receive(down)
+    server.receive(up)
+    return server, client, noted.records(client)

@@ -9,7 +9,7 @@ from tests.mutants.mutant import catalogue
 PEERS = catalogue(
     """
 encryption-has-no-end [found; H157]
-  What comes after a peer has ended its encryption is kept for ever.
+  What comes after a peer has ended its encryption is kept, and never freed.
   @ spark_bridge.subtask.tls:TlsStream._receive
   - self.ended = True  # nothing, instead of an error, is the peer's close_notify
   + pass
@@ -69,7 +69,7 @@ cookies-are-parsed [found; H157]
   - f"; {cookie}".partition(f"; {self.cookie_name}=")
   + cookie.partition(f"{self.cookie_name}=")
 strangers-fill-the-status-port [found; H158]
-  Idle connections keep out whoever wants to see the status.
+  Idle connections keep out a reader of the status.
   @ spark_bridge.observability.status_server:StatusServer._take_in
   - if oldest is None:
   + if True:

@@ -580,7 +580,7 @@ async def test_one_connection_too_many_is_refused() -> None:  # H62
 
 @pytest.mark.parametrize("limit", ["connections_max", "unauthenticated_max"])
 async def test_an_operator_that_fills_a_limit_keeps_out_no_other(limit: str) -> None:  # H157
-    """The limit of connections refused whoever came next, and that of peers without a purpose dropped the oldest."""
+    """The limit of connections refused the next one, and that of peers without a purpose dropped the oldest."""
     few: dict[str, Any] = {limit: 8}
     async with a_running_server(replace(CONFIG, **few)) as running:
         running.handler.identify = limit == "connections_max"
