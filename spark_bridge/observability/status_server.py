@@ -4,7 +4,8 @@
 
 It has its own threads, so it can report that the sidecar's event loop is blocked. It answers GET requests only,
 reads no request bodies, and closes each connection after one answer. Whatever a peer does, it holds at most
-``CONNECTIONS_MAX`` connections, each with a small buffer and a deadline.
+``CONNECTIONS_MAX`` connections, each with a small buffer and deadlines that no byte moves. One more takes the place of
+the oldest that has not shown the token, unless that one's request is being answered at this moment (H158).
 
 On a loopback address, a request must name a loopback host, so that no web page can reach the server through a host name
 that it controls (DNS rebinding). On any other address, each request needs the token.
@@ -26,7 +27,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from html import escape
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -59,6 +59,7 @@ REQUEST_BYTES_MAX = 16 * 1024
 REQUEST_TIMEOUT_S = 10.0
 """How long a whole request may take to arrive, and then how long its answer may take to be sent."""
 LINGER_S = 0.5
+"""How long a peer that has its answer may take to close its end."""
 LINGER_BYTES_MAX = 64 * 1024
 ANSWER_TIMEOUT_S = 5.0
 """How long a request waits for the sidecar's event loop."""
@@ -227,7 +228,7 @@ class StatusServer:
         """The host and port on which it listens."""
         self._token = token
         self._session = secrets.token_urlsafe(32)  # the value of the cookie: worth nothing after this server's end
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, bool] = {}  # the oldest first; whether it keeps its place
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
@@ -298,11 +299,7 @@ class StatusServer:
                 self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        with self._lock:
-            full = len(self._connections) >= CONNECTIONS_MAX
-            if not full:
-                self._connections.add(connection)
-        if full:
+        if not self._take_in(connection):
             with connection, suppress(OSError):
                 connection.setblocking(False)
                 connection.send(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -311,6 +308,25 @@ class StatusServer:
         with self._lock:
             self._threads.add(thread)
         thread.start()
+
+    def _take_in(self, connection: socket.socket) -> bool:
+        """Whether there is a place for it, which may be that of the oldest one that does not keep its own."""
+        with self._lock:
+            if len(self._connections) >= CONNECTIONS_MAX:
+                oldest = next((one for one, keeps in self._connections.items() if not keeps), None)
+                if oldest is None:
+                    return False
+                del self._connections[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+            self._connections[connection] = False
+            return True
+
+    def keep(self, connection: socket.socket, keeps: bool) -> None:
+        """Whether the connection keeps its place while others come. One that has shown the token always does."""
+        with self._lock:
+            if connection in self._connections:
+                self._connections[connection] = keeps or self._token is not None
 
     def _converse(self, connection: socket.socket) -> None:
         try:
@@ -321,7 +337,7 @@ class StatusServer:
         finally:
             connection.close()
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
                 self._threads.discard(threading.current_thread())
 
     # --- who may ask ----------------------------------------------------------------------------------------------
@@ -349,11 +365,8 @@ class StatusServer:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.accepts_token(token.strip()):
             return True
-        try:
-            morsel = SimpleCookie(cookie).get(self.cookie_name)
-        except CookieError:
-            return False
-        return morsel is not None and hmac.compare_digest(morsel.value.encode(), self._session.encode())
+        _, _, value = f"; {cookie}".partition(f"; {self.cookie_name}=")  # no other cookie is parsed (H157)
+        return hmac.compare_digest(value.partition(";")[0].encode(), self._session.encode())
 
     @property
     def cookie(self) -> str:
@@ -384,6 +397,8 @@ class _Incoming(io.RawIOBase):
             raise _TooMuch
         self._connection.settimeout(left_s)
         count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        if not count:
+            raise ConnectionAbortedError("the peer has left within its request")
         self._left -= count
         return count
 
@@ -419,9 +434,12 @@ class _Conversation(BaseHTTPRequestHandler):
         self.connection.settimeout(REQUEST_TIMEOUT_S)
         self.connection.sendall(cast(io.BytesIO, self.wfile).getvalue())
         self.connection.shutdown(socket.SHUT_WR)
-        self.connection.settimeout(LINGER_S)
-        left = LINGER_BYTES_MAX  # closing with unread bytes would reset the connection before the answer is read
-        while left > 0 and (count := len(self.connection.recv(4096))):
+        # Closing with unread bytes would reset the connection before the answer is read.
+        deadline, left = time.monotonic() + LINGER_S, LINGER_BYTES_MAX
+        while left > 0 and (left_s := deadline - time.monotonic()) > 0:
+            self.connection.settimeout(left_s)
+            if not (count := len(self.connection.recv(4096))):
+                break
             left -= count
 
     def __getattr__(self, name: str) -> Any:
@@ -469,6 +487,7 @@ class _Conversation(BaseHTTPRequestHandler):
         if route is None:
             self._answer(HTTPStatus.NOT_FOUND)
             return
+        self._status_server.keep(self.connection, True)
         try:
             content = route(request)
         except Unavailable as error:
@@ -478,6 +497,8 @@ class _Conversation(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "the sidecar's log says why")
         else:
             self._send(HTTPStatus.OK, content)
+        finally:
+            self._status_server.keep(self.connection, False)
 
     def _answer(self, status: HTTPStatus, text: str = "", *, headers: Mapping[str, str] | None = None) -> None:
         said = f"{status.phrase}: {text}" if text else status.phrase

@@ -4,12 +4,12 @@
 
     AUTHENTICATING -> UNIDENTIFIED -> IDENTIFIED -> CLOSING -> CLOSED
          |      the key         the handler knows     the last bytes leave,
-         |      is proved       what it is for        what still comes is dropped
+         |      is proved       what it is for        what still comes is not looked at
          +-> REFUSED
              another version: it is told ours, and may take its time to leave
 
-The first two states each have a deadline, and so has closing. Every state may change directly to CLOSED, if the peer
-disconnects or is dropped.
+The first two states each have a deadline, and so has closing: one moment, which no byte of the peer moves (H158). Every
+state may change directly to CLOSED, if the peer disconnects or is dropped.
 
 This is an ``asyncio.Protocol`` instead of a stream and a task for each connection: one callback handles a whole batch
 of messages, and no task can outlive its connection.
@@ -70,15 +70,17 @@ class ServerConfig:
     (H77). A peer has ``authenticate_timeout_s`` to prove the key, encryption included, and the same time again to
     identify what it is for. At most ``unauthenticated_max`` peers are in each of these two states, and as many are
     closing because of their version. If there is one more, the oldest is dropped, so that silent peers never keep out a
-    legitimate client, which needs only milliseconds. At most ``connections_max`` connections are open; one more is
-    refused.
+    legitimate client, which needs only milliseconds. At most ``connections_max`` connections have proved a key; peers
+    that have not do not count. If there is one more of either kind, one of the identity that has the most connections
+    of this kind is dropped: the oldest that has yet to identify itself, or the newest of all. So an operator that fills
+    a limit keeps out no other (H157).
 
     At most ``log_lines_max`` lines of a kind about peers are logged in 10 s, and in longer times while more come; the
     others are counted.
 
     Frames of which only a part has arrived take about ``incomplete_bytes_max`` bytes, those of all connections
     together. Beyond that, only the connection whose frame began first is read. Such a frame has to grow by a
-    mebibyte in each ``frame_timeout_s``, or be completed. See ``incomplete``.
+    mebibyte in each ``frame_timeout_s``, or be completed, and be completed within 20 times as long. See ``incomplete``.
 
     A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
     ``write_high_water_bytes`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
@@ -358,6 +360,7 @@ class Connection(asyncio.Protocol):
         self._guarded(self._take_backlog, SHARE)
         if self._backlog:
             return True
+        self._end_if_said()
         self._read_again()
         return False
 
@@ -449,12 +452,22 @@ class Connection(asyncio.Protocol):
             self.abort("its handler failed")
 
     def _take_data(self, data: bytes) -> None:
+        is_new = self.state is ConnectionState.AUTHENTICATING
+        if not (is_new or self._talks):
+            return
         if self._tls is not None:
             data = self._decrypt(self._tls, data)
-        if self.state is ConnectionState.AUTHENTICATING:
+        if is_new:
             self._authenticate(data)
-        elif self._talks:
+        else:
             self._take_frames(data)
+        self._end_if_said()
+
+    def _end_if_said(self) -> None:
+        """If the peer has said below the frames that nothing more comes, treat it as one that has disconnected."""
+        ended = self._tls is not None and self._tls.ended
+        if ended and not self._backlog and not self._transport.is_closing() and not self.eof_received():
+            self._transport.close()
 
     def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
         plain, reply = tls.receive(data)
@@ -476,6 +489,8 @@ class Connection(asyncio.Protocol):
         self._handshake = None
         self.authenticated_as = handshake.identity
         self._enter(ConnectionState.UNIDENTIFIED)
+        if not self._talks:  # it was one too many
+            return
         self._set_deadline(self._config.authenticate_timeout_s)
         self._handler_knows = True
         self._handler.connected(self)

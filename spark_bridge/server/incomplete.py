@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bounds the frames of a server's connections of which only a part has arrived (H62).
+"""Bounds the frames of a server's connections of which only a part has arrived (H62, H157).
 
 Their bytes wait in memory, and a peer need not send the rest. So there are two limits. All of them together take about
 ``bytes_max``: beyond that, only the connection whose frame began first is read, until enough frames are complete. The
 others wait at their own sockets and lose nothing, because a thousand honest tasks may send their states at the same
 time. And each frame has to grow by ``PROGRESS_BYTES`` in each ``timeout_s``, or be completed. A fixed time for a whole
-frame would either be too short for a large state on a slow network, or long enough to hold much memory. A connection
-that the server itself does not read is given time. If the frames exceed the limit for a whole ``timeout_s``, the
+frame would either be too short for a large state on a slow network, or long enough to hold much memory. So that time is
+``TIMEOUTS_MAX`` times ``timeout_s``, however the frame grows (H158). A connection that the server itself does not read
+is given time. If the frames exceed the limit for a whole ``timeout_s``, the
 largest one is dropped, so that a slow peer cannot keep out the others.
 """
 
@@ -17,9 +18,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["PROGRESS_BYTES", "IncompleteFrames", "WithFrame"]
+__all__ = ["PROGRESS_BYTES", "TIMEOUTS_MAX", "IncompleteFrames", "WithFrame"]
 
 PROGRESS_BYTES = 2**20
+TIMEOUTS_MAX = 20
+"""With the usual 60 s, 20 minutes: a state of 1 GiB needs a megabyte in a second."""
 
 
 class WithFrame(Protocol):
@@ -45,10 +48,14 @@ class WithFrame(Protocol):
 
 @dataclass(slots=True)
 class _Frame:
-    """``checked_bytes``: its size at the last check; None if it began later, or was not read at that time."""
+    """``checked_bytes``: its size at the last check; None if it began later, or was not read at that time.
+
+    ``checks``: how often it had grown enough.
+    """
 
     size: int = 0
     checked_bytes: int | None = None
+    checks: int = 0
 
 
 class IncompleteFrames:
@@ -115,14 +122,17 @@ class IncompleteFrames:
     def _check(self) -> None:
         assert self._timer is not None
         late_s = self._loop.time() - self._timer.when()
-        stalled = []
+        stalled, endless = [], []
         for connection, frame in self._frames.items():
             before, frame.checked_bytes = frame.checked_bytes, frame.size if connection.is_read else None
             # If the loop itself was held up, nothing could arrive in that time.
             if before is None or frame.checked_bytes is None or late_s > self._timeout_s / 2:
                 continue
+            frame.checks += 1
             if frame.size - before < PROGRESS_BYTES:
                 stalled.append(connection)
+            elif frame.checks >= TIMEOUTS_MAX:
+                endless.append(connection)
         largest = max(self._frames, key=lambda c: self._frames[c].size) if self._over and self._over_at_check else None
         self._over_at_check = self._over
         self._timer = self._loop.call_later(self._timeout_s, self._check) if self._frames else None
@@ -130,6 +140,8 @@ class IncompleteFrames:
             connection.drop(
                 f"the rest of a frame did not arrive: less than {PROGRESS_BYTES} bytes in {self._timeout_s:g} s"
             )
+        for connection in endless:
+            connection.drop(f"the rest of a frame did not arrive within {TIMEOUTS_MAX} times {self._timeout_s:g} s")
         if largest is not None and self._over:
             largest.drop(
                 f"the incomplete frames of all peers exceeded {self._bytes_max} bytes for {self._timeout_s:g} s, and "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -98,6 +99,7 @@ class AuthenticatedServer:
         # By state, in the order of entering it: the first one is the oldest.
         self._by_state: dict[ConnectionState, dict[int, Connection]] = {state: {} for state in ConnectionState}
         self._state_of: dict[int, ConnectionState] = {}
+        self._authenticated: Counter[bytes] = Counter()  # open connections, by what each has authenticated as
         self._address: tuple[str, int] | None = None
         self._accepted_total = 0
         self._turned_away_total = 0
@@ -210,6 +212,10 @@ class AuthenticatedServer:
         if before is not None:
             del self._by_state[before][key]
         if state is ConnectionState.CLOSED:
+            if connection.authenticated_as:
+                self._authenticated[connection.authenticated_as] -= 1
+                if not self._authenticated[connection.authenticated_as]:
+                    del self._authenticated[connection.authenticated_as]
             if not self._state_of:
                 self._all_gone.set()
             return
@@ -221,40 +227,48 @@ class AuthenticatedServer:
             if self._server is None or not self._server.is_serving():
                 connection.abort("the server is closing")
                 return
-            if len(self._state_of) > self._config.connections_max:
-                self._turned_away_total += 1
-                self._refuse_one_too_many(connection)
-                return
+        if state is ConnectionState.UNIDENTIFIED:
+            self._authenticated[connection.authenticated_as] += 1
+            if self._authenticated.total() > self._config.connections_max:
+                self._drop_one_too_many(connection.authenticated_as)
         if state in (*_UNAUTHENTICATED, ConnectionState.UNIDENTIFIED):
             self._keep_within_bound(state)
 
-    def _refuse_one_too_many(self, connection: Connection) -> None:
+    def _drop_one_too_many(self, newcomer: bytes) -> None:
+        """Drop the newest connection of the identity that has the most, which is the newcomer's if it has as many."""
         connections_max, configured = self._config.connections_max, self._configured.connections_max
         why = f"the limit of {connections_max} connections is reached"
         if connections_max < configured:
-            why += " (of the files that this process may open, three quarters: raise ulimit -n)"
-        connection.drop(why)
+            why += " (of the files that this process may open, five eighths: raise ulimit -n)"
+        most = max(self._authenticated, key=lambda one: (self._authenticated[one], one == newcomer))
+        states = (ConnectionState.CLOSING, ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
+        newest = (one for state in states for one in reversed(self._by_state[state].values()))
+        self._turn_away(next(one for one in newest if one.authenticated_as == most), why)
 
     def _keep_within_bound(self, state: ConnectionState) -> None:
+        """Drop the oldest peer of a state if it has too many; of those with a key, of the identity with the most."""
         group = self._by_state[state]
         if len(group) <= self._config.unauthenticated_max:
             return
-        oldest = next(iter(group.values()))
-        why = f"too many peers are {state.value} ({len(group)}), and this is the oldest"
-        if state is ConnectionState.REFUSED:
-            oldest.abort(why)  # already logged
+        [(most, _)] = Counter(one.authenticated_as for one in group.values()).most_common(1)
+        oldest = next(one for one in group.values() if one.authenticated_as == most)
+        self._turn_away(oldest, f"too many peers are {state.value} ({len(group)}), and this is the oldest")
+
+    def _turn_away(self, connection: Connection, why: str) -> None:
+        if connection.state in (ConnectionState.REFUSED, ConnectionState.CLOSING):
+            connection.abort(why)  # already logged, or not at fault
         else:
             self._turned_away_total += 1
-            oldest.drop(why)
+            connection.drop(why)
 
 
 def _within_descriptors(config: ServerConfig) -> ServerConfig:
-    """Leave a quarter of the process's file descriptors to Spark, to storage and to the driver's own code."""
+    """Leave almost a quarter of the process's file descriptors to Spark, to storage and to the driver's own code."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections_max = max(1, 3 * descriptors // 4)
+    connections_max = max(1, 5 * descriptors // 8)
     if descriptors < 0 or config.connections_max <= connections_max:  # below 0: unlimited
         return config
-    unauthenticated_max = max(1, min(config.unauthenticated_max, connections_max // 8))
+    unauthenticated_max = max(1, min(config.unauthenticated_max, 3 * descriptors // 32))
     return replace(config, connections_max=connections_max, unauthenticated_max=unauthenticated_max)
 
 

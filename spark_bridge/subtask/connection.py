@@ -42,7 +42,8 @@ class ConnectionBroken(OSError):
 class Connection:
     """An authenticated, non-blocking connection to the sidecar.
 
-    A ``waker`` can end a step that waits, with ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
+    A ``waker`` can end a step that waits, with ``Interrupted``. Deadlines are readings of ``time.monotonic()``. They
+    hold whatever comes meanwhile (H158).
     """
 
     __slots__ = ("_decoder", "_tls", "_waker", "limits", "sock")
@@ -96,10 +97,11 @@ class Connection:
                 return messages
 
     def decode(self, data: bytes) -> list[Downward]:
-        """Return the messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
-        if self._tls is not None:
-            data, _ = self._tls.receive(data)  # after the handshake, TLS has nothing to send for what it receives
-        return [_downward(message) for message in self._decoder.messages(data)]
+        """Return the messages that ``data`` completes.
+
+        Raises ``RemoteProtocolError`` for a bad frame, and ``ConnectionBroken`` if nothing came, and never will.
+        """
+        return [_downward(message) for message in self._decoder.messages(self._decrypt(data))]
 
     def encode(self, frames: bytes) -> bytes:
         """The bytes to send for these frames."""
@@ -121,9 +123,7 @@ class Connection:
         proof_sent = False
         while not handshake.done:
             try:
-                data = self._receive(deadline, "the handshake")
-                if self._tls is not None:
-                    data, _ = self._tls.receive(data)
+                data = self._decrypt(self._receive(deadline, "the handshake"))
             except ConnectionBroken as broken:
                 if proof_sent:
                     raise HandshakeFailed(
@@ -137,6 +137,14 @@ class Connection:
                 proof_sent = True
         if handshake.trailing_data:
             raise RemoteProtocolError("the peer sent data before it was asked for any")
+
+    def _decrypt(self, data: bytes) -> bytes:
+        tls = self._tls
+        if tls is not None:
+            data, _ = tls.receive(data)  # no answer is needed: the sidecar never asks for new keys
+            if tls.ended and not data:
+                raise ConnectionBroken("the peer has said that it sends no more")
+        return data
 
     def _send_all(self, data: bytes, deadline: float) -> None:
         self._send_raw(self.encode(data), deadline)
@@ -214,10 +222,10 @@ def _wait(sock: socket.socket, events: int, deadline: float, waker: Waker | None
         if waker is not None:
             selector.register(waker, selectors.EVENT_READ)
         while True:
+            if time.monotonic() >= deadline:
+                raise ConnectionBroken(errno.ETIMEDOUT, f"timed out waiting for {what}")
             ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
             if waker is not None and waker in ready:
                 waker.drain()
             if sock in ready:
                 return
-            if time.monotonic() >= deadline:
-                raise ConnectionBroken(errno.ETIMEDOUT, f"timed out waiting for {what}")

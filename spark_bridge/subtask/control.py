@@ -66,16 +66,16 @@ def exchange(
     """Send one request and return the raw answer, ``[True, result]`` or ``[False, kind, text]``. Blocks; any thread.
 
     Connecting is tried for ``connect_timeout_s`` seconds, because the sidecar may be about to start. The answer may
-    take ``timeout_s`` seconds. Raises ``ControlUnreachable``, and ``EventEncodeError`` for an argument that cannot be
-    sent.
+    take ``timeout_s`` seconds, in whatever portions it comes (H158). Raises ``ControlUnreachable``, and
+    ``EventEncodeError`` for an argument that cannot be sent.
     """
     request = frame(encode_event([method, argument], CONTROL_LIMITS))
     connection = _connect(endpoint, connect_timeout_s)
     try:
         with connection:
-            connection.settimeout(timeout_s)
-            connection.sendall(request)
-            return decode_event(_read_frame(connection), CONTROL_LIMITS)
+            deadline = time.monotonic() + timeout_s
+            _send(connection, request, deadline)
+            return decode_event(_read_frame(connection, deadline), CONTROL_LIMITS)
     except (OSError, RemoteProtocolError) as error:
         raise ControlUnreachable(
             f"the sidecar at {endpoint} stopped before it answered {method!r} ({error}): the request may or may not "
@@ -121,23 +121,24 @@ def _wrong_secret(endpoint: ControlEndpoint, error: Exception) -> ControlUnreach
 
 
 def _connect_once(endpoint: ControlEndpoint) -> socket.socket:
+    deadline = time.monotonic() + ATTEMPT_TIMEOUT_S
     connection = socket.create_connection((endpoint.host, endpoint.port), ATTEMPT_TIMEOUT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if endpoint.certificate_sha256:
             connection = _encrypt(connection, endpoint.certificate_sha256)
         handshake = ClientHandshake(endpoint.key, secrets.token_bytes(NONCE_BYTES))
-        connection.sendall(handshake.initial_bytes())
+        _send(connection, handshake.initial_bytes(), deadline)
         proof_sent = False
         while not handshake.done:
             try:
-                data = connection.recv(4096)
+                data = _receive(connection, deadline)
             except ConnectionResetError:
                 data = b""
             if not data:
                 raise _CutOff(proof_sent=proof_sent)
             if reply := handshake.receive(data):
-                connection.sendall(reply)
+                _send(connection, reply, deadline)
                 proof_sent = True
     except BaseException:
         connection.close()
@@ -162,9 +163,29 @@ def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSoc
     return encrypted
 
 
-def _read_frame(connection: socket.socket) -> bytes:
+def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
+    view = memoryview(data)
+    while view:
+        _allow_until(connection, deadline)
+        view = view[connection.send(view) :]
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    _allow_until(connection, deadline)
+    return connection.recv(65_536)
+
+
+def _allow_until(connection: socket.socket, deadline: float) -> None:
+    """A socket's own timeout begins anew with each byte."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    connection.settimeout(left_s)
+
+
+def _read_frame(connection: socket.socket, deadline: float) -> bytes:
     decoder = FrameDecoder(CONTROL_LIMITS.message_bytes_max)
-    while data := connection.recv(65_536):
+    while data := _receive(connection, deadline):
         for body in decoder.feed(data):
             return body
     raise RemoteProtocolError("the connection was closed")

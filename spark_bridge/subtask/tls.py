@@ -18,6 +18,16 @@ from protocol.errors import HandshakeFailed, RemoteProtocolError
 __all__ = ["TlsStream", "check_certificate", "client_context", "digest_of"]
 
 _RECORD_BYTES = 16_384
+_HEAD_BYTES = 5
+_AROUND_CONTENT_BYTES = 17
+"""Of each record after the handshake, so many bytes are its type and its tag."""
+PORTION_BYTES = 4096
+"""So many bytes are decrypted before what they held is checked: with new keys in each record, they take about 2 ms."""
+HANDSHAKE_BYTES_MAX = {"client": 16_384, "server": 131_072}
+"""What an end may send until the handshake is done. A client needs some hundred bytes, a server its certificates."""
+HIDDEN_BYTES_MAX = 2048
+"""What an end may send after the handshake that is not data, over the life of a connection. Honest ends send the
+tickets of a session, and new keys after each 128 GiB. Each announcement of new keys has 5 bytes and costs 15 µs."""
 _MIXED_UP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
 
 
@@ -49,17 +59,40 @@ class TlsStream:
 
     Pass what the socket delivers to ``receive``, and send what ``receive`` and ``encrypt`` return, in that order. The
     client calls ``start`` first. What is encrypted before the handshake is done waits for its end.
+
+    ``ended``: the peer has said that it sends no more (``close_notify``). Whatever still comes is not kept.
+
+    It keeps at most one incomplete record, and of a handshake what ``HANDSHAKE_BYTES_MAX`` allows (H157). So that no
+    peer can occupy this end with records that hold nothing for it, the content of all records is counted, as their
+    heads say it, and compared with the data that came out.
     """
 
-    __slots__ = ("_established", "_incoming", "_object", "_outgoing", "_pin", "_waiting")
+    __slots__ = (
+        "_established",
+        "_head",
+        "_hidden",
+        "_incoming",
+        "_incomplete",
+        "_last",
+        "_left",
+        "_object",
+        "_outgoing",
+        "_pin",
+        "_waiting",
+        "ended",
+    )
 
     def __init__(self, context: ssl.SSLContext, *, pin: bytes | None = None) -> None:
         """``pin``: the digest of the only certificate that is accepted, for a client; None for the server."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=pin is None)
         self._pin = pin
-        self._established = False
+        self._established = self.ended = False
         self._waiting = bytearray()
+        self._left = HANDSHAKE_BYTES_MAX["client" if pin is None else "server"]
+        self._head = b""  # of a record, as far as it has come
+        self._last = self._incomplete = 0  # the size of the last record, and how much of it has yet to come
+        self._hidden = 0
 
     @property
     def established(self) -> bool:
@@ -75,22 +108,56 @@ class TlsStream:
         """Take bytes from the peer; returns the decrypted ones, and what to send now (often nothing).
 
         Raises ``HandshakeFailed`` if the peer does not speak TLS or has another certificate, and
-        ``RemoteProtocolError`` for bytes that were altered on the way.
+        ``RemoteProtocolError`` for bytes that were altered on the way, and for a peer whose records hold too much other
+        than data.
         """
+        if len(data) <= PORTION_BYTES:
+            return self._receive(data), self._outgoing.read()
+        portions = range(0, len(data), PORTION_BYTES)
+        plain = b"".join([self._receive(data[start : start + PORTION_BYTES]) for start in portions])
+        return plain, self._outgoing.read()
+
+    def _receive(self, data: bytes) -> bytes:
+        if self.ended:
+            return b""
+        self._count(data)
         self._incoming.write(data)
-        if not self._established and not self._shake_hands():
-            return b"", self._outgoing.read()
+        if not self._established:
+            self._left -= len(data)
+            if not self._shake_hands():
+                if self._left < 0:
+                    raise HandshakeFailed("the TLS handshake failed: the peer sends more than any handshake has")
+                return b""
+            self._hidden = self._last if self._incomplete else 0
         plain = []
         try:
             while part := self._object.read(_RECORD_BYTES):
                 plain.append(part)
                 if not self._incoming.pending and not self._object.pending():
                     break  # cheaper than the error that a further read would raise
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            else:
+                self.ended = True  # nothing, instead of an error, is the peer's close_notify
+                self._incoming.read()
+        except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             raise RemoteProtocolError(f"the encrypted connection is damaged: {_reason(error)}") from None
-        return plain[0] if len(plain) == 1 else b"".join(plain), self._outgoing.read()
+        self._hidden = max(0, self._hidden - sum(map(len, plain)))
+        if self._hidden > HIDDEN_BYTES_MAX + (self._last if self._incomplete else 0):
+            raise RemoteProtocolError("the peer's encrypted records hold too much other than data")
+        return plain[0] if len(plain) == 1 else b"".join(plain)
+
+    def _count(self, data: bytes) -> None:
+        """Add up the contents of the records that begin in ``data``; their heads are in the clear."""
+        if self._head:
+            data = self._head + data
+        position, end = self._incomplete, len(data)
+        while end - position >= _HEAD_BYTES:
+            self._last = size = data[position + 3] << 8 | data[position + 4]
+            self._hidden += size - _AROUND_CONTENT_BYTES
+            position += _HEAD_BYTES + size
+        self._head = data[position:]
+        self._incomplete = max(0, position - end)
 
     def encrypt(self, data: bytes) -> bytes:
         """The bytes to send for ``data``; empty as long as the handshake is not done."""

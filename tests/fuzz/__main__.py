@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Sequence
 from random import SystemRandom
 
-from tests.fuzz import pure, siege, three_ports
+from tests.fuzz import below, pure, ring_port, siege, status_attackers, three_ports
 from tests.fuzz.target import CaseFailed, Target, run_case
 
-TARGETS = {target.name: target for target in (*pure.TARGETS, *siege.TARGETS, *three_ports.TARGETS)}
+_MODULES = (pure, below, status_attackers, ring_port, siege, three_ports)
+TARGETS = {target.name: target for module in _MODULES for target in module.TARGETS}
 QUICK_ROUND_S = 1.0
 """How long a target without a socket runs before the next one; the others have one case each."""
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from protocol.wire.codec import encode_message
+from protocol.wire.fragments import encode_whole
+from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
 from protocol.wire.keys import Key, KeyRing, Purpose, identity_of
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
+    EventMessage,
     Opened,
     Refused,
     Register,
@@ -387,6 +390,24 @@ async def resume_nonsense(intruder: Intruder) -> None:
     await line.close()
 
 
+async def part_of_a_large_message(intruder: Intruder) -> None:
+    """Send most of a large message, and never the rest; the deadline for registration ends the connection."""
+    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    await line.send(
+        encode_whole(EventMessage(7, 1, bytes(intruder.random.choice((1, 8)) * 2**20)), DEFAULT_LIMITS)[:-1]
+    )
+    await line.until_closed()
+    await line.close()
+
+
+async def storm_of_connections(intruder: Intruder) -> None:
+    """Prove the key, leave, and come back immediately."""
+    for _ in range(50):
+        line = await intruder.authenticated(AT_MOST_ONE_LINE)
+        line.reset()
+        await line.close()
+
+
 def a_register(random: Random) -> Register:
     """Return a registration of an unknown operator, subtask or run, or of a task that has registered.
 
@@ -435,4 +456,6 @@ INSIDERS: tuple[Attack, ...] = (
     speak_unasked,
     register_nonsense,
     resume_nonsense,
+    part_of_a_large_message,
+    storm_of_connections,
 )

@@ -17,8 +17,10 @@ from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandsha
 from protocol.wire.keys import Key
 from protocol.wire.messages import Message
 from spark_bridge.subtask.tls import TlsStream, client_context
+from tests.fuzz.records import APPLICATION_DATA, NotedSecrets, RecordLayer
 
 PATIENCE_S = 120.0
+RECORD_BYTES = 16_384
 HELLO_BYTES = 54
 CHALLENGE_BYTES = 38
 
@@ -36,6 +38,8 @@ class Line:
         self._fragments = FragmentDecoder(DEFAULT_LIMITS)
         self._early: list[bytes] = []
         self._half_closed = False
+        self.records: RecordLayer | None = None
+        """What encrypts instead of TLS, for an attacker below the plaintext."""
         self.authenticated = False
         """Whether ``greet`` has succeeded."""
         host, port = writer.get_extra_info("sockname")[:2]
@@ -43,10 +47,14 @@ class Line:
         """The name of the connection in the server's log."""
 
     @classmethod
-    async def open(cls, address: tuple[str, int], pin: bytes = b"") -> Line:
-        """Connect; with ``pin``, the digest of the server's certificate, over TLS (H77)."""
+    async def open(cls, address: tuple[str, int], pin: bytes = b"", *, below: bool = False) -> Line:
+        """Connect; with ``pin``, the digest of the server's certificate, over TLS (H77).
+
+        ``below``: make the ``records`` oneself once the handshake of TLS is done.
+        """
         async with asyncio.timeout(PATIENCE_S):
-            tls = TlsStream(_tls_context(), pin=pin) if pin else None
+            noted = NotedSecrets() if below else None
+            tls = TlsStream(_tls_context() if noted is None else noted.context, pin=pin) if pin else None
             line = cls(*await asyncio.open_connection(*address), tls)
             if tls is not None:
                 try:
@@ -54,6 +62,8 @@ class Line:
                 except BaseException:
                     await line.close()
                     raise
+                if noted is not None and tls.established:
+                    line.records = noted.records(tls)
             return line
 
     async def _shake_hands(self, tls: TlsStream) -> None:
@@ -63,7 +73,12 @@ class Line:
             await self.send_raw(reply)
 
     async def send(self, data: bytes) -> None:
-        await self.send_raw(data if self._tls is None else self._tls.encrypt(data))
+        if self.records is not None:
+            parts = range(0, len(data), RECORD_BYTES)
+            data = b"".join(self.records.record(APPLICATION_DATA, data[at : at + RECORD_BYTES]) for at in parts)
+        elif self._tls is not None:
+            data = self._tls.encrypt(data)
+        await self.send_raw(data)
 
     async def send_raw(self, data: bytes) -> None:
         """Send bytes as they are, also where TLS records are expected."""

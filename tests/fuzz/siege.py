@@ -26,6 +26,7 @@ from protocol.wire.keys import KeyRing
 from spark_bridge.certificates import certificate_digest
 from spark_bridge.subtask import TaskEndpoint
 from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Intruder
+from tests.fuzz.below import BELOW
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM
 from tests.fuzz.honest import HonestTask
 from tests.fuzz.hostile_tasks import HOSTILE_TASKS, HostileTask, Slot
@@ -47,6 +48,7 @@ SERVER = {
 MEMORY_GROWTH_BYTES_MAX = 128 * 2**20
 CONCURRENT = 12
 """The number of concurrent attacks."""
+TLS_ATTACKS = (*TLS_STRANGERS, *BELOW)
 
 
 class Besieged:
@@ -221,7 +223,7 @@ def _only_honest_are_left(reading: dict[str, Any]) -> bool:
 
 
 def _case(random: Random, *, tls: bool) -> None:
-    attacks: tuple[Attack | HostileTask, ...] = (*STRANGERS, *INSIDERS, *HOSTILE_TASKS, *(TLS_STRANGERS if tls else ()))
+    attacks: tuple[Attack | HostileTask, ...] = (*STRANGERS, *INSIDERS, *HOSTILE_TASKS, *(TLS_ATTACKS if tls else ()))
     chosen = [*attacks, *random.choices(attacks, k=60)]
     random.shuffle(chosen)
     run(lambda: lay_siege(random, chosen, tls=tls))

@@ -14,16 +14,16 @@ import pytest
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import encode_message
 from protocol.wire.messages import Message
-from tests.fuzz import corpus, pure, samples
+from tests.fuzz import below, corpus, pure, samples, status_attackers
 from tests.fuzz.target import CaseFailed, Target, run_case, run_cases
 
-TARGETS = {target.name: target for target in pure.TARGETS}
+TARGETS = {target.name: target for module in (pure, below, status_attackers) for target in module.TARGETS}
 CASES = {"checkpoint": 100}
 KEPT = [(target, name, data) for target in TARGETS for name, data in corpus.inputs(target)]
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_hostile_bytes_are_refused_or_understood_and_nothing_else(name: str) -> None:  # H60, H61, H62
+def test_hostile_bytes_are_refused_or_understood_and_nothing_else(name: str) -> None:  # H60, H61, H62, H157
     run_cases(TARGETS[name], first=1, count=CASES.get(name, 200))
 
 

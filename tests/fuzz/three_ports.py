@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Target: the three ports of a sidecar in a separate process, and ``python -m tests.fuzz.three_ports``.
+"""Target: the ports of a sidecar in a separate process, and ``python -m tests.fuzz.three_ports``.
 
 The process is ``python -m headgate sidecar``: its ports are for drivers' requests, for the driver's JVM, and for tasks.
+A fourth one shows the status while a driver is attached.
 The command lays a crowd of strangers around all of them, and prints how long an honest driver needs to attach.
 """
 
@@ -32,12 +33,14 @@ from spark_bridge.certificates import certificate_digest
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.secret_file import read_secret
-from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Intruder, register_nonsense
+from tests.fuzz.attackers import INSIDERS, STRANGERS, Attack, Intruder, register_nonsense
 from tests.fuzz.driver_half import HONEST, PARALLELISM, HonestCoordinator
+from tests.fuzz.line import Line
 from tests.fuzz.played_driver import PATIENCE_S, PlayedDriver
 from tests.fuzz.port_attackers import ATTACHED, CONTROL_INSIDERS
 from tests.fuzz.processes import running_process
-from tests.fuzz.siege import MEMORY_GROWTH_BYTES_MAX, run
+from tests.fuzz.siege import MEMORY_GROWTH_BYTES_MAX, TLS_ATTACKS, run
+from tests.fuzz.status_attackers import GOOD, STATUS_ATTACKS
 from tests.fuzz.target import Target
 
 _NAME = "tests.fuzz.three_ports"
@@ -71,6 +74,7 @@ class BesiegedSidecar:
         self.keys = KeyRing(read_secret(self.secret_file))
         self.pin = certificate_digest(tls, self.keys)
         self.ports = dict(zip(PORT_NAMES, (("127.0.0.1", port) for port in ports), strict=True))
+        self.status_address = ("127.0.0.1", ports[-1] + 1)
         self.address = ControlAddress(*self.ports["control"], self.keys, self.pin)
 
     @property
@@ -154,7 +158,7 @@ async def besieged_sidecar(random: Random, *, tls: bool = False, files_max: int 
         command = [
             *("sh", "-c", f'ulimit -n {files_max} && exec "$@"', "sh"),
             *(sys.executable, "-m", "headgate", "sidecar", f"{_NAME}:factory"),
-            *("--secret-file", str(folder / "secret"), "--port", str(first)),
+            *("--secret-file", str(folder / "secret"), "--port", str(first), "--status-port", str(first + 3)),
             *(["--tls"] if tls else []),
         ]
         with (folder / "log").open("w") as log:
@@ -247,6 +251,7 @@ async def _serve_once(sidecar: BesiegedSidecar, times: list[tuple[float, float]]
 # --- the siege of the three ports ---------------------------------------------------------------------------------
 
 _PURPOSES = {"control": Purpose.CONTROL, "relay": Purpose.RELAY, "tasks": Purpose.TASKS}
+READER_TRIES, READER_PAUSE_S = 5, 0.05
 _SPOILT_FRAMES = (b"\xff" * 4, b"\x00" * 4, b"\x00\x00\x00\x03abc")
 CONCURRENT = 12
 """The number of concurrent attacks."""
@@ -260,9 +265,10 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
         slots, lines = asyncio.Semaphore(CONCURRENT), dict[str, list[range]]()
 
         async def one(attack: Attack, port: str) -> None:
-            purpose = _PURPOSES[port]
-            address = sidecar.ports[port]
-            intruder = Intruder(Random(random.random()), address, sidecar.keys, lines, sidecar.pin, purpose)
+            address, purpose, pin = sidecar.status_address, Purpose.TASKS, b""
+            if port != "status":
+                address, purpose, pin = sidecar.ports[port], _PURPOSES[port], sidecar.pin
+            intruder = Intruder(Random(random.random()), address, sidecar.keys, lines, pin, purpose)
             async with slots:
                 try:
                     await attack(intruder)
@@ -275,11 +281,14 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
             await driver.until_at_work()
             attacks = _attacks(tls=tls) * rounds
             random.shuffle(attacks)
-            async with asyncio.TaskGroup() as group:
-                for attack, port in attacks:
-                    group.create_task(one(attack, port))
-                for spoilt in _SPOILT_FRAMES:
-                    await driver.jvm.spoil(spoilt)
+            async with asyncio.TaskGroup() as readers:
+                reading = readers.create_task(_read_status(sidecar))
+                async with asyncio.TaskGroup() as group:
+                    for attack, port in attacks:
+                        group.create_task(one(attack, port))
+                    for spoilt in _SPOILT_FRAMES:
+                        await driver.jvm.spoil(spoilt)
+                reading.cancel()
             events = await driver.finish_tasks()
         events += await _serve_once(sidecar, [])
         await sidecar.files_at_rest()
@@ -290,13 +299,27 @@ async def lay_siege_to_ports(random: Random, rounds: int, *, tls: bool) -> dict[
         return {"attacks": len(attacks) + len(_SPOILT_FRAMES), "connections": connections, "events": events}
 
 
+async def _read_status(sidecar: BesiegedSidecar) -> None:
+    """Be an honest reader of the status, again and again. A crowd may push it out now and then, but not for long."""
+    pushed_out = 0
+    while True:
+        line = await Line.open(sidecar.status_address)
+        await line.send(GOOD)
+        answer = await line.until_closed()
+        await line.close()
+        pushed_out = 0 if answer.startswith(b"HTTP/1.1 200 ") else pushed_out + 1
+        assert pushed_out < READER_TRIES, f"the status port does not serve an honest reader: {answer[:300]!r}"
+        await asyncio.sleep(READER_PAUSE_S)
+
+
 def _attacks(*, tls: bool) -> list[tuple[Attack, str]]:
     """Every attack at every port where it makes sense."""
-    strangers = (*STRANGERS, *TLS_STRANGERS) if tls else STRANGERS
+    strangers = (*STRANGERS, *TLS_ATTACKS) if tls else STRANGERS
     return [
         *((attack, port) for attack in strangers for port in PORT_NAMES),
         *((attack, "control") for attack in CONTROL_INSIDERS * 4),
         *((attack, "tasks") for attack in INSIDERS if attack not in _NOT_HERE),
+        *((attack, "status") for attack in STATUS_ATTACKS * 4),
     ]
 
 

@@ -88,6 +88,7 @@ def _line(report: Report) -> str:
 
 def _table(report: Report) -> str:
     both = [report.tally, report.neighbour]
+    most_before, most_beside = report.memory_phases
     rows = (
         ("seconds", f"{report.seconds:.0f}"),
         ("events", f"{report.tally.events}"),
@@ -107,8 +108,12 @@ def _table(report: Report) -> str:
         ("p99", f"{report.p99_ms:.1f} ms"),
         ("p99.9", f"{report.p999_ms:.1f} ms"),
         ("longest", f"{report.max_ms:.1f} ms"),
+        ("p50, p99 of the first half", "{:.1f}, {:.1f} ms".format(*report.phases[0])),
+        ("p50, p99 beside a hostile operator", "{:.1f}, {:.1f} ms".format(*report.phases[1])),
+        ("its connections", f"{report.attacks}"),
+        ("memory that it has added", f"{max(0, most_beside - most_before) / 2**20:.0f} MiB"),
     )
-    lines = [f"{name:30}{value:>14}" for name, value in rows]
+    lines = [f"{name:36}{value:>16}" for name, value in rows]
     lines += [story for each in both for story in each.stories]
     lines.append("nothing was lost" if report.passed else f"FAILED; replay the kills with --seed {report.plan.seed}")
     return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 """The driver's half of the load test: a sidecar, the simulated Spark, both coordinators, and the kills.
 
-The measured operator has many ends in a few processes, the neighbour a few ends that flood. A subtask's coordinator
+The measured operator has many ends in a few processes, the neighbour a few ends that flood. In the second half of the
+events, the neighbour also does its worst with its key: connections without an end, messages that are never complete,
+registrations that are refused, records below the plaintext. A subtask's coordinator
 numbers the events that it sends, and checks the numbers of those that come. Both ends return to the checkpoint that a
 new attempt continues from, each by its own records, so any event that is lost or comes twice shows as a number that is
 not the next one.
@@ -49,7 +51,8 @@ from spark_bridge.driver.config import SidecarConfig
 from tests.load.checker import DOWN, UP, Durations, Sequence, Tally
 from tests.load.endpoints import UNASKED
 
-MEASURED, NEIGHBOUR = "measured", "neighbour"
+MEASURED, NEIGHBOUR = "measured", "victim"
+"""The name of the neighbour is that under which the attackers of ``tests.fuzz`` have a key: it is hostile."""
 STAGES = {MEASURED: 1, NEIGHBOUR: 2}
 SETTLE_S = 60.0
 """How long the last events may take. What has not come by then is lost."""
@@ -78,6 +81,8 @@ class Plan:
     checkpoint_every: int
     lose: int | None = None
     tls: bool = False
+    hostile: int = 8
+    """So many attack with the neighbour's key at the same time."""
 
 
 @dataclass
@@ -95,6 +100,11 @@ class Report:
     strangers: int = 0
     memory_start: int = 0
     memory_end: int = 0
+    memory_phases: list[int] = field(default_factory=lambda: [0, 0])
+    """The most in the first half, and in the second one, in which the neighbour does its worst."""
+    phases: list[tuple[float, float]] = field(default_factory=list)
+    """The 50th and the 99th percentile of the round trips of each half, in milliseconds."""
+    attacks: int = 0
     round_trips: int = 0
     p50_ms: float = 0.0
     p99_ms: float = 0.0
@@ -166,6 +176,8 @@ class CheckingCoordinator(OperatorCoordinator):
         self.sent = [0] * parallelism
         self.taken = [Sequence(tally, f"subtask {subtask}, up") for subtask in range(parallelism)]
         self.round_trips = Durations()
+        self.phases = [Durations(), Durations()]
+        self.phase = 0
         self.restored = 0
         self._lose = lose
         self._came = 0
@@ -196,7 +208,9 @@ class CheckingCoordinator(OperatorCoordinator):
         if self._came != self._lose:
             self.taken[subtask].take(number)
         if answered != UNASKED and (due := self._due_of[subtask].pop(answered, None)) is not None:
-            self.round_trips.add(time.monotonic() - due)
+            took_s = time.monotonic() - due
+            self.round_trips.add(took_s)
+            self.phases[self.phase].add(took_s)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self.gateways[subtask] = gateway
@@ -237,6 +251,7 @@ class MeasuredCoordinator(CheckingCoordinator):
         self.kills_due = asyncio.Semaphore(0)
         self.checkpoint_due = asyncio.Event()
         self.all_sent = asyncio.Event()
+        self.half_sent = asyncio.Event()
         self.scheduled = 0
         self._plan = plan
         self._next = 0
@@ -258,6 +273,8 @@ class MeasuredCoordinator(CheckingCoordinator):
             if waits or due > now or self.scheduled == plan.events or not self._send_next(due):
                 break
             self.scheduled += 1
+            if self.scheduled == max(1, plan.events // 2):
+                self.half_sent.set()
             for _ in range(self._kills_after[self.scheduled]):
                 self.kills_due.release()
             if self.scheduled % plan.checkpoint_every == 0:
@@ -295,6 +312,7 @@ class Load:
         self.runtime: CrowdRuntime
         self.children: dict[str, list[Child]] = {MEASURED: [], NEIGHBOUR: []}
         self.strangers: Child
+        self.insiders: Child
         self._locks: dict[Child, asyncio.Lock] = {}
         self._random = Random(plan.seed)
         self._tasks: list[TaskStarted] = []
@@ -328,6 +346,8 @@ class Load:
             beside = [
                 group.create_task(self._checkpoints()),
                 group.create_task(self._progress(progress, progress_s)),
+                group.create_task(self._begin_second_half()),
+                group.create_task(self._watch_memory()),
             ]
             self.measured.begin()
             await self.runtime.checkpoint(MEASURED, timeout_s=TIMEOUT_S)  # so that no kill leads back to the start
@@ -379,6 +399,17 @@ class Load:
             except CheckpointFailed:
                 self.report.checkpoints_failed += 1
 
+    async def _begin_second_half(self) -> None:
+        await self.measured.half_sent.wait()
+        await self.ask(self.insiders, do="begin")
+        self.measured.phase = 1
+
+    async def _watch_memory(self) -> None:
+        most = self.report.memory_phases
+        while True:
+            most[self.measured.phase] = max(most[self.measured.phase], resident_bytes())
+            await asyncio.sleep(LOOK_S)
+
     async def _progress(self, progress: Callable[[Report], None], progress_s: float) -> None:
         while True:
             await asyncio.sleep(progress_s)
@@ -421,6 +452,11 @@ class Load:
         report.strangers = heard["connections"]
         report.tally.add(self.faults)
         report.tally.add(Tally(faults=heard["faults"], stories=heard["stories"]))
+        if self.measured.phase:
+            heard = await self.ask(self.insiders, do="report")
+            report.attacks = heard["connections"]
+            report.tally.add(Tally(faults=heard["faults"], stories=heard["stories"]))
+        report.phases = [(one.percentile_ms(0.5), one.percentile_ms(0.99)) for one in self.measured.phases]
         report.memory_end = resident_bytes()
         report.seconds = report.seconds if ends else time.monotonic() - self._began
         report.restored = self.measured.restored
@@ -480,6 +516,8 @@ async def _running(plan: Plan) -> AsyncIterator[Load]:
             "count": plan.strangers,
         }
         load.strangers = await stack.enter_async_context(running_child(strangers, "tests.load.strangers"))
+        insiders = strangers | {"insiders": True, "count": plan.hostile}
+        load.insiders = await stack.enter_async_context(running_child(insiders, "tests.load.strangers"))
         await load.open_ends()
         yield load
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m tests.load.strangers``: the strangers of ``tests.fuzz`` at the port for tasks, until the input ends."""
+"""``python -m tests.load.strangers``: the strangers of ``tests.fuzz`` at the port for tasks, until the input ends.
+
+With ``insiders``, they have the key of the operator ``victim``, and do their worst from the first command on. ``kind``:
+the only attack, by its name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from typing import Any
 
 from benchmarks.many_endpoints import allow_files, say
 from protocol.wire.keys import KeyRing
-from tests.fuzz.attackers import STRANGERS, TLS_STRANGERS, Intruder
+from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Intruder
+from tests.fuzz.below import BELOW
 from tests.load.checker import Tally
 
 PAUSE_S = 0.05
@@ -29,7 +34,12 @@ async def lay_siege(task: dict[str, Any]) -> None:
     # The right keys are used only to be nearly right.
     address, keys = (task["host"], task["port"]), KeyRing(bytes.fromhex(task["secret"]))
     pin = bytes.fromhex(task["pin"])
-    attacks = (*STRANGERS, *TLS_STRANGERS) if pin else STRANGERS
+    attacks = (*STRANGERS, *(TLS_STRANGERS if pin else ()))
+    if task.get("insiders"):
+        attacks = (*INSIDERS, *(BELOW if pin else ()))
+        await commands.readline()
+        say(begun=True)
+    attacks = tuple(one for one in attacks if one.__name__ == task.get("kind", one.__name__))
 
     def connections() -> int:
         return connections_before + sum(len(lines) for each in intruders for lines in each.lines.values())

@@ -46,7 +46,7 @@ def run(*, seed: int | None = None, lose: int | None = None, tls: bool = False) 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_nothing_is_lost_or_doubled_under_kills_strangers_and_a_flooding_neighbour(*, tls: bool) -> None:
-    # H20, H22, H30, H31, H32, H77
+    # H20, H22, H30, H31, H32, H77, H157
     report = run(tls=tls)
     assert report.tally.clean, report.tally
     assert report.neighbour.clean, report.neighbour
@@ -54,6 +54,7 @@ def test_nothing_is_lost_or_doubled_under_kills_strangers_and_a_flooding_neighbo
     assert report.kills == report.restored == 10
     assert report.checkpoints >= 2
     assert report.strangers > 0
+    assert report.attacks > 0
     assert report.neighbour.events > 0
     assert report.tally.events >= report.round_trips > 0
     assert report.p50_ms <= report.p99_ms <= report.p999_ms <= report.max_ms * 1.01

@@ -16,6 +16,7 @@ from tests.mutants.inputs import INPUTS
 from tests.mutants.keys import KEYS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
+from tests.mutants.peers import PEERS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -33,5 +34,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *CALLS,
     *KEYS,
     *HOSTILE_PARTS,
+    *PEERS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -33,7 +33,7 @@ from protocol.wire.messages import (
     Resumed,
     UpMessage,
 )
-from spark_bridge.server.connection import FRAMES_TOGETHER
+from spark_bridge.server.connection import FRAMES_TOGETHER, ConnectionState
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig, ServerStartError
 from spark_bridge.server.task_frames import task_dialect
 
@@ -570,10 +570,39 @@ async def test_one_connection_too_many_is_refused() -> None:  # H62
         first = await running.a_task()
         await running.a_task()
         third = await running.a_stranger()
+        await third.authenticate()
         assert await third.until_closed() == b""
+        assert len(running.handler.connections) == 2
         await first.close()
         await running.handler.until(lambda: len(running.handler.reasons) == 1)
         assert await running.is_well()
+
+
+@pytest.mark.parametrize("limit", ["connections_max", "unauthenticated_max"])
+async def test_an_operator_that_fills_a_limit_keeps_out_no_other(limit: str) -> None:  # H157
+    """The limit of connections refused the next one, and that of peers without a purpose dropped the oldest."""
+    few: dict[str, Any] = {limit: 8}
+    async with a_running_server(replace(CONFIG, **few)) as running:
+        running.handler.identify = limit == "connections_max"
+        honest = [await running.a_task() for _ in range(2)]
+        for _ in range(20):
+            await (await running.a_stranger()).authenticate(KEYS.task_key("hostile"))
+        honest += [await running.a_task() for _ in range(2)]
+        assert running.handler.reasons == [r for r in running.handler.reasons if "limit" in r or "too many" in r]
+        gone = [c for c in running.handler.connections if c.state is ConnectionState.CLOSED]
+        assert all(c.authenticated_as == KEYS.task_key("hostile").identity for c in gone)
+        for number, peer in enumerate(honest):
+            await peer.send(Confirm(number, 1))
+        await running.handler.until(lambda: len(running.handler.messages) == len(honest))
+
+
+async def test_strangers_do_not_count_as_connections() -> None:  # H158
+    """As many idle strangers as there may be connections kept out everybody at the port for streams."""
+    async with a_running_server(replace(CONFIG, connections_max=4, unauthenticated_max=4)) as running:
+        strangers = [await running.a_stranger() for _ in range(8)]
+        assert await running.is_well()
+        for oldest in strangers[:4]:
+            assert await oldest.until_closed() == b""
 
 
 @pytest.mark.parametrize(
@@ -742,14 +771,16 @@ async def a_running_server_with_few_files() -> AsyncIterator[RunningServer]:
 
 
 async def test_connections_stay_within_the_files_that_the_process_may_open() -> None:  # H62
-    """Three quarters: Spark, storage and the driver's own code need some, too. The reason says how to allow more."""
+    """Five eighths: Spark, storage, the driver's own code and strangers need some, too. The reason says how to allow
+    more."""
     async with a_running_server_with_few_files() as running:
-        for _ in range(192):
+        for _ in range(160):
             await running.a_task()
         with capture_logs() as lines:
             one_too_many = await running.a_stranger()
+            await one_too_many.authenticate()
             assert await one_too_many.until_closed() == b""
-        assert "limit of 192 connections is reached" in lines[-1]["why"]
+        assert "limit of 160 connections is reached" in lines[-1]["why"]
         assert "raise ulimit -n" in lines[-1]["why"]
 
 

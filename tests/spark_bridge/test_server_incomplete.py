@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from structlog.testing import capture_logs
 
@@ -17,7 +18,7 @@ from protocol.wire.codec import DEFAULT_LIMITS, encode_message
 from protocol.wire.fragments import encode_whole
 from protocol.wire.messages import Confirm, EventMessage
 from spark_bridge.server.connection import Connection
-from spark_bridge.server.incomplete import PROGRESS_BYTES, IncompleteFrames
+from spark_bridge.server.incomplete import PROGRESS_BYTES, TIMEOUTS_MAX, IncompleteFrames
 from spark_bridge.server.turns import READ_BYTES_MAX
 from tests.spark_bridge.test_server import CONFIG, Peer, RunningServer, a_running_server
 
@@ -38,6 +39,10 @@ async def a_task(running: RunningServer) -> tuple[Peer, Connection]:
 
 def is_open(connection: Connection) -> bool:
     return connection.is_identified
+
+
+def holds(running: RunningServer, size: int) -> bool:
+    return frames_of(running).total_bytes == size
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -97,6 +102,23 @@ async def test_small_messages_pass_while_large_frames_wait() -> None:  # H65
         large.writer.write(FRAME[:-1])
         await until(lambda: frames_of(running).total_bytes == len(FRAME) - 1)
         assert await running.is_well()
+
+
+async def test_a_frame_that_always_makes_progress_has_an_end_too() -> None:  # H158
+    """A mebibyte in each minute kept 128 of them for two hours."""
+    frame = encode_whole(EventMessage(7, 1, bytes((TIMEOUTS_MAX + 2) * PROGRESS_BYTES)), DEFAULT_LIMITS)
+    async with a_running_server(NO_CHECKS) as running:
+        peer, connection = await a_task(running)
+        with capture_logs() as lines:
+            for check in range(TIMEOUTS_MAX + 1):
+                assert is_open(connection), f"before check {check}"
+                came = check * PROGRESS_BYTES
+                peer.writer.write(frame[came : came + PROGRESS_BYTES])
+                await until(partial(holds, running, came + PROGRESS_BYTES))
+                frames_of(running)._check()
+        assert not is_open(connection)
+        assert "did not arrive within 20 times" in lines[0]["why"]
+        assert frames_of(running).total_bytes == 0
 
 
 async def test_a_frame_that_makes_no_progress_between_two_checks_is_dropped() -> None:  # H62

@@ -12,8 +12,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from structlog.testing import capture_logs
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError
+from protocol.wire.handshake import PROTOCOL_VERSION, ServerHandshake
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import Confirm, EventMessage
 from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
@@ -42,7 +43,17 @@ from spark_bridge.subtask import control
 from spark_bridge.subtask.connection import Connection as TaskConnection
 from spark_bridge.subtask.control import ControlEndpoint, ControlUnreachable
 from spark_bridge.subtask.endpoint import TaskEndpoint
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.subtask.tls import HANDSHAKE_BYTES_MAX, TlsStream, client_context
+from tests.fuzz.line import Line as HostileLine
+from tests.fuzz.records import (
+    ALERT,
+    APPLICATION_DATA,
+    CLOSE_NOTIFY,
+    HANDSHAKE,
+    RecordLayer,
+    cleartext_record,
+    shaken,
+)
 
 KEYS = KeyRing(b"the secret of this application!!")
 PATIENCE_S = 120.0
@@ -52,13 +63,14 @@ class Echo:
     """Answers each event with an event of the same payload."""
 
     def __init__(self) -> None:
-        self.served = 0
+        self.served = self.heard = 0
 
     def connected(self, connection: Connection) -> None:
         connection.identified()
         self.served += 1
 
     def messages_received(self, connection: Connection, messages: list[Any]) -> None:
+        self.heard += len(messages)
         for message in messages:
             connection.send(message)
 
@@ -403,3 +415,199 @@ def write_own(folder: Path, password: str | None) -> tuple[Path, Path]:
     files[0].write_bytes(certificate)
     files[1].write_bytes(private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection))
     return files
+
+
+# --- peers that speak below the plaintext (H157) ----------------------------------------------------------------------
+
+
+def a_pair(made: Encryption) -> tuple[TlsStream, TlsStream, RecordLayer]:
+    assert made.context is not None
+    return shaken(made.context, made.certificate_sha256)
+
+
+def kept_bytes(stream: TlsStream) -> int:
+    return stream._incoming.pending + stream._outgoing.pending + len(stream._waiting) + len(stream._head)
+
+
+@pytest.mark.parametrize("portion", [1, 7, 4096, 200_000])
+def test_nothing_is_kept_after_the_peer_has_said_that_it_ends(made: Encryption, portion: int) -> None:
+    """1.5 GiB were, in 25 s (H157)."""
+    server, _, records = a_pair(made)
+    data = records.record(APPLICATION_DATA, b"last words") + records.record(ALERT, CLOSE_NOTIFY) + bytes(100_000)
+    plain = b""
+    for start in range(0, len(data), portion):
+        plain += server.receive(data[start : start + portion])[0]
+        assert kept_bytes(server) < portion + 5
+    assert plain == b"last words"
+    assert server.ended
+    assert server.receive(bytes(100_000)) == (b"", b"")
+    assert kept_bytes(server) == 0
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_flood_of_new_keys_ends_the_connection_before_it_costs_much(made: Encryption, *, answered: bool) -> None:
+    """64 KiB of them took 37 ms of the loop, and the answers to a peer that does not read had no limit (H157)."""
+    server, _, records = a_pair(made)
+    flood = b"".join(records.new_keys(answered=answered) for _ in range(3000))
+    with pytest.raises(RemoteProtocolError, match="hold too much other than data"):
+        server.receive(flood)
+    assert kept_bytes(server) < 20_000
+    server, _, records = a_pair(made)  # nor does it help to send data in between
+    mixed = (records.record(APPLICATION_DATA, bytes(100)) + records.new_keys(answered=answered) for _ in range(1000))
+    with pytest.raises(RemoteProtocolError, match="hold too much other than data"):
+        take_all(server, mixed)
+
+
+def take_all(stream: TlsStream, sent: Iterable[bytes]) -> None:
+    for data in sent:
+        stream.receive(data)
+
+
+def test_new_keys_now_and_then_and_padding_are_allowed(made: Encryption) -> None:
+    server, client, records = a_pair(made)
+    for number in range(10):
+        data = bytes([number]) * 20_000
+        sent = records.new_keys(answered=number % 2 == 0) + records.record(APPLICATION_DATA, b"a", padding=20)
+        sent += b"".join(records.record(APPLICATION_DATA, data[at : at + 16_384]) for at in (0, 16_384))
+        plain, reply = server.receive(sent)
+        assert plain == b"a" + data
+        assert client.receive(reply + server.encrypt(b"back"))[0] == b"back"
+
+
+@pytest.mark.parametrize("portion", [1, 5, 4096, 65_536])
+def test_a_record_is_counted_right_however_it_is_cut(made: Encryption, portion: int) -> None:
+    server, client, _ = a_pair(made)
+    data = os.urandom(100_000)
+    sent = client.encrypt(data) + client.encrypt(b"x") + client.encrypt(data[:17])
+    plain = b"".join(server.receive(sent[at : at + portion])[0] for at in range(0, len(sent), portion))
+    assert plain == data + b"x" + data[:17]
+    assert server._hidden == 0
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+def test_a_handshake_without_an_end_is_refused_whatever_it_claims(made: Encryption, end: str) -> None:  # H157
+    assert made.context is not None
+    stream = TlsStream(made.context) if end == "client" else TlsStream(client_context(), pin=made.certificate_sha256)
+    if end == "server":
+        stream.start()
+    claim = b"\x01\x01\xff\xff" if end == "client" else b"\x02\x00\xff\xff"
+    records = [cleartext_record(HANDSHAKE, claim + bytes(60)), *[cleartext_record(HANDSHAKE, bytes(64))] * 4000]
+
+    def take(count: int) -> None:
+        for record in records[:count]:
+            stream.receive(record)
+
+    fits = HANDSHAKE_BYTES_MAX[end] // len(records[0])
+    with pytest.raises(HandshakeFailed):
+        take(fits + 1)
+
+
+async def test_a_stranger_that_ends_its_encryption_is_disconnected(made: Encryption) -> None:  # H157
+    """Before it has authenticated, and with no deadline near."""
+    async with a_server(made) as (server, _):
+        line = await HostileLine.open(server.address, made.certificate_sha256, below=True)
+        assert line.records is not None
+        await line.send_raw(line.records.record(ALERT, CLOSE_NOTIFY))
+        assert await line.until_closed() == b""
+        assert server.statistics.unauthenticated == 0
+        await line.close()
+
+
+async def test_a_task_that_ends_its_encryption_is_disconnected_after_what_it_has_said(made: Encryption) -> None:  # H157
+    async with a_server(made) as (server, handler):
+        line = await HostileLine.open(server.address, made.certificate_sha256, below=True)
+        await line.greet(KEYS.task_key("words"), bytes(32))
+        assert line.records is not None
+        await line.say(*(Confirm(7, seq) for seq in range(1, 200)))
+        await line.send_raw(line.records.record(ALERT, CLOSE_NOTIFY) + bytes(1_000_000))
+        await line.until_closed()
+        assert handler.heard == 199
+        assert server.statistics.identified == 0
+        await line.close()
+
+
+async def test_a_large_message_still_leaves_to_a_peer_that_has_ended_its_side(made: Encryption) -> None:  # H157
+    """As over plain TCP, where a peer may close its half."""
+    async with a_server(made) as (server, _):
+        line = await HostileLine.open(server.address, made.certificate_sha256, below=True)
+        await line.greet(KEYS.task_key("words"), bytes(32))
+        assert line.records is not None
+        event = EventMessage(7, 1, os.urandom(8 * 2**20))
+        await line.say(event)
+        await line.send_raw(line.records.record(ALERT, CLOSE_NOTIFY))
+        assert await line.messages() == [event]
+        assert await line.until_closed() == b""
+        await line.close()
+
+
+@pytest.mark.parametrize("port", ["a task", "a driver"])
+async def test_a_client_survives_a_server_that_ends_its_encryption_and_goes_on(made: Encryption, port: str) -> None:
+    """A hostile server, which has the right certificate, filled the memory of the task (H157)."""
+    assert made.context is not None
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert made.context is not None
+        stream = TlsStream(made.context)
+        with suppress(ConnectionError):
+            while not stream.established:
+                _, reply = stream.receive(await reader.read(65_536))
+                writer.write(reply)
+            with suppress(ssl.SSLError):
+                stream._object.unwrap()
+            writer.write(stream._outgoing.read())
+            while True:
+                writer.write(bytes(65_536))
+                await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()[:2]
+    until = deadline()
+    endpoint = an_endpoint(address, made.certificate_sha256)
+    key = KEYS.key(Purpose.CONTROL, b"i" * 16)
+    asked = ControlEndpoint(address[0], address[1], key, made.certificate_sha256)
+
+    def talk() -> None:
+        if port == "a task":
+            TaskConnection.open(endpoint, until).close()
+        else:
+            control._connect_once(asked).close()
+
+    with pytest.raises(OSError, match=r"sends no more|in the handshake"):
+        await asyncio.to_thread(talk)
+    server.close()
+
+
+@pytest.mark.parametrize("step", ["connect", "answer"])
+async def test_no_deadline_of_a_driver_is_moved_by_a_byte_at_a_time(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte allowed as much time again (H158)."""
+    monkeypatch.setattr(control, "ATTEMPT_TIMEOUT_S", 1.0 if step == "connect" else PATIENCE_S)
+    sent, left = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with suppress(ConnectionError):
+            if step == "answer":
+                handshake = ServerHandshake(lambda identity: KEYS.key(Purpose.CONTROL, identity), bytes(32))
+                while not handshake.done:
+                    writer.write(handshake.receive(await reader.read(65_536)))
+                await reader.read(65_536)
+                writer.write(b"\x00\x00\x10\x00")
+            else:
+                writer.write(b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big"))
+            while sent < 30:
+                writer.write(b"x")
+                await writer.drain()
+                sent += 1
+                await asyncio.sleep(0.1)
+        writer.close()
+        left.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    endpoint = ControlEndpoint(host, port, KEYS.key(Purpose.CONTROL, b"i" * 16))
+    ask = partial(control.exchange, endpoint, "failures", timeout_s=1.0, connect_timeout_s=1.0)
+    with pytest.raises(ControlUnreachable, match="timed out"):
+        await asyncio.to_thread(ask)
+    await left.wait()
+    assert sent < 30
+    server.close()

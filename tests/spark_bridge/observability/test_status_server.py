@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
@@ -276,16 +277,92 @@ def test_a_slow_request_ends_at_its_deadline_whatever_it_trickles(monkeypatch: p
     pytest.fail("200 bytes, one every 50 ms, and the server still waits")
 
 
-def test_at_most_32_connections_are_held_and_the_next_is_told() -> None:
+def test_a_peer_that_trickles_after_its_answer_is_gone_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte every half second kept a place for hours (H158)."""
+    monkeypatch.setattr(status_server, "LINGER_S", 1.0)
+    with running() as server, socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while connection.recv(4096):
+            """Read the answer."""
+        with suppress(OSError):  # it is reset when its time is over
+            for _ in range(200):
+                connection.sendall(b"x")
+                time.sleep(0.05)
+            pytest.fail("200 bytes, one every 50 ms, and the server still waits")
+
+
+def test_idle_peers_give_way_to_those_who_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest was refused, so 40 idle connections kept out everybody for ten seconds (H158)."""
+    monkeypatch.setattr(status_server, "REQUEST_TIMEOUT_S", 1000.0)
     with running() as server, ExitStack() as stack:
-        idle = stack.enter_context(socket.create_connection(server.address, timeout=60))
-        for _ in range(CONNECTIONS_MAX - 1):
-            idle = stack.enter_context(socket.create_connection(server.address, timeout=60))
-            idle.sendall(b"GET ")
-        assert exchange(server, b"").startswith(b"HTTP/1.1 503 ")
-        idle.sendall(b"/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert idle.recv(12) == b"HTTP/1.1 200"
+        idle = [stack.enter_context(socket.create_connection(server.address, timeout=60)) for _ in range(40)]
+        for one in idle:
+            with suppress(OSError):
+                one.sendall(b"GET ")
+        assert ask(server)[0] == 200
+        assert [one.recv(1) for one in idle[:8]] == [b""] * 8, "the oldest are gone"
+        idle[-1].sendall(b"/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
     assert CONNECTIONS_MAX == 32
+
+
+def test_peers_that_are_being_answered_keep_their_places_and_the_next_is_told() -> None:  # H158
+    arrived, may_answer = threading.Semaphore(0), threading.Event()
+
+    def slow(request: Request) -> Content:
+        arrived.release()
+        assert may_answer.wait(60)
+        return Content("text/plain", b"x")
+
+    with running({"/": slow}) as server, ExitStack() as stack:
+        asking = [stack.enter_context(socket.create_connection(server.address, timeout=60)) for _ in range(32)]
+        for one in asking:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert arrived.acquire(timeout=60)
+        assert exchange(server, b"").startswith(b"HTTP/1.1 503 ")
+        may_answer.set()
+        assert [one.recv(12) for one in asking] == [b"HTTP/1.1 200"] * 32
+
+
+def test_a_peer_with_the_token_keeps_its_place_while_it_reads() -> None:  # H158
+    large = bytes(20 * 2**20)
+    with running({"/": lambda request: Content("text/plain", large)}, token=TOKEN) as server, ExitStack() as stack:
+        reader = stack.enter_context(socket.create_connection(server.address, timeout=60))
+        reader.sendall(f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        received = len(reader.recv(1))
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(server.address, timeout=60))
+        assert ask(server)[0] == 401
+        while part := reader.recv(2**20):
+            received += len(part)
+        assert received > len(large)
+
+
+def test_a_request_without_its_end_is_not_answered() -> None:
+    """The route was called for a peer that has left."""
+    asked: list[Request] = []
+
+    def route(request: Request) -> Content:
+        asked.append(request)
+        return echo(request)
+
+    with running({"/": route}) as server, socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(4096) == b""
+    assert asked == []
+
+
+def test_the_cookie_is_found_behind_any_other_and_no_other_is_parsed() -> None:
+    """One of 16 KiB held the interpreter for half a second (H157)."""
+    with running(token=TOKEN) as server:
+        _, headers, _ = ask(server, f"/?token={TOKEN}")
+        cookie = headers["Set-Cookie"].split("; ")[0]
+        costly = 'a="' + "\\a" * 3000 + '"'
+        for others in (f"{costly}; {cookie}", f"{cookie}; {costly}", f"=; x={cookie}; {cookie}; b=2", f'"; {cookie}'):
+            assert ask(server, Cookie=others)[0] == 200, others[:50]
+        for wrong in (f"x{cookie}", f"x={cookie}", cookie[:-1], f"{cookie}x", costly):
+            assert ask(server, Cookie=wrong)[0] == 401, wrong[:50]
 
 
 def test_closing_ends_idle_connections_and_all_threads() -> None:

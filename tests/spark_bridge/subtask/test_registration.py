@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import struct
 import time
@@ -16,7 +17,7 @@ from protocol.wire.handshake import PROTOCOL_VERSION
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
 from spark_bridge.subtask import AttemptOver, CannotReachSidecar, RegistrationFailed, RegistrationRefused
-from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.connection import Connection, ConnectionBroken, _wait
 from spark_bridge.subtask.waker import Interrupted, Waker
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, PeerConnection, RunningTask, registered
@@ -60,6 +61,15 @@ def test_a_sidecar_that_listens_a_moment_later_is_found(peer: Peer) -> None:
 def test_a_name_that_does_not_resolve_is_said(peer: Peer) -> None:
     with pytest.raises(CannotReachSidecar, match=r"no-such-host\.invalid"):
         peer.start(Recorder, host="no-such-host.invalid", connect_timeout_s=0.1).outputs()
+
+
+def test_a_deadline_holds_for_a_peer_from_which_there_is_always_more_to_read() -> None:
+    """It was looked at only when there was nothing to read (H158)."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"x")
+        with pytest.raises(ConnectionBroken, match="timed out waiting for more"):
+            _wait(ours, selectors.EVENT_READ, time.monotonic(), None, "more")
 
 
 def test_a_listener_that_never_answers_is_given_up(peer: Peer) -> None:
