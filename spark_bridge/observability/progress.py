@@ -14,6 +14,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from spark_bridge.errors import SidecarError
+from spark_bridge.primitives.counters.book import Book
 
 __all__ = ["Progress"]
 
@@ -128,7 +129,7 @@ def _count(statistics: Mapping[str, Any], name: str) -> int:
 
 def _counter(statistics: Mapping[str, Any], name: str) -> int:
     """What the tasks have counted in this action. 0 before the first of them has."""
-    return int(statistics["counters"][0].get(name, 0))
+    return int(Book.from_value(statistics["counters"]).counts.get(name, 0))
 
 
 def _is_count(statistics: Mapping[str, Any], name: str) -> bool:

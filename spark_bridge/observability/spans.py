@@ -82,7 +82,7 @@ class Spans:
         self._epoch = journal.epoch
         self._operators: dict[str, _Operator] = {}
         self._now = 0.0
-        self._unsubscribe: Callable[[], None] = journal.subscribe(self.observe)
+        self._unsubscribe: Callable[[], None] = journal.subscribe("spans", self.observe)
 
     def close(self) -> None:
         """See the class."""
