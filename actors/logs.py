@@ -26,7 +26,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, describe, is_a, line, readable, show, type_name
+from protocol.describing import TEXT_CHARS_MAX, describe, is_a, line, lines, readable, show, type_name
 
 __all__ = ["ROOT", "Log", "failures", "get_logger"]
 
@@ -230,7 +230,7 @@ def _rendered(event: str, keys: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     """The value on one line: as it is if it is a plain word, otherwise as Python writes it."""
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = value if isinstance(value, str) else line(repr(value))
     except BaseException as error:  # an exit too: nothing that is logged ends the one who logs
         return f"<not shown: {type_name(error)}>"
     if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
@@ -242,12 +242,12 @@ _QUOTED = frozenset(" '\"=")
 
 
 def _shortened(exc_info: Any) -> str | None:
-    """The traceback without its middle, if it is too long or cannot be encoded: an exception may have any text."""
+    """The traceback if Python would print it too long, or as something that a terminal obeys or cannot show."""
     if not exc_info or exc_info[1] is None:
         return None
     try:
         text = "".join(traceback.format_exception(*exc_info)).rstrip("\n")
-        shown = readable(text)
+        shown = lines(text)
     except BaseException:  # as in `_value`
         return None
     return None if shown == text else shown

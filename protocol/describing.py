@@ -27,6 +27,7 @@ __all__ = [
     "is_a",
     "is_encodable",
     "line",
+    "lines",
     "name_of",
     "plain",
     "readable",
@@ -104,6 +105,11 @@ def line(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def lines(text: str) -> str:
+    """Several lines that a terminal can show; see ``line``."""
+    return "\n".join(map(line, readable(text).expandtabs().split("\n")))
 
 
 def as_float(number: Any) -> float:

@@ -92,7 +92,7 @@ def _shown(make: Callable[[], str]) -> str:
     try:
         return f"<div>{make()}</div>"
     except Exception as error:
-        return f"<div>{_head('Headgate', '')}{_line(describe(error))}</div>"
+        return f"<div>{_head('Headgate', '')}{_line(f'not available: {describe(error)}')}</div>"
 
 
 def _status(status: Any, sentences: Sequence[str]) -> str:

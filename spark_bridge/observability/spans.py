@@ -29,6 +29,7 @@ from protocol.barrier_tracker import (
     RefuseCheckpoint,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import readable
 from protocol.ids import ExecutionAttempt
 from spark_bridge.errors import SidecarError
 from spark_bridge.observability.journal import Journal, phase_of
@@ -246,7 +247,7 @@ class Spans:
         if span is None:
             return
         if problem:
-            span.set_status(self._trace.StatusCode.ERROR, problem)
+            span.set_status(self._trace.StatusCode.ERROR, readable(problem))
         span.end(end_time=self._ns(now))
 
     def _ns(self, now: float) -> int:

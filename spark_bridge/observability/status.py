@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from protocol.describing import NOT_FINITE, plain, show
+from protocol.describing import NOT_FINITE, plain, readable, show
 from spark_bridge.observability.html import status_html
 
 __all__ = [
@@ -347,7 +347,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _plain(one) for name, one in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {readable(str(key)): _plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     return plain(value)
@@ -376,7 +376,7 @@ def _from_plain(kind: Any, plain: Any) -> Any:
 def _scalar(kind: Any, plain: Any) -> Any:
     if kind in (int, float) and type(plain) is str:
         return NOT_FINITE[plain]
-    if type(plain) is kind or (kind in (int, float) and type(plain) in (int, float)):
+    if type(plain) is kind or (kind in (int, float) and type(plain) in (bool, int, float)):
         return plain
     raise TypeError(f"{show(plain, 80)} is not of the type {kind.__name__}")
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from protocol.describing import as_json
+from protocol.describing import as_json, readable
 from spark_bridge.observability.status import AttemptStatus, SidecarStatus
 from spark_bridge.subtask.control import CONTROL_LIMITS
 
@@ -83,7 +83,7 @@ def _json_in_parts(status: SidecarStatus) -> Iterator[str]:
     yield '{"status": ' + _json(replace(status, operators=without).to_dict())
     yield ', "attempts": {'
     for number, (name, operator) in enumerate(status.operators.items()):
-        yield f"{', ' if number else ''}{_json(name)}: ["
+        yield f"{', ' if number else ''}{_json(readable(name))}: ["
         for index, attempt in enumerate(operator.attempts):
             yield (", " if index else "") + _json(attempt)
         yield "]"

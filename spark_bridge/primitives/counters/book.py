@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, isnan, log
 from operator import index
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 from protocol.arguments import FRACTION, checked
 from protocol.describing import is_encodable, show
@@ -77,14 +77,14 @@ class Book:
         self.counts: dict[str, int | float] = {}
         self.observed: dict[str, Observed] = {}
 
-    def count(self, name: str, by: int | float) -> None:
+    def count(self, name: str, by: SupportsIndex | SupportsFloat) -> None:
         """Add to a count. Raises ``ValueError`` for an unsuitable name or number, ``TypeError`` for what is none."""
         if type(by) is not int or by.bit_length() > BITS_MAX:
             by = _number("count", name, by)
         name = self._checked(name, self.counts, self.observed, "observe")
         self.counts[name] = plus(self.counts.get(name, 0), by)
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None:
         """Add a value to a distribution. Raises as ``count`` does."""
         if type(value) is not float or not isfinite(value):
             value = _float("observe", name, value if type(value) is int else _number("observe", name, value))
