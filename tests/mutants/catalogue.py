@@ -12,6 +12,7 @@ from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.drivers import DRIVERS
 from tests.mutants.inputs import INPUTS
+from tests.mutants.looking import LOOKING
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.storage import STORAGE
@@ -29,5 +30,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PARTS,
     *INPUTS,
     *CALLS,
+    *LOOKING,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

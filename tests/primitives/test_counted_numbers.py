@@ -111,7 +111,7 @@ def test_what_is_not_finite_is_refused_with_the_call_and_the_name(method: str, g
 
 @pytest.mark.parametrize("given", NO_NUMBERS.values(), ids=NO_NUMBERS)
 @pytest.mark.parametrize("method", ["count", "observe"])
-def test_what_is_no_number_is_refused_with_the_call_and_the_name(method: str, given: Any) -> None:  # H156
+def test_anything_but_a_number_is_refused_with_the_call_and_the_name(method: str, given: Any) -> None:  # H156
     book = Book()
     with pytest.raises(TypeError, match=rf"^{method}\('loss', \.\.\.\) takes a number, not .*: convert it first"):
         getattr(book, method)("loss", given)
@@ -218,12 +218,12 @@ FORGED: dict[str, Any] = {
     "no lists": [None, [1, 2]],
     "nothing": None,
     "more": [None, [{}, {}], 3],
-    "a checkpoint that is none": ["first", [{}, {}]],
+    "a checkpoint that is a text": ["first", [{}, {}]],
     "a distribution of too few": [None, [{}, {"o": [1, 1.0]}]],
     "a distribution that was observed -1 times": [None, [{}, {"o": [-1, 1.0, 1.0, 1.0, {}]}]],
     "a distribution of texts": [None, [{}, {"o": [1, "1", 1.0, 1.0, {}]}]],
     "a distribution of NaN": [None, [{}, {"o": [1, nan, 1.0, 1.0, {}]}]],
-    "a bucket that is none": [None, [{}, {"o": [1, 1.0, 1.0, 1.0, {"+x": 1}]}]],
+    "a bucket that is a text": [None, [{}, {"o": [1, 1.0, 1.0, 1.0, {"+x": 1}]}]],
     "a bucket beyond all floats": [None, [{}, {"o": [1, 1.0, 1.0, 1.0, {"+99999999": 1}]}]],
     "a bucket with a number of another script": [None, [{}, {"o": [1, 1.0, 1.0, 1.0, {"+\u0663": 1}]}]],
     "a bucket of a text": [None, [{}, {"o": [1, 1.0, 1.0, 1.0, {"+3": "1"}]}]],

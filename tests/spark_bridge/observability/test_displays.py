@@ -223,7 +223,7 @@ async def test_a_display_that_is_broken_for_good_pauses_and_may_come_back() -> N
 
 
 @pytest.mark.parametrize("end", ["exit", "cancelled"])
-async def test_what_is_no_failure_of_a_display_does_not_end_the_system_either(end: str) -> None:  # H155
+async def test_what_a_display_may_raise_besides_does_not_end_the_system_either(end: str) -> None:  # H155
     async with deterministic_system(seed=1) as kit:
         displays, tried = Displays(kit.clock.now), list[str]()
         ref = displays.spawn(kit.system, lambda: Flaky(tried), "flaky")

@@ -270,7 +270,7 @@ HOSTILE: dict[str, bytes] = {
     ),
     "phases that are a list": noted({**COMPLETED, "phases_s": [1]}),
     "a duration that is a text": noted({**COMPLETED, "duration_s": "long"}),
-    "notes that are no JSON": json.dumps({"Event": NOTES, "notes": "["}).encode(),
+    "notes that are not JSON": json.dumps({"Event": NOTES, "notes": "["}).encode(),
     "notes that are a number": json.dumps({"Event": NOTES, "notes": 3}).encode(),
     "nested notes": json.dumps({"Event": NOTES, "notes": "[" * 100_000}).encode(),
     "a second start at a text": event(Timestamp="now"),
@@ -311,7 +311,7 @@ def test_an_event_of_another_form_is_skipped_and_counted(
     log.write_bytes(b"\n".join([json.dumps(START).encode(), line, json.dumps(notes(FAILED)).encode(), b""]))
     status, problem, out = printed(capsys, log)
     if status:
-        assert problem == [problem[0]], "or it is no event log at all"
+        assert problem == [problem[0]], "or it is not an event log at all"
         assert problem[0].startswith("headgate: not an event log of Spark")
         return
     assert "subtask 3 attempt 0 failed: executor_lost: container killed" in out
@@ -320,7 +320,7 @@ def test_an_event_of_another_form_is_skipped_and_counted(
 
 @pytest.mark.parametrize("content", NO_LOG.values(), ids=NO_LOG)
 @pytest.mark.parametrize("module", ["zstandard", "the program"])
-def test_a_file_that_is_no_event_log_ends_the_command_with_one_line(
+def test_a_file_that_is_not_an_event_log_ends_the_command_with_one_line(
     module: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if module == "the program":
