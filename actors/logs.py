@@ -9,6 +9,9 @@ a line goes is decided when it is written:
 * Otherwise to ``logging.getLogger("headgate....")``, whose level decides whether it is written. The message is the
   event with its keys, ``attempt failed subtask=3``, and the record's attribute ``headgate`` is a dict of both. If no
   handler is configured, the line goes to standard error with time, level and name.
+
+No failure of the log reaches the code that writes a line, whatever a processor, a filter, a handler or a stream raises
+(H155). All are counted, and the first of each kind is reported on standard error, with the line that was lost.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ import logging
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from operator import is_not
 from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, describe, is_a, readable, type_name
+from protocol.describing import TEXT_CHARS_MAX, describe, is_a, line, lines, readable, show, type_name
 
-__all__ = ["ROOT", "Log", "get_logger"]
+__all__ = ["ROOT", "Log", "failures", "get_logger"]
 
 ROOT = "headgate"
 """The standard logger above all others of Headgate."""
@@ -52,6 +56,29 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 _last_resort = _StandardError()
+
+
+class Failures:
+    """The lines that could not be written. Any thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._told: set[str] = set()
+
+    def add(self, name: str, event: str, error: Exception) -> None:
+        """Count one, and report it if it is the first of its kind."""
+        self.count += 1
+        kind = type_name(error)
+        if kind in self._told or len(self._told) >= _KINDS_MAX:
+            return
+        self._told.add(kind)
+        with suppress(Exception):  # standard error may be closed, or the very stream that fails
+            sys.stderr.write(f"{name}: log line not written: {line(show(event))}: {line(describe(error))}\n")
+
+
+_KINDS_MAX = 20
+failures = Failures()
+"""Of all loggers in this process."""
 
 
 class Log:
@@ -132,6 +159,13 @@ class Log:
         return self._bound
 
     def _write(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
+        try:
+            return self._written(method, event, args, keys)
+        except Exception as error:
+            failures.add(self._name, event, error)
+            return None
+
+    def _written(self, method: str, event: str, args: tuple[Any, ...], keys: dict[str, Any]) -> Any:
         for key, value in keys.items():
             if is_a(value, str) and len(value) > TEXT_CHARS_MAX:
                 keys[key] = readable(value)
@@ -149,7 +183,7 @@ class Log:
     def _write_standard(self, logger: logging.Logger, level: int, event: str, keys: dict[str, Any]) -> None:
         exc_info, stack_info = keys.pop("exc_info", None), keys.pop("stack_info", False)
         keys = {**dict(sorted(structlog.contextvars.get_contextvars().items())), **self._keys, **keys}
-        file, line, function, stack = logger.findCaller(stack_info, stacklevel=4)
+        file, line, function, stack = logger.findCaller(stack_info, stacklevel=5)
         record = logger.makeRecord(
             self._name,
             level,
@@ -196,7 +230,7 @@ def _rendered(event: str, keys: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     """The value on one line: as it is if it is a plain word, otherwise as Python writes it."""
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = value if isinstance(value, str) else line(repr(value))
     except BaseException as error:  # an exit too: nothing that is logged ends the one who logs
         return f"<not shown: {type_name(error)}>"
     if isinstance(value, str) and not (text.isprintable() and text and not set(text) & _QUOTED):
@@ -208,12 +242,12 @@ _QUOTED = frozenset(" '\"=")
 
 
 def _shortened(exc_info: Any) -> str | None:
-    """The traceback without its middle, if it is too long or cannot be encoded: an exception may have any text."""
+    """The traceback if Python would print it too long, or as something that a terminal obeys or cannot show."""
     if not exc_info or exc_info[1] is None:
         return None
     try:
         text = "".join(traceback.format_exception(*exc_info)).rstrip("\n")
-        shown = readable(text)
+        shown = lines(text)
     except BaseException:  # as in `_value`
         return None
     return None if shown == text else shown

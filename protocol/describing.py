@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Texts of values and exceptions of users' code, which may raise or return nonsense when they are asked for one.
+"""The door for all that is shown, exported, traced, logged or noted: texts, numbers and JSON of any value (H156).
 
-No text is worth an error: these functions never raise, whatever ``__str__``, ``__repr__`` or ``__format__`` does, and
-return plain ``str``, not a subclass of it, which can always be encoded and is never long. So an exception that cannot
-describe itself, or not briefly, still fails a task, a job or a request as itself.
+Values and exceptions of users' code may raise or return nonsense when they are asked for a text. No text is worth an
+error: these functions never raise, whatever ``__str__``, ``__repr__`` or ``__format__`` does, and return plain ``str``,
+not a subclass of it, which can always be encoded and is never long. So an exception that cannot describe itself, or not
+briefly, still fails a task, a job or a request as itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from math import inf, isfinite, nan
 from types import UnionType
 from typing import Any, Final, TypeGuard, TypeVar
 
 __all__ = [
+    "NOT_FINITE",
     "TEXT_CHARS_MAX",
     "a_type",
+    "as_float",
+    "as_json",
     "class_name",
     "describe",
     "full_name",
     "is_a",
+    "is_encodable",
+    "line",
+    "lines",
     "name_of",
+    "plain",
     "readable",
     "show",
     "text_of",
@@ -33,6 +43,11 @@ T = TypeVar("T")
 SHOWN_CHARS_MAX: Final = 300
 TEXT_CHARS_MAX: Final = 16_384
 """The texts of exceptions are kept, logged and sent, some of them for a long time."""
+NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+"""How JSON has the floats for which it has no numbers, as in Protobuf's mapping."""
+_DIGITS_BITS: Final = 14_000
+"""Python writes no longer integer as text, by default."""
+_LEVELS_MAX: Final = 50
 _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 
 
@@ -93,6 +108,81 @@ def readable(text: str) -> str:
     if len(text) > TEXT_CHARS_MAX:
         text = f"{text[: TEXT_CHARS_MAX // 2]}…{text[-TEXT_CHARS_MAX // 2 :]}"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def line(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """One line that a terminal can show: control characters and others that are not printable are escaped."""
+    if len(text) > chars_max:
+        text = f"{text[: chars_max - 1]}…"
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def lines(text: str) -> str:
+    """Several lines that a terminal can show; see ``line``."""
+    return "\n".join(map(line, readable(text).expandtabs().split("\n")))
+
+
+def as_float(number: Any) -> float:
+    """The number as a float: infinite if no float is as large, NaN if it is not a number."""
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
+    except Exception:  # of the user's class
+        return nan
+
+
+def as_json(value: Any) -> bytes:
+    """The value as compact JSON in ASCII that every reader takes. Never raises; see ``plain``."""
+    try:
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        if text.isascii():
+            return text.encode()
+        text.encode()  # raises if there is a lone surrogate, which most readers refuse even if it is escaped
+    except Exception:  # something in it is not plain
+        value = plain(value)
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def plain(value: Any, levels: int = _LEVELS_MAX) -> Any:
+    """What JSON can hold: floats that are not finite are texts (``NOT_FINITE``), and so is what is not plain at all.
+
+    Of nested values, the innermost may be texts; numbers of NumPy and the like are numbers.
+    """
+    if value is None or type(value) is bool:
+        return value
+    if is_a(value, int):
+        return int(value) if int(value).bit_length() <= _DIGITS_BITS else plain(as_float(value))
+    if is_a(value, str):
+        return readable(str.__str__(value))
+    if is_a(value, float) or hasattr(type(value), "__float__"):
+        try:
+            return value.__index__() if hasattr(type(value), "__index__") else _plain_float(as_float(value))
+        except Exception:  # of the user's class
+            return show(value)
+    if levels and is_a(value, Mapping | tuple | list):
+        try:
+            if is_a(value, Mapping):
+                return {_key(key): plain(one, levels - 1) for key, one in value.items()}
+            return [plain(one, levels - 1) for one in value]
+        except Exception:  # as above
+            pass
+    return show(value)
+
+
+def _plain_float(number: float) -> float | str:
+    return number if isfinite(number) else "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
+
+
+def _key(key: object) -> str:
+    return readable(str.__str__(key)) if is_a(key, str) else show(key)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether the text has no lone surrogates."""
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def name_of(function: Callable[..., Any]) -> str:

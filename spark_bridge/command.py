@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from spark_bridge import installation
@@ -30,5 +31,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; argparse ends the process for wrong usage and for ``--help``."""
     parsed = parser().parse_args(arguments)
-    status: int = parsed.run(parsed)
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has seen enough
+        sys.stdout = None  # nothing is left to flush at exit
+        return 0
     return status

@@ -75,6 +75,8 @@ LAYERS = (
         | {"spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
     ),
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
+    # The door for what is shown: JSON as a value.
+    Layer("protocol/describing.py", PURE_STDLIB | {"json"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/wire/events.py", PURE_STDLIB | {"protocol", "msgpack", "gc"}),
     # Values only: nothing here asks what time it is. NumPy is optional, and imported where it is needed.
@@ -107,6 +109,7 @@ LAYERS = (
             "spark_bridge.errors",
             "spark_bridge.option_types",
             "spark_bridge.subtask.secret_texts",
+            "spark_bridge.terminal",
             "actors.logs",
             "actors.threads",
             "protocol",
@@ -156,7 +159,10 @@ LAYERS = (
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
-    Layer("spark_bridge/observability/history.py", STDLIB | {"spark_bridge.option_types"}),
+    Layer(
+        "spark_bridge/observability/history.py",
+        STDLIB | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.terminal"},
+    ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
         "spark_bridge/observability/",

@@ -76,7 +76,7 @@ from protocol.barrier_tracker import (
     SubtaskResetToCheckpoint,
 )
 from protocol.describing import describe, is_a, type_name
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
@@ -361,8 +361,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             event = await decode_in_turns(message.payload)
         except ProtocolError as error:
-            why = f"the driver received an unreadable event from the task: {error}"
-            self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, why, unusable=True))
+            self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
         self._statistics.events_received += 1
         handler = self._coordinator if type(event) is PartEvent else self._main
@@ -379,17 +378,21 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             subtask = message.sender
             self._statistics.events_restored += 1
         self.taken.take(attempt, message.sender, message.payload, after_snapshot=message.after_snapshot)
-        await self._guarded(
-            context,
-            "handle_event_from_operator",
-            handler.handle_event_from_operator,
-            subtask,
-            attempt.attempt,
-            event,
-        )
+        try:
+            await call_user(
+                "handle_event_from_operator", handler.handle_event_from_operator, subtask, attempt.attempt, event
+            )
+        except RemoteProtocolError as error:  # what a part refuses, because only a forged task sends it
+            self._condemn(attempt, f"a forged event from the task: {error}")
+        except Exception as error:
+            self.raise_global_failure("handle_event_from_operator", error, context)
         self.taken.taken()
         if message.report_taken:
             message.gateway_ref.tell_direct(ItemTaken(message.seq))
+
+    def _condemn(self, attempt: ExecutionAttempt, received: str) -> None:
+        why = f"the driver received {received}"
+        self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, why, unusable=True))
 
     async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
         attempt = message.attempt

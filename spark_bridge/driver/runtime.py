@@ -65,6 +65,7 @@ from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.event_log import EventLog, EventLogActor, subscribe
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
@@ -127,6 +128,7 @@ class SidecarRuntime(PartFactories):
         self._encryption: Encryption
         self._relay: Relay
         self._tracing: Tracing | None = None
+        self._displays: Displays
         self._collector: StatusCollector
         self._status_server: StatusServer | None = None
         self._gauges_ref: ActorRef[Publish | Forget] | None = None
@@ -202,6 +204,7 @@ class SidecarRuntime(PartFactories):
                 mailbox=UNBOUNDED,
             )
             self._journal = journal = Journal(time.time() - self._system.clock.now())
+            self._displays = journal.displays
             self._operators = Operators(
                 config,
                 self._system,
@@ -233,11 +236,11 @@ class SidecarRuntime(PartFactories):
                 await self._start_trace(config.trace, lambda tracing: None)
             stack.push_async_callback(self._end_trace)
             self._serve_status(stack)
-            self._show_in_spark(stack)
-            self._feed_spark_metrics(stack)
-            self._note_in_event_log(journal, stack)
+            self._displays.run("spark-ui-tab", self._show_in_spark, stack)
+            self._displays.run("spark-metrics", self._feed_spark_metrics, stack)
+            self._displays.run("event-log", self._note_in_event_log, journal, stack)
             if config.opentelemetry:
-                stack.callback(Spans(journal).close)
+                stack.callback(self._displays.run, "spans", Spans(journal).close)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -284,8 +287,10 @@ class SidecarRuntime(PartFactories):
             heap = FrozenHeap(self._running_jobs, lambda: (one.statistics for one in self._operators.observed.values()))
             stack.callback(heap.close)
             each_second = heap.look
-        self._system.spawn(
-            lambda: ObserverActor(collector, lambda: self._operators.observed, report_s, each_second), name="observer"
+        self._displays.spawn(
+            self._system,
+            lambda: ObserverActor(collector, lambda: self._operators.observed, report_s, each_second),
+            "observer",
         )
 
     def _serve_status(self, stack: AsyncExitStack) -> None:
@@ -309,7 +314,8 @@ class SidecarRuntime(PartFactories):
 
     def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
         """What the status server shows, by path. The routes are called on its threads."""
-        return {"/metrics": metrics_route(recent), **page_routes(recent)}
+        routes = {"/metrics": metrics_route(recent), **page_routes(recent)}
+        return {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
 
     def _show_in_spark(self, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
@@ -317,29 +323,30 @@ class SidecarRuntime(PartFactories):
             return
         tab = SparkTab(context)
         take = self._collector.take
-        self._system.spawn(lambda: SparkTabActor(tab, take), name="spark-ui-tab")
-        stack.push_async_callback(close_tab, tab, self._config.shutdown_timeout_s)
+        self._displays.spawn(self._system, lambda: SparkTabActor(tab, take), "spark-ui-tab")
+        stack.push_async_callback(
+            self._displays.run_async, "spark-ui-tab", close_tab, tab, self._config.shutdown_timeout_s
+        )
 
     def _feed_spark_metrics(self, stack: AsyncExitStack) -> None:
         config, context = self._config, self._driver.spark_context
         if context is None or not config.spark_metrics or config.relay != "jvm":
             return
         gauges = SparkGauges(context)
-        self._gauges_ref = self._system.spawn(
-            lambda: SparkGaugesActor(gauges, self._collector.take), name="spark-metrics"
+        self._gauges_ref = self._displays.spawn(
+            self._system, lambda: SparkGaugesActor(gauges, self._collector.take), "spark-metrics"
         )
-        stack.push_async_callback(close_gauges, gauges, config.shutdown_timeout_s)
+        stack.push_async_callback(
+            self._displays.run_async, "spark-metrics", close_gauges, gauges, config.shutdown_timeout_s
+        )
 
     def _note_in_event_log(self, journal: Journal, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
         if context is None or self._config.relay != "jvm" or not EventLog.is_on(context):
             return
         event_log = EventLog(context)
-        stack.callback(
-            subscribe(
-                journal, self._system.spawn(lambda: EventLogActor(event_log), name="event-log", mailbox=UNBOUNDED)
-            )
-        )
+        actor = self._displays.spawn(self._system, lambda: EventLogActor(event_log), "event-log", UNBOUNDED)
+        stack.callback(subscribe(journal, actor))
 
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
@@ -626,7 +633,7 @@ class SidecarRuntime(PartFactories):
     async def _end_trace(self) -> None:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
-            await tracing.end()
+            await self._displays.run_async("trace", tracing.end)
 
     @must_be_awaited
     @checked(waiting_s=WAIT)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from actors import ActorRef
 from actors.clock import Clock
@@ -30,6 +30,7 @@ from spark_bridge.observability.status import (
     AttemptStatus,
     CallStatus,
     CheckpointProgress,
+    LatencyStatus,
     OperatorStatus,
     RegistrationStatus,
     RelayStatus,
@@ -38,6 +39,8 @@ from spark_bridge.observability.status import (
     SourceStatus,
     SplitStatus,
 )
+
+T = TypeVar("T")
 
 __all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
 
@@ -167,6 +170,7 @@ class StatusCollector:
             loop_lag_max_ms=process.loop_lag.percentile_ms(1.0),
             cores=await process.cores() if any(_lacks_tasks(one) for one in operators.values()) else None,
             operators=operators,
+            display_failures=self._journal.displays.failures(),
         )
 
     async def _operator(self, operator_id: str, operator: ObservedOperator) -> OperatorStatus:
@@ -200,16 +204,23 @@ class StatusCollector:
             events_up_per_s=operator.rates.per_s("events_received", counts, now),
             events_down_per_s=operator.rates.per_s("events_sent", counts, now),
             requests_per_s=operator.rates.per_s("requests_received", counts, now),
-            confirm=operator.confirm.status(),
-            request=operator.request.status(),
-            checkpoint=operator.checkpoint.status(),
-            fact=operator.fact.status(),
+            confirm=self._latency(operator.confirm),
+            request=self._latency(operator.request),
+            checkpoint=self._latency(operator.checkpoint),
+            fact=self._latency(operator.fact),
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
-            counters=statistics.counter_totals(),
-            sources={name: _source(backlog) for name, backlog in statistics.sources().items()},
+            counters=self._shown("counters", statistics.counter_totals) or {},
+            sources=self._shown("sources", lambda: _sources(statistics.sources())) or {},
             jobs_of_last_action=journal.jobs.count,
         )
+
+    def _shown(self, figures: str, take: Callable[[], T]) -> T | None:
+        """Figures that code of users or of other packages computes. They are missing from the status if it fails."""
+        return self._journal.displays.run(figures, take)
+
+    def _latency(self, sketch: LatencySketch) -> LatencyStatus:
+        return self._shown("latencies", sketch.status) or LatencyStatus(0, None, None, None)
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
         views: list[AttemptView] = await self._bridge_ref.ask(
@@ -303,6 +314,10 @@ def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> At
         None if gateway.requested_at is None else epoch + gateway.requested_at,
         None if gateway.deferred_at is None else epoch + gateway.deferred_at,
     )
+
+
+def _sources(backlogs: Mapping[str, SourceBacklog]) -> dict[str, SourceStatus]:
+    return {name: _source(backlog) for name, backlog in backlogs.items()}
 
 
 def _source(backlog: SourceBacklog) -> SourceStatus:

@@ -24,9 +24,20 @@ BLOCKED_MS = 250.0
 
 
 def explain(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
-    """Return what ``waits`` returns, and a sentence for each operator whose last action was several jobs."""
+    """Return what ``waits`` returns, and sentences for operators whose last action was several jobs, and for displays
+    that have failed."""
     several = (one for _, one in sorted(status.operators.items()) if one.jobs_of_last_action > 1)
-    return (*waits(status, waiting_s=waiting_s), *map(_of_jobs, several))
+    broken = sorted(status.display_failures.items())
+    return (*waits(status, waiting_s=waiting_s), *map(_of_jobs, several), *map(_of_display, broken))
+
+
+def _of_display(failures: tuple[str, int]) -> str:
+    display, count = failures
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"the display {display!r} has failed {times}, so it was not available, or still is not: the log says why. Jobs "
+        "are not affected"
+    )
 
 
 def _of_jobs(operator: OperatorStatus) -> str:

@@ -9,7 +9,6 @@ one line in the log.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from protocol.barrier_tracker import (
     RefuseCheckpoint,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import as_json, line
 from protocol.values import value
 from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability.journal import Journal
@@ -97,7 +97,7 @@ def _about(observed: Observed) -> dict[str, Any] | None:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
+    return line(text, TEXT_MAX)
 
 
 class EventLog:
@@ -118,7 +118,7 @@ class EventLog:
             java = new_compiled_object(self._context, CLASS_NAME, _source)
             java.open(self._context._jsc.sc())
             self._java = java
-        self._java.post(json.dumps(notes, ensure_ascii=False))
+        self._java.post(as_json(notes).decode())
 
 
 class EventLogActor(Actor[Note | Flush]):
@@ -128,7 +128,7 @@ class EventLogActor(Actor[Note | Flush]):
         self._event_log = event_log
         self._notes: list[dict[str, Any]] = []
         self._left_out = 0
-        self._failed = False
+        self._failed = self._posted = False
 
     async def receive(self, context: ActorContext[Note | Flush], message: Note | Flush) -> None:
         match message:
@@ -155,8 +155,12 @@ class EventLogActor(Actor[Note | Flush]):
         try:
             await DRIVER.run(self._event_log.post, notes)
         except PROBLEMS as problem:
+            if self._posted:
+                raise
             self._failed = True
             context.log.info("Spark event log notes not written", cause=repr(problem))
+        else:
+            self._posted = True
 
 
 def subscribe(journal: Journal, actor_ref: ActorRef[Note | Flush]) -> Callable[[], None]:
@@ -167,7 +171,7 @@ def subscribe(journal: Journal, actor_ref: ActorRef[Note | Flush]) -> Callable[[
         if note is not None:
             actor_ref.tell(Note(note))
 
-    return journal.subscribe(observe)
+    return journal.subscribe("event-log", observe)
 
 
 def _source() -> str:

@@ -143,6 +143,13 @@ _SIDECAR: tuple[Family[SidecarStatus], ...] = (
         lambda status: status.relay.reconnects,
     ),
     _one("operators", "gauge", "Operators that are coordinated.", lambda status: len(status.operators)),
+    _labelled(
+        "display_failures_total",
+        "counter",
+        ("display",),
+        "How often a display has failed, such as Spark's UI tab or a trace; missing for one that never has.",
+        lambda status: [((display,), count) for display, count in status.display_failures.items()],
+    ),
 )
 
 _OPERATOR: tuple[Family[Operator], ...] = (

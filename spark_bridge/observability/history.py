@@ -21,7 +21,8 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any, NamedTuple
 
-from spark_bridge import option_types
+from protocol.describing import as_json, line, show
+from spark_bridge import option_types, terminal
 
 __all__ = ["Entry", "Timeline", "Unreadable", "add_command", "read_timeline"]
 
@@ -29,6 +30,14 @@ _READ, _NO_NOTES, _UNREADABLE = 0, 1, 2
 NOTES = "headgate.observability.SparkNotes$Notes"
 _ROLLED = re.compile(r"events_(\d+)_")
 _OTHER_CODECS = (".lz4", ".snappy", ".lzf")
+LINE_BYTES_MAX = 64 * 2**20
+"""Of one event. Spark's largest ones, plans of queries, take a few MB."""
+ENTRIES_MAX = 1_000_000
+_READ_BYTES = 1 << 20
+_PACKED_BYTES = 1 << 10
+"""What is decompressed in one step: whatever a frame claims, each of its blocks takes 4 bytes, and becomes 128 KiB."""
+_TIME_MAX_S = 253_402_300_799
+"""The last second of the year 9999."""
 
 
 class Unreadable(Exception):
@@ -45,12 +54,16 @@ class Entry(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What an event log tells. ``problem``: why the end is missing, for example because the application still runs."""
+    """What an event log tells. ``problem``: why the end is missing, for example because the application still runs.
+
+    ``skipped``: how many events have not the form that Spark and Headgate give them.
+    """
 
     application: dict[str, Any]
     entries: list[Entry]
     notes: int
     problem: str
+    skipped: int = 0
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,17 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         timeline = read_timeline(Path(arguments.log))
     except Unreadable as error:
-        sys.stderr.write(f"headgate: {error}\n")
+        terminal.tell(sys.stderr, f"headgate: {error}")
         return _UNREADABLE
     entries = [one for one in timeline.entries if arguments.operator in (None, one.operator)]
-    for line in _as_json(entries) if arguments.json else _as_text(timeline.application, entries):
-        sys.stdout.write(f"{line}\n")
+    for text in _as_json(entries) if arguments.json else _as_text(timeline.application, entries):
+        terminal.tell(sys.stdout, text)
     if timeline.problem:
-        sys.stderr.write(f"headgate: {timeline.problem}\n")
+        terminal.tell(sys.stderr, f"headgate: {timeline.problem}")
+    if timeline.skipped:
+        terminal.tell(
+            sys.stderr, f"headgate: {timeline.skipped} events were skipped: they are not as Spark writes them"
+        )
     if not timeline.notes:
-        sys.stderr.write(
+        terminal.tell(
+            sys.stderr,
             "headgate: there are no notes of Headgate in this event log: the application used no sidecar, or one with "
-            'relay="py4j" or in its own process\n'
+            'relay="py4j" or in its own process',
         )
         return _NO_NOTES
     return _READ
@@ -95,18 +113,23 @@ def read_timeline(log: Path) -> Timeline:
     """Read the whole event log. Raises ``Unreadable``."""
     application: dict[str, Any] = {}
     entries: list[Entry] = []
-    notes, problem = 0, ""
+    notes, skipped, problem = 0, 0, ""
     for file in _files(log):
         try:
             with closing(_lines(file)) as lines:
-                for line in lines:
-                    notes += _take(line, application, entries)
+                for event in lines:
+                    try:
+                        notes += _take(event, application, entries)
+                    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                        skipped += 1
+                    if len(entries) > ENTRIES_MAX:
+                        raise _Cut(f"after {ENTRIES_MAX} entries, and more are not shown")
         except _Cut as cut:
             problem = f"{file} ends early ({cut}): the application still runs, or its driver has died"
     if not application:
         raise Unreadable(f"{log} is not an event log of Spark: it has no event for the start of an application")
     entries.sort(key=lambda entry: entry.at)
-    return Timeline(application, entries, notes, problem)
+    return Timeline(application, entries, notes, problem, skipped)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -117,6 +140,13 @@ class _Cut(Exception):
 
 
 def _files(log: Path) -> list[Path]:
+    try:
+        return _found(log)
+    except OSError as error:
+        raise Unreadable(f"cannot read {log}: {error.strerror or error}") from error
+
+
+def _found(log: Path) -> list[Path]:
     if not log.exists():
         raise Unreadable(f"{log} does not exist: pass the log file, or its directory below spark.eventLog.dir")
     if not log.is_dir():
@@ -136,24 +166,32 @@ def _lines(file: Path) -> Generator[bytes, None, None]:
             opened.seek(0)
             name = file.name.removesuffix(".inprogress").removesuffix(".compact")
             if magic == b"\x28\xb5\x2f\xfd":
-                yield from _whole_lines(_zstd(file, opened))
+                yield from _whole_lines(file, _zstd(file, opened))
             elif name.endswith(_OTHER_CODECS):
                 raise Unreadable(
                     f"{file} is compressed with a codec that only Spark can read: set "
                     "spark.eventLog.compression.codec=zstd, which is the default, or spark.eventLog.compress=false"
                 )
             else:
-                yield from _whole_lines(iter(lambda: opened.read(1 << 20), b""))
+                yield from _whole_lines(file, iter(lambda: opened.read(_READ_BYTES), b""))
     except OSError as error:
         raise Unreadable(f"cannot read {file}: {error.strerror or error}") from error
 
 
-def _whole_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+def _whole_lines(file: Path, parts: Iterable[bytes]) -> Iterator[bytes]:
+    rest, size = [b""], 0
     for part in parts:
-        *whole, rest = (rest + part).split(b"\n")
-        yield from whole
-    if rest.strip():
+        first, *others = part.split(b"\n")
+        rest.append(first)
+        size += len(first)
+        if size > LINE_BYTES_MAX:
+            raise Unreadable(f"{file} is not an event log of Spark: it has a line of more than {LINE_BYTES_MAX} bytes")
+        if others:
+            yield b"".join(rest)
+            *whole, last = others
+            yield from whole
+            rest, size = [last], len(last)
+    if b"".join(rest).strip():
         raise _Cut("within an event")
 
 
@@ -164,7 +202,7 @@ def _zstd(file: Path, opened: IO[bytes]) -> Iterator[bytes]:
             found = importlib.import_module(module)
         except ImportError:
             continue
-        yield from _decompressed(found, opened)
+        yield from _decompressed(found, file, opened)
         return
     program = which("zstd")
     if program is None:
@@ -176,18 +214,21 @@ def _zstd(file: Path, opened: IO[bytes]) -> Iterator[bytes]:
     ) as process:
         output = process.stdout
         assert output is not None
-        yield from iter(lambda: output.read(1 << 20), b"")
+        yield from iter(lambda: output.read(_READ_BYTES), b"")
         if process.wait():
             raise _Cut("within a compressed block")
 
 
-def _decompressed(module: Any, opened: IO[bytes]) -> Iterator[bytes]:
+def _decompressed(module: Any, file: Path, opened: IO[bytes]) -> Iterator[bytes]:
     """Several frames, one after the other, with either module."""
     make = module.ZstdDecompressor if hasattr(module, "ZstdFile") else lambda: module.ZstdDecompressor().decompressobj()
     decompressor, ended = make(), True
-    while part := opened.read(1 << 20):
+    while part := opened.read(_PACKED_BYTES):
         while part:
-            yield decompressor.decompress(part)
+            try:
+                yield decompressor.decompress(part)
+            except module.ZstdError as error:
+                raise Unreadable(f"{file} is damaged: {error}") from error
             ended, part = decompressor.eof, b""
             if ended:
                 part, decompressor = decompressor.unused_data, make()
@@ -198,12 +239,16 @@ def _decompressed(module: Any, opened: IO[bytes]) -> Iterator[bytes]:
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-def _take(line: bytes, application: dict[str, Any], entries: list[Entry]) -> int:
-    """Add what one event tells; returns how many notes of Headgate it holds."""
-    if not line.strip():
+def _take(told_event: bytes, application: dict[str, Any], entries: list[Entry]) -> int:
+    """Add what one event tells; returns how many notes of Headgate it holds.
+
+    Raises ``ValueError``, ``KeyError``, ``TypeError``, ``AttributeError`` or ``RecursionError`` for an event of another
+    form than Spark's and ours, and then adds nothing.
+    """
+    if not told_event.strip():
         return 0
     try:
-        event = json.loads(line)
+        event = json.loads(told_event)
         kind = event["Event"]
     except (ValueError, KeyError, TypeError):
         raise Unreadable(
@@ -211,18 +256,28 @@ def _take(line: bytes, application: dict[str, Any], entries: list[Entry]) -> int
             "has written"
         ) from None
     if kind == NOTES:
-        notes = json.loads(event["notes"])
-        entries.extend(Entry(note["at"], note["operator"], _sentence(note), note) for note in notes)
-        return sum(note["what"] != "notes left out" for note in notes)
+        notes = [
+            (note, _entry(note["at"], note["operator"], _sentence(note), note)) for note in json.loads(event["notes"])
+        ]
+        entries.extend(entry for _, entry in notes)
+        return sum(note["what"] != "notes left out" for note, _ in notes)
+    told = _of_spark(kind, event)
+    if told is not None:
+        at, text = told[0] / 1e3, told[1]
+        entries.append(_entry(at, "", text, {"at": at, "operator": "", "what": text}))
     if kind == "SparkListenerLogStart":
         application["spark"] = event.get("Spark Version", "")
     elif kind == "SparkListenerApplicationStart":
         application.update(id=event.get("App ID", ""), name=event.get("App Name", ""), at=event["Timestamp"] / 1e3)
-    told = _of_spark(kind, event)
-    if told is not None:
-        at_ms, text = told
-        entries.append(Entry(at_ms / 1e3, "", text, {"at": at_ms / 1e3, "operator": "", "what": text}))
     return 0
+
+
+def _entry(at: Any, operator: Any, text: str, fields: dict[str, Any]) -> Entry:
+    if type(at) not in (int, float) or not 0 <= at <= _TIME_MAX_S:
+        raise ValueError(f"not a time: {show(at, 80)}")
+    if type(operator) is not str:
+        raise TypeError(f"not the name of an operator: {show(operator, 80)}")
+    return Entry(at, line(operator), line(text), fields)
 
 
 def _of_spark(kind: str, event: dict[str, Any]) -> tuple[float, str] | None:
@@ -286,17 +341,12 @@ def _seconds(seconds: float) -> str:
 def _as_text(application: dict[str, Any], entries: list[Entry]) -> Iterator[str]:
     began = application.get("at", entries[0].at if entries else 0.0)
     when = datetime.fromtimestamp(began, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    name = _printable(f"{application.get('id', '?')} {application.get('name', '')}")
+    name = line(f"{application.get('id', '?')} {application.get('name', '')}")
     yield f"{name}, Spark {application.get('spark', '?')}, started {when}"
     width = max((len(entry.operator) for entry in entries), default=0)
     for entry in entries:
-        yield f"{entry.at - began:+10.3f} s  {_printable(entry.operator):{width}}  {_printable(entry.text)}".rstrip()
+        yield f"{entry.at - began:+10.3f} s  {entry.operator:{width}}  {entry.text}".rstrip()
 
 
 def _as_json(entries: list[Entry]) -> Iterator[str]:
-    return (json.dumps(entry.fields) for entry in entries)
-
-
-def _printable(text: str) -> str:
-    """One line without control characters, which a terminal would obey."""
-    return "".join(one if one.isprintable() else " " for one in text)
+    return (as_json(entry.fields).decode() for entry in entries)

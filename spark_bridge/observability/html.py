@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from math import isfinite
 from typing import Any, TypeVar
 
-from protocol.describing import describe
+from protocol.describing import describe, line
 from spark_bridge.driver.interrupts import interrupts_held_back
 
 __all__ = ["handle_html", "note_html", "shown_within", "sidecar_html", "status_html"]
@@ -91,7 +92,7 @@ def _shown(make: Callable[[], str]) -> str:
     try:
         return f"<div>{make()}</div>"
     except Exception as error:
-        return f"<div>{_head('Headgate', '')}{_line(describe(error))}</div>"
+        return f"<div>{_head('Headgate', '')}{_line(f'not available: {describe(error)}')}</div>"
 
 
 def _status(status: Any, sentences: Sequence[str]) -> str:
@@ -130,6 +131,8 @@ def _status(status: Any, sentences: Sequence[str]) -> str:
 
 def duration(seconds: float) -> str:
     """In words as short as can be: ``12 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if not isfinite(seconds):
+        return f"{seconds} s"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -139,18 +142,22 @@ def duration(seconds: float) -> str:
 
 
 def _head(title: str, about: str) -> str:
-    return f"<b>{escape(title)}</b> <span>{escape(about)}</span>"
+    return f"<b>{_text(title)}</b> <span>{_text(about)}</span>"
 
 
 def _line(text: str) -> str:
-    return f"<div>{escape(text)}</div>"
+    return f"<div>{_text(text)}</div>"
+
+
+def _text(shown: object) -> str:
+    return escape(line(str(shown)))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     head = "".join(f'<th scope="col" style="{_CELL}">{escape(one)}</th>' for one in heads)
     body = "".join(
         "<tr>"
-        + "".join(f'<td style="{_CELL if number else _NAME}">{escape(str(one))}</td>' for number, one in enumerate(row))
+        + "".join(f'<td style="{_CELL if number else _NAME}">{_text(one)}</td>' for number, one in enumerate(row))
         + "</tr>"
         for row in rows
     )

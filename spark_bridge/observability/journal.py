@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.coordination.operator_config import Observed
-from actors.logs import get_logger
 from protocol.attempts import (
     AttemptAccepted,
     OperatorReset,
@@ -38,6 +37,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import describe
 from spark_bridge.bridge.runs import JobsOfAction
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.status import CheckpointRecord, FailureRecord, TimelineRecord
 
 __all__ = [
@@ -59,8 +59,6 @@ TIMELINE_KEPT = 500
 
 Subscriber = Callable[[str, Observed, float], None]
 """Takes the operator's name, what was observed, and a reading of the journal's clock. Called on the event loop."""
-
-log = get_logger("headgate.observability")
 
 _PHASES: dict[type, str] = {
     CheckpointTriggered: "waiting",
@@ -200,10 +198,12 @@ class Journal:
     ``epoch``: what to add to a reading of the system's clock to get seconds since the epoch.
     """
 
-    def __init__(self, epoch: float) -> None:
+    def __init__(self, epoch: float, displays: Displays | None = None) -> None:
         self.epoch = epoch
+        self.displays = displays or Displays()
+        """Decides what happens when a subscriber fails."""
         self._operators: dict[str, OperatorJournal] = {}
-        self._subscribers: list[Subscriber] = []
+        self._subscribers: list[tuple[str, Subscriber]] = []
 
     def of(self, operator_id: str) -> OperatorJournal:
         """The journal of one operator, which begins with the first call."""
@@ -218,24 +218,22 @@ class Journal:
 
     def job_failed(self, operator_id: str, error: BaseException, now: float) -> None:
         """The coordinator, or one of its checkpoints, has failed the operator's job."""
-        self.of(operator_id).job_failed(error, now)
+        self.displays.run("journal", self.of(operator_id).job_failed, error, now)
 
     def observe(self, operator_id: str, observed: Observed, now: float) -> None:
-        """See ``OperatorPorts.observe``. Never raises: a subscriber that fails is logged and dropped."""
-        self.of(operator_id).observe(observed, now)
-        for subscriber in tuple(self._subscribers):
-            try:
-                subscriber(operator_id, observed, now)
-            except Exception:
-                log.exception("subscriber failed, dropped", subscriber=repr(subscriber))
-                self._subscribers.remove(subscriber)
+        """See ``OperatorPorts.observe``. Never raises: what a subscriber raises is a failure of its display."""
+        run = self.displays.run
+        run("journal", self.of(operator_id).observe, observed, now)
+        for display, subscriber in tuple(self._subscribers):
+            run(display, subscriber, operator_id, observed, now)
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+    def subscribe(self, display: str, subscriber: Subscriber) -> Callable[[], None]:
         """Pass everything observed from now on to ``subscriber``. The result ends that; it may be called twice."""
-        self._subscribers.append(subscriber)
+        entry = (display, subscriber)
+        self._subscribers.append(entry)
 
         def end() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
+            if entry in self._subscribers:
+                self._subscribers.remove(entry)
 
         return end

@@ -9,11 +9,11 @@ sparkline, is kept in the browser.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
+from protocol.describing import as_json
 from spark_bridge.observability.diagnosis import WAITING_S
 from spark_bridge.observability.status import AttemptStatus, CheckpointProgress, OperatorStatus, SidecarStatus
 
@@ -62,7 +62,7 @@ def page_parts(status: SidecarStatus, sentences: Sequence[str]) -> Iterator[byte
         "sentences": list(sentences),
         "cells": CELLS,
     }
-    yield _plain(head)[:-1] + b',"operators":['
+    yield as_json(head)[:-1] + b',"operators":['
     for index, name in enumerate(sorted(status.operators)):
         if index:
             yield b","
@@ -135,21 +135,21 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
             )
         },
     }
-    yield _plain(head)[:-1]
-    yield b',"cells":' + _plain(cells(operator, now))
-    yield b',"checkpoints":' + _plain([_progress(one) for one in operator.checkpoints])
+    yield as_json(head)[:-1]
+    yield b',"cells":' + as_json(cells(operator, now))
+    yield b',"checkpoints":' + as_json([_progress(one) for one in operator.checkpoints])
     history = operator.checkpoint_history[-CHECKPOINTS_SHOWN:]
-    yield b',"checkpoint_history":' + _plain(
+    yield b',"checkpoint_history":' + as_json(
         [{**one._asdict(), "phases_s": dict(one.phases_s), "reason": one.reason[:TEXT_MAX]} for one in history]
     )
     failures = operator.failures[-FAILURES_SHOWN:]
-    yield b',"failures":' + _plain([[*one[:4], one.reason[:TEXT_MAX]] for one in failures])
-    yield b',"timeline":' + _plain(
+    yield b',"failures":' + as_json([[*one[:4], one.reason[:TEXT_MAX]] for one in failures])
+    yield b',"timeline":' + as_json(
         [[round(at, 2), what, subtask, attempt, text[:200]] for at, what, subtask, attempt, text in operator.timeline]
     )
-    yield b',"attempts":{"count":' + _plain(len(operator.attempts))
+    yield b',"attempts":{"count":' + as_json(len(operator.attempts))
     for name, column in _columns(operator.attempts):
-        yield b"," + _plain(name) + b":" + _plain(_one_if_equal(column))
+        yield b"," + as_json(name) + b":" + as_json(_one_if_equal(column))
     yield b"}}"
 
 
@@ -187,7 +187,3 @@ def _columns(attempts: Sequence[AttemptStatus]) -> Iterator[tuple[str, Sequence[
 def _one_if_equal(column: Iterable[Any]) -> Any:
     values = list(column)
     return values[0] if values.count(values[0]) == len(values) else values
-
-
-def _plain(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

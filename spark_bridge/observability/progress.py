@@ -7,15 +7,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
+from protocol.describing import line, lines
 from spark_bridge.errors import SidecarError
+from spark_bridge.observability.displays import Displays
+from spark_bridge.primitives.counters.book import Book
 
 __all__ = ["Progress"]
+
+T = TypeVar("T")
 
 LOOK_EVERY_S = 0.2
 DEFAULT_COUNT = "events_received"
@@ -47,6 +53,7 @@ class Progress:
         self._figure = partial(_counter, name=counter) if counter else partial(_count, name=count or DEFAULT_COUNT)
         self._counts_splits_by_default = count is None and counter is None
         self._shown = shown
+        self._displays = Displays()
         self._over = threading.Event()
         self._before = 0
         self._lost_before = (0, 0)
@@ -58,15 +65,7 @@ class Progress:
             raise SidecarError("this progress bar was entered before: make a new one with handle.progress()")
         shown = self._in_notebook or (sys.stdout.isatty() and sys.stderr.isatty())
         self._begin()
-        self._bar = self._bar_class(
-            total=self._total,
-            desc=self._operator_id,
-            unit=" splits" if self._counts_splits else "",
-            disable=not (shown if self._shown is None else self._shown),
-            position=1 if not self._in_notebook and _spark_draws() else None,  # below Spark's own bar
-            leave=True,
-            dynamic_ncols=True,
-        )
+        self._bar = self._draw(lambda: self._new_bar(shown if self._shown is None else self._shown))
         self._thread = threading.Thread(target=self._run, name="headgate-progress", daemon=True)
         self._thread.start()
         return self
@@ -80,8 +79,7 @@ class Progress:
         self._over.set()
         assert self._thread is not None
         self._thread.join()
-        self._bar.clear()  # it ends in the line of the cursor, where Spark's bar was
-        self._bar.close()
+        self._draw(self._end_bar)
 
     @property
     def done(self) -> int:
@@ -89,8 +87,41 @@ class Progress:
         return int(self._bar.n) if self._bar is not None else 0
 
     def say(self, text: str) -> None:
-        """Print a line above the bar, on standard error. Any thread."""
-        self._bar_class.write(text, file=sys.stderr)
+        """Print a line above the bar, on standard error. Any thread.
+
+        What a terminal would obey is escaped. If the line cannot be printed, that is logged.
+        """
+        self._draw(lambda: self._bar_class.write(lines(text), file=sys.stderr))
+
+    def _draw(self, draw: Callable[[], T]) -> T | None:
+        """Call tqdm. None if that fails."""
+
+        def drawn() -> T:
+            try:
+                return draw()
+            except BaseException:
+                # tqdm keeps the lock of all bars if it cannot draw one: the next to draw would wait forever.
+                with suppress(Exception):  # this thread does not have it
+                    self._bar_class.get_lock().release()
+                raise
+
+        return self._displays.run("progress", drawn)
+
+    def _new_bar(self, shown: bool) -> Any:
+        return self._bar_class(
+            total=self._total,
+            desc=line(self._operator_id),
+            unit=" splits" if self._counts_splits else "",
+            disable=not shown,
+            position=1 if not self._in_notebook and _spark_draws() else None,  # below Spark's own bar
+            leave=True,
+            dynamic_ncols=True,
+        )
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()  # it ends in the line of the cursor, where Spark's bar was
+            self._bar.close()
 
     def _begin(self) -> None:
         """What happened before is not counted, except for splits, which begin again with each run."""
@@ -101,8 +132,8 @@ class Progress:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            self._look()
-        self._look()
+            self._draw(self._look)
+        self._draw(self._look)
 
     def _look(self) -> None:
         try:
@@ -118,6 +149,8 @@ class Progress:
             for now, before in zip((statistics["failures"], statistics["resets"]), self._lost_before, strict=True)
         )
         bar = self._bar
+        if bar is None:
+            return
         bar.total, bar.n = total, done or 0
         bar.set_postfix({**({"lost": lost} if lost else {}), **({"resets": resets} if resets else {})}, refresh=True)
 
@@ -128,7 +161,7 @@ def _count(statistics: Mapping[str, Any], name: str) -> int:
 
 def _counter(statistics: Mapping[str, Any], name: str) -> int:
     """What the tasks have counted in this action. 0 before the first of them has."""
-    return int(statistics["counters"][0].get(name, 0))
+    return int(Book.from_value(statistics["counters"]).counts.get(name, 0))
 
 
 def _is_count(statistics: Mapping[str, Any], name: str) -> bool:

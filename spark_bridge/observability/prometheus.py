@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from protocol.describing import as_float, readable
 from spark_bridge.observability.figures import PREFIX, Kind, Sample, figures
 from spark_bridge.observability.status import LatencyStatus, SidecarStatus
 from spark_bridge.observability.status_server import Content, Request, Route, Unavailable
@@ -65,7 +66,7 @@ def _families(status: SidecarStatus) -> Iterator[Metric]:
         name = f"{PREFIX}{family.name.removesuffix('_total')}"
         metric = Metric(name, family.meaning, family.kind, family.unit)
         for sample in samples:
-            _add(metric, family.kind, dict(zip(family.labels, sample.labels, strict=True)), sample)
+            _add(metric, family.kind, dict(zip(family.labels, map(readable, sample.labels), strict=True)), sample)
         yield metric
 
 
@@ -75,8 +76,8 @@ def _add(metric: Metric, kind: Kind, labels: dict[str, str], sample: Sample) -> 
         for quantile, field in QUANTILES:
             microseconds = getattr(value, field)
             if microseconds is not None:
-                metric.add_sample(metric.name, {**labels, "quantile": quantile}, microseconds / 1e6)
+                metric.add_sample(metric.name, {**labels, "quantile": quantile}, as_float(microseconds) / 1e6)
         metric.add_sample(f"{metric.name}_count", labels, value.samples)
         metric.add_sample(f"{metric.name}_sum", labels, (value.sum_us or 0.0) / 1e6)
     else:
-        metric.add_sample(f"{metric.name}_total" if kind == "counter" else metric.name, labels, value)
+        metric.add_sample(f"{metric.name}_total" if kind == "counter" else metric.name, labels, as_float(value))

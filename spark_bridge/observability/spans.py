@@ -29,6 +29,7 @@ from protocol.barrier_tracker import (
     RefuseCheckpoint,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import readable
 from protocol.ids import ExecutionAttempt
 from spark_bridge.errors import SidecarError
 from spark_bridge.observability.journal import Journal, phase_of
@@ -82,7 +83,7 @@ class Spans:
         self._epoch = journal.epoch
         self._operators: dict[str, _Operator] = {}
         self._now = 0.0
-        self._unsubscribe: Callable[[], None] = journal.subscribe(self.observe)
+        self._unsubscribe: Callable[[], None] = journal.subscribe("spans", self.observe)
 
     def close(self) -> None:
         """See the class."""
@@ -246,7 +247,7 @@ class Spans:
         if span is None:
             return
         if problem:
-            span.set_status(self._trace.StatusCode.ERROR, problem)
+            span.set_status(self._trace.StatusCode.ERROR, readable(problem))
         span.end(end_time=self._ns(now))
 
     def _ns(self, now: float) -> int:

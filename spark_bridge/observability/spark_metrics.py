@@ -18,6 +18,7 @@ import anyio
 
 from actors import Actor, ActorContext, ActorError
 from actors.threads import DRIVER
+from protocol.describing import as_float
 from protocol.values import value
 from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
 from spark_bridge.observability.figures import figures
@@ -49,7 +50,7 @@ def gauges(status: SidecarStatus) -> dict[str, float]:
             if isinstance(figure, LatencyStatus):
                 found.update((f"{name}.{part}", one) for part, one in _parts(figure))
             else:
-                found.setdefault(name, float(figure))
+                found.setdefault(name, as_float(figure))
     for operator in status.operators.values():
         for name, rate in _rates(operator):
             found.setdefault(f"{ROOT}.{_safe(operator.operator_id)}.{name}", rate)
@@ -137,6 +138,8 @@ class SparkGaugesActor(Actor[Publish | Forget]):
         except ActorError:
             return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
+            if self._published:
+                raise
             self._failed = True
             context.timers.cancel("publish")
             context.log.info("Spark metrics not registered", cause=repr(problem))

@@ -116,6 +116,8 @@ class SparkTabActor(Actor[Look]):
         except ActorError:
             return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
+            if self._open:
+                raise
             context.log.info("Spark UI tab not opened", cause=await DRIVER.run(_cause, problem))
             context.timers.cancel("look")
             await close_tab(self._tab, CLOSE_TIMEOUT_S)

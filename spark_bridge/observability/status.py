@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from protocol.describing import NOT_FINITE, plain, readable, show
 from spark_bridge.observability.html import status_html
 
 __all__ = [
@@ -302,7 +303,8 @@ class SidecarStatus:
     """A sidecar at one moment; see ``Sidecar.status``.
 
     ``loop_lag_p99_ms``: how late the event loop ran its timers in the last minute. ``cores``: how many tasks the
-    application can run at the same time; None if that is not known.
+    application can run at the same time; None if that is not known. ``display_failures``: how often each display, such
+    as the tab in Spark's UI, has failed; empty if none has. They are in the log, and ``explain`` mentions them.
     """
 
     taken_at: float
@@ -315,18 +317,22 @@ class SidecarStatus:
     loop_lag_max_ms: float
     cores: int | None
     operators: Mapping[str, OperatorStatus]
+    display_failures: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as builtins that ``json.dumps`` takes: dicts, lists, texts, numbers."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        """The same as builtins that ``json.dumps`` takes: dicts, lists, texts, numbers.
+
+        A float for which JSON has no number is the text ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        """
+        builtins: dict[str, Any] = _plain(self)
+        return builtins
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> SidecarStatus:
         """The inverse of ``to_dict``, even after JSON. Raises ``ValueError`` for anything else."""
         try:
             status: SidecarStatus = _from_plain(cls, plain)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a status of this release: {error!r}. Use the same release on both sides") from error
         return status
 
@@ -341,10 +347,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _plain(one) for name, one in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {readable(str(key)): _plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
-    return value
+    return plain(value)
 
 
 def _from_plain(kind: Any, plain: Any) -> Any:
@@ -357,7 +363,7 @@ def _from_plain(kind: Any, plain: Any) -> Any:
                 raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, not {sorted(plain)}")
             return kind(**{name: _from_plain(hint, plain[name]) for name, hint in hints.items()})
         case None:
-            return plain
+            return _scalar(kind, plain)
         case _ if get_origin(kind) is tuple:
             return tuple(_from_plain(arguments[0], one) for one in plain)
         case _ if get_origin(kind) is UnionType:
@@ -365,6 +371,14 @@ def _from_plain(kind: Any, plain: Any) -> Any:
         case _:
             key, item = arguments
             return {key(name): _from_plain(item, one) for name, one in plain.items()}
+
+
+def _scalar(kind: Any, plain: Any) -> Any:
+    if kind in (int, float) and type(plain) is str:
+        return NOT_FINITE[plain]
+    if type(plain) is kind or (kind in (int, float) and type(plain) in (bool, int, float)):
+        return plain
+    raise TypeError(f"{show(plain, 80)} is not of the type {kind.__name__}")
 
 
 @lru_cache

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import threading
@@ -48,6 +47,7 @@ from protocol.barrier_tracker import (
     RaiseGlobalFailure,
     RefuseCheckpoint,
 )
+from protocol.describing import as_json, describe
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
@@ -81,7 +81,7 @@ _BEGINNING, _FIRST_EVENT = "[\n", '{"name":"'
 def _created(path: Path) -> TextIO:
     """Open the file for a new trace; a finished one is replaced. Raises ``OSError``."""
     # H162
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             begins = os.read(descriptor, len(_BEGINNING) + len(_FIRST_EVENT)).decode("utf-8", errors="replace")
@@ -140,9 +140,9 @@ class TraceFile:
             self._write_waiting()
             self._write_raw({"name": "end of trace", "ph": "M", "pid": DRIVER, "args": {"left_out": self.left_out}})
             self._file.write("\n]\n")
-        except OSError as error:
+        except Exception as error:  # most often an OSError; whatever it is, what waits must not grow
             self._stop_writing()
-            log.warning("trace ended, file not writable", file=str(self._path), error=str(error))
+            log.warning("trace ended, file not writable", file=str(self._path), error=describe(error))
         finally:
             try:
                 self._file.close()
@@ -152,7 +152,7 @@ class TraceFile:
     def _write_waiting(self) -> None:
         while self._waiting:
             event = self._waiting.popleft()
-            text = json.dumps(event, separators=(",", ":"))
+            text = as_json(event).decode()
             if self._size + len(text) > self._bytes_max:
                 self._stop_writing()
                 last = {"name": "trace is full", "ph": "i", "s": "g", "pid": DRIVER, "tid": 0, "ts": event["ts"]}
@@ -171,7 +171,7 @@ class TraceFile:
         self.left_out += count
 
     def _write_raw(self, event: Event) -> None:
-        self._write_text(json.dumps(event, separators=(",", ":")))
+        self._write_text(as_json(event).decode())
 
     def _write_text(self, text: str) -> None:
         self._size += self._file.write(text if self._first else f",\n{text}")
@@ -259,7 +259,7 @@ class Trace:
         self._emit("trace began", "M", DRIVER, 0, self._began, args={"epoch_s": journal.epoch + self._began})
         for operator_id in operators():
             self._of(operator_id)
-        self._end = journal.subscribe(self.observe)
+        self._end = journal.subscribe("trace", self.observe)
 
     def close(self) -> None:
         """Take the hooks away, and end what is open. The file stays open."""
@@ -431,8 +431,11 @@ class Trace:
         operator = self._operators()[operator_id]
         statistics, watch = operator.statistics, operator.watch
         recorder = statistics.confirm_us
-        statistics.confirm_us = ConfirmHook(recorder, lambda us, subject: self._event_confirmed(traced, us, subject))
-        watch.on_end = lambda call: self._call_ended(traced, call, self._now())
+        run = self._journal.displays.run  # these are called in the middle of the operator's work
+        statistics.confirm_us = ConfirmHook(
+            recorder, lambda us, subject: run("trace", self._event_confirmed, traced, us, subject)
+        )
+        watch.on_end = lambda call: run("trace", self._call_ended, traced, call, self._now())
 
         def unhook() -> None:
             statistics.confirm_us = recorder

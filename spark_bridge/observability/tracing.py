@@ -14,6 +14,7 @@ from actors import ActorRef, ActorSystem
 from actors.threads import DRIVER
 from spark_bridge.errors import SidecarError
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.trace import Trace, TraceActor, TraceFile, TraceMessage
 
@@ -34,10 +35,11 @@ class Tracing:
     trace: Trace
     actor: ActorRef[TraceMessage]
     system: ActorSystem
+    displays: Displays
 
     async def end(self) -> None:
         """Take the hooks away, and complete the file."""
-        self.trace.close()
+        self.displays.run("trace", self.trace.close)
         with anyio.CancelScope(shield=True):
             await self.system.stop(self.actor)
             await DRIVER.run(self.file.close)
@@ -52,5 +54,6 @@ async def start_tracing(
     except OSError as error:
         raise SidecarError(f"cannot write the trace to {path}: {error}; choose another file") from error
     trace = Trace(file, journal, system.clock.now, lambda: operators.observed)
-    actor = system.spawn(lambda: TraceActor(trace, collector), name="trace")
-    return Tracing(path, file, trace, actor, system)
+    displays = journal.displays
+    actor = displays.spawn(system, lambda: TraceActor(trace, collector), "trace")
+    return Tracing(path, file, trace, actor, system, displays)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
-from spark_bridge import option_types
+from spark_bridge import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
@@ -251,7 +251,7 @@ def tell_port(port: int) -> None:
 
 
 def complain(text: str) -> None:
-    sys.stderr.write(f"sidecar: {text}\n")
+    terminal.tell(sys.stderr, f"sidecar: {text}")
 
 
 def first_of(group: ExceptionGroup[ServerStartError]) -> BaseException:

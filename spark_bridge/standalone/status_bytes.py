@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from protocol.describing import as_json, readable
 from spark_bridge.observability.status import AttemptStatus, SidecarStatus
 from spark_bridge.subtask.control import CONTROL_LIMITS
 
@@ -61,7 +62,7 @@ def unpack_status(packed: bytes) -> SidecarStatus:
             attempts = [dict(zip(AttemptStatus._fields, row, strict=True)) for row in rows]
             told["status"]["operators"][name]["attempts"] = attempts
         return SidecarStatus.from_dict(told["status"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a status of this release: {error!r}") from error
 
 
@@ -79,11 +80,15 @@ def _pack(status: SidecarStatus) -> bytes | None:
 def _json_in_parts(status: SidecarStatus) -> Iterator[str]:
     """Many small pieces: encoding a large one would keep the event loop's thread from running."""
     without = {name: replace(one, attempts=()) for name, one in status.operators.items()}
-    yield '{"status": ' + json.dumps(replace(status, operators=without).to_dict())
+    yield '{"status": ' + _json(replace(status, operators=without).to_dict())
     yield ', "attempts": {'
     for number, (name, operator) in enumerate(status.operators.items()):
-        yield f"{', ' if number else ''}{json.dumps(name)}: ["
+        yield f"{', ' if number else ''}{_json(readable(name))}: ["
         for index, attempt in enumerate(operator.attempts):
-            yield (", " if index else "") + json.dumps(attempt)
+            yield (", " if index else "") + _json(attempt)
         yield "]"
     yield "}}"
+
+
+def _json(value: object) -> str:
+    return as_json(value).decode()

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from spark_bridge import option_types
+from protocol.describing import line
+from spark_bridge import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus, LatencyStatus, OperatorStatus, SidecarStatus
@@ -98,10 +99,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             _show_live(fetch, options.interval)
     except (SidecarError, ValueError) as error:
-        sys.stderr.write(f"top: {error}\n")
+        terminal.tell(sys.stderr, f"top: {error}")
         return 1
-    except BrokenPipeError:  # its reader has seen enough
-        sys.stdout = None  # nothing is left to flush at exit
     except (KeyboardInterrupt, _Terminated):
         pass
     return 0
@@ -128,7 +127,8 @@ def _fetch_from(options: argparse.Namespace) -> Fetch:
 def _print_tables(fetch: Fetch, interval_s: float, *, once: bool) -> None:
     while True:
         lines = lines_of(fetch(), COLUMNS_PLAIN, subtasks_max=SUBTASKS_PLAIN)
-        sys.stdout.write("\n".join([*lines, "" if once else "\n"]))
+        for one in [*lines, *([] if once else [""])]:
+            terminal.tell(sys.stdout, one)
         sys.stdout.flush()
         if once:
             return
@@ -144,8 +144,10 @@ def _show_live(fetch: Fetch, interval_s: float) -> None:
             try:
                 lines = lines_of(fetch(), size.columns, subtasks_max=size.lines)
             except SidecarError as error:
-                lines = [printable(str(error))[: size.columns]]
-            text = "".join(f"{line}\x1b[K\r\n" for line in lines[: size.lines - 1])
+                lines = [line(str(error))[: size.columns]]
+            encoding = sys.stdout.encoding or "utf-8"
+            text = "".join(f"{one}\x1b[K\r\n" for one in lines[: size.lines - 1])
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
             sys.stdout.write(f"\x1b[H{text}\x1b[J")
             sys.stdout.flush()
             if key_within(interval_s) in ("q", "Q", "\x03"):
@@ -231,7 +233,7 @@ def lines_of(status: SidecarStatus | None, columns: int, *, subtasks_max: int) -
         "",
         *_subtasks(status, subtasks_max),
     ]
-    return [printable(line)[:columns].rstrip() for line in lines]
+    return [line(one)[:columns].rstrip() for one in lines]
 
 
 def _operator(operator: OperatorStatus) -> list[str]:
@@ -292,13 +294,9 @@ def _subtask(name: str, attempt: AttemptStatus, taken_at: float) -> list[str]:
 
 def _table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> list[str]:
     names = [name for name, _ in heads]
+    rows = [[*map(line, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     return [
         "  ".join(f"{cell:{align}{width}}" for cell, width, (_, align) in zip(row, widths, heads, strict=True))
         for row in (names, *rows)
     ]
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which could write anywhere on the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from spark_bridge import option_types
+from protocol.describing import line
+from spark_bridge import option_types, terminal
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
 from spark_bridge.storage.layout import SUFFIX
@@ -46,13 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         checkpoints, savepoints = _look(arguments.directory, arguments.operator)
     except StorageError as error:
-        sys.stderr.write(f"headgate: {error}\n")
+        terminal.tell(sys.stderr, f"headgate: {error}")
         return _NO_STORAGE
     infos = [*checkpoints, *savepoints]
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(info) for info in infos], indent=2) + "\n")
     else:
-        sys.stdout.write(_as_text(infos, with_files=bool(savepoints)))
+        for text in _as_text(infos, with_files=bool(savepoints)):
+            terminal.tell(sys.stdout, text)
     return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_INTACT
 
 
@@ -71,19 +73,20 @@ def _look(url: str, operator_id: str | None) -> tuple[Sequence[CheckpointInfo], 
     return storage.list(operator_id), savepoints
 
 
-def _as_text(infos: Sequence[CheckpointInfo], *, with_files: bool) -> str:
+def _as_text(infos: Sequence[CheckpointInfo], *, with_files: bool) -> list[str]:
     """One line for each, and ``with_files`` the file, because two savepoints may have the same operator and id."""
     if not infos:
-        return "no checkpoints\n"
+        return ["no checkpoints"]
     rows = [_COLUMNS, *(_row(info) for info in infos)]
     if with_files:
         rows = [(*row, file) for row, file in zip(rows, ("FILE", *(info.file for info in infos)), strict=True)]
+    rows = [tuple(map(line, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
         "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1])) for row in rows
     ]
     lines += [f"{info.file}: {info.problem}" for info in infos if info.problem]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _row(info: CheckpointInfo) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.describing import type_name
@@ -33,9 +33,9 @@ __all__ = ["SubtaskContext"]
 class Counters(Protocol):
     """What ``count`` and ``observe`` add to."""
 
-    def count(self, name: str, by: int | float) -> None: ...
+    def count(self, name: str, by: SupportsIndex | SupportsFloat) -> None: ...
 
-    def observe(self, name: str, value: float) -> None: ...
+    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None: ...
 
 
 class SubtaskContext(Generic[Sent]):
@@ -144,7 +144,7 @@ class SubtaskContext(Generic[Sent]):
         else:
             self._channel.submit_event_nowait(payload)
 
-    def count(self, name: str, by: int | float = 1) -> None:
+    def count(self, name: str, by: SupportsIndex | SupportsFloat = 1) -> None:
         """Add ``by`` to the operator's counter ``name``; ``handle.counters()`` has the sums of all tasks.
 
         They are exact, whatever is lost or copied meanwhile: an attempt that is lost takes its counts back. In
@@ -152,16 +152,22 @@ class SubtaskContext(Generic[Sent]):
         within half a second while the task counts, and of all counts when the task ends. Any thread of the task may
         call this. It costs about a microsecond.
 
+        ``by`` is any integer of at most 4096 bits, which stays exact, or any other real number, which becomes a float:
+        also one of NumPy, a ``Decimal`` or a ``Fraction``. A sum that no float can hold is infinite.
+
         Raises:
-            ValueError: ``name`` is too long, or is used by ``observe``; or the task uses more than 1000 names.
+            ValueError: ``by`` is NaN, infinite, or an integer of more bits. ``name`` is empty, has more than 200
+                characters or a lone surrogate, or is used by ``observe``; or the task uses more than 1000 names.
+            TypeError: ``by`` is not a number.
             AttemptOver: the attempt is over.
         """
         self._counters().count(name, by)
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None:
         """Add ``value`` to the operator's distribution ``name``, as ``count`` does to a counter.
 
         ``handle.counters()[name]`` is a ``Distribution``, with the count, the sum, the extremes and quantiles.
+        ``value`` becomes a float. Raises as ``count`` does.
         """
         self._counters().observe(name, value)
 

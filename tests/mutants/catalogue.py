@@ -14,6 +14,7 @@ from tests.mutants.drivers import DRIVERS
 from tests.mutants.hostile_parts import HOSTILE_PARTS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.keys import KEYS
+from tests.mutants.looking import LOOKING
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
@@ -35,5 +36,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEYS,
     *HOSTILE_PARTS,
     *PEERS,
+    *LOOKING,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

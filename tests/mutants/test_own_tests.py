@@ -235,7 +235,7 @@ asked-for-its-name [feared; H165]
   + name: str = kind.__name__
 unprintable-in-the-log [feared; H165]
   An exception that Python cannot print breaks the one who logs it.
-  @ actors.logs:Log._write
+  @ actors.logs:Log._written
   - keys = _printable(keys)
   + bool(keys["exc_info"])
 jobs-of-two-partitions [N5: a coordinator has only the last job of take(); H55]

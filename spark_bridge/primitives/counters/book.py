@@ -10,19 +10,26 @@ and Lee, VLDB 2019).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, log
-from typing import Any
+from math import ceil, inf, isfinite, isnan, log
+from operator import index
+from typing import Any, SupportsFloat, SupportsIndex
 
 from protocol.arguments import FRACTION, checked
-from protocol.describing import show
+from protocol.describing import is_encodable, show
+from protocol.errors import RemoteProtocolError
 
-__all__ = ["Book", "Distribution", "Observed", "added_up"]
+__all__ = ["Book", "Distribution", "Observed", "added_up", "plus"]
 
 NAME_CHARS_MAX = 200
 NAMES_MAX = 1000
 """How many different names one attempt may use: a name per record would fill the memory of the driver."""
+BITS_MAX = 4096
+"""Of an integer that is counted. Python writes no integer of more than 4300 digits as text, not even a sum of these."""
+TIMES_MAX = 2**53
+"""How often one attempt may observe: anything above it is forged."""
 GROWTH = 1.02
 _LOG_GROWTH = log(GROWTH)
 _ZERO = "0"
@@ -70,28 +77,20 @@ class Book:
         self.counts: dict[str, int | float] = {}
         self.observed: dict[str, Observed] = {}
 
-    def count(self, name: str, by: int | float) -> None:
-        """Add to a count. Raises ``ValueError`` for an unsuitable name."""
-        known = self.counts.get(name)
-        if known is None:
-            self._check_new(name, self.observed, "observe")
-            known = 0
-        try:
-            self.counts[name] = known + by
-        except TypeError:
-            raise TypeError(f"count({name!r}, ...) adds a number, not {by!r:.80}: convert it first") from None
+    def count(self, name: str, by: SupportsIndex | SupportsFloat) -> None:
+        """Add to a count. Raises ``ValueError`` for an unsuitable name or number, ``TypeError`` for what is none."""
+        if type(by) is not int or by.bit_length() > BITS_MAX:
+            by = _number("count", name, by)
+        name = self._checked(name, self.counts, self.observed, "observe")
+        self.counts[name] = plus(self.counts.get(name, 0), by)
 
-    def observe(self, name: str, value: float) -> None:
-        """Add a value to a distribution. Raises ``ValueError`` for an unsuitable name, and for what is not finite."""
-        try:
-            finite = isfinite(value)
-        except TypeError:
-            raise TypeError(f"observe({name!r}, ...) takes a number, not {show(value, 80)}: convert it first") from None
-        if not finite:
-            raise ValueError(f"observe({name!r}, ...) takes a finite number, not {value!r}: leave it out, or count it")
+    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None:
+        """Add a value to a distribution. Raises as ``count`` does."""
+        if type(value) is not float or not isfinite(value):
+            value = _float("observe", name, value if type(value) is int else _number("observe", name, value))
+        name = self._checked(name, self.observed, self.counts, "count")
         known = self.observed.get(name)
         if known is None:
-            self._check_new(name, self.counts, "count")
             known = self.observed[name] = [0, 0.0, inf, -inf, {}]
         known[0] += 1
         known[1] += value
@@ -100,21 +99,29 @@ class Book:
         bucket = bucket_of(value)
         known[4][bucket] = known[4].get(bucket, 0) + 1
 
-    def _check_new(self, name: object, other: Iterable[str], taken_by: str) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-            raise ValueError(f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, not {show(name, 80)}")
+    def _checked(self, name: object, known: dict[str, Any], other: dict[str, Any], taken_by: str) -> str:
+        """The name as a plain ``str``. Only a new one is looked at."""
+        if type(name) is str and name in known:
+            return name
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX or not is_encodable(name):
+            raise ValueError(
+                f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, without lone surrogates, not "
+                f"{show(name, 80)}"
+            )
+        name = str.__str__(name)
         if name in other:
             raise ValueError(f"{name!r} is a name that {taken_by}() uses already: choose another one")
-        if len(self.counts) + len(self.observed) >= NAMES_MAX:
+        if name not in known and len(known) + len(other) >= NAMES_MAX:
             raise ValueError(
                 f"a task may use {NAMES_MAX} names for counts and distributions, and {name!r} is one more: use a few "
                 "fixed names, and no names that are made of data"
             )
+        return name
 
     def add(self, other: Book) -> None:
         """Add the counts of another one to this."""
         for name, count in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+            self.counts[name] = plus(self.counts.get(name, 0), count)
         for name, (count, total, least, most, buckets) in other.observed.items():
             known = self.observed.setdefault(name, [0, 0.0, inf, -inf, {}])
             known[0] += count
@@ -143,8 +150,8 @@ class Book:
         return dict(sorted(found.items()))
 
     def as_value(self) -> list[Any]:
-        """A value that msgpack and JSON can carry; see ``from_value``."""
-        return [self.counts, self.observed]
+        """A value that msgpack and JSON can carry; see ``from_value``. An integer above 64 bits is a text."""
+        return [{name: _packed(count) for name, count in self.counts.items()}, self.observed]
 
     @classmethod
     def from_value(cls, value: Any) -> Book:
@@ -152,10 +159,34 @@ class Book:
         book = cls()
         match value:
             case [dict(counts), dict(observed)] if all(_is_observed(one) for one in observed.values()):
-                book.counts, book.observed = counts, observed
+                book.counts = {name: _unpacked(count) for name, count in counts.items()}
+                book.observed = observed
                 return book
             case _:
                 raise ValueError(f"not the counts of a task: {show(value, 80)}")
+
+    def check(self) -> Book:
+        """Return this book. Raises ``RemoteProtocolError`` if no task counts like this: then it was forged (H156)."""
+        self.check_names()
+        for name in (*self.counts, *self.observed):
+            if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or not is_encodable(name):
+                raise RemoteProtocolError(f"a count with the name {show(name, 80)}")
+        for name, count in self.counts.items():
+            if not _is_sum(count):
+                raise RemoteProtocolError(f"the count {show(name, 80)} is {show(count, 80)}")
+        for name, (times, *figures, buckets) in self.observed.items():
+            if not (_is_times(times) and all(map(_is_sum, figures)) and all(map(_is_times, buckets.values()))):
+                raise RemoteProtocolError(f"the distribution {show(name, 80)} has impossible figures")
+            if not all(type(key) is str and _BUCKET.fullmatch(key) for key in buckets):
+                raise RemoteProtocolError(f"the distribution {show(name, 80)} has impossible buckets")
+        return self
+
+    def check_names(self) -> Book:
+        """Return this book. Raises ``RemoteProtocolError`` if it has more names than a task may use."""
+        count = len(self.counts) + len(self.observed)
+        if count > NAMES_MAX:
+            raise RemoteProtocolError(f"{count} names of counts and distributions, which are more than {NAMES_MAX}")
+        return self
 
     def to_bytes(self) -> bytes:
         """The book as a state; empty if it is."""
@@ -165,6 +196,95 @@ class Book:
     def from_bytes(cls, state: bytes) -> Book:
         """The book of which ``to_bytes`` returned ``state``."""
         return cls.from_value(json.loads(state)) if state else cls()
+
+
+def plus(one: int | float, other: int | float) -> int | float:
+    """Their sum, which is infinite if no float can hold it."""
+    try:
+        return one + other
+    except OverflowError:  # an integer above all floats, and a float
+        return _as_float(one) + _as_float(other)
+
+
+def _as_float(number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
+
+
+def _number(method: str, name: object, given: Any) -> int | float:
+    """A number of Python for one of any kind: an int for what is an integer, otherwise a float."""
+    number: int | float
+    try:
+        number = given if type(given) is float else index(given)
+    except Exception:  # not an integer; or whatever a type of the user's raises
+        number = _real(method, name, given)
+    if type(number) is float and isfinite(number):
+        return number
+    if type(number) is int:
+        if number.bit_length() <= BITS_MAX:
+            return number
+        raise ValueError(
+            f"{_call(method, name)} takes an integer of at most {BITS_MAX} bits, not one of {number.bit_length()}: "
+            "divide it first, or leave it out"
+        )
+    raise ValueError(
+        f"{_call(method, name)} takes a finite number, not {show(given, 80)}: leave it out, or count how many there are"
+    )
+
+
+def _real(method: str, name: object, given: Any) -> int | float:
+    # Without an import of NumPy. Its texts, complex numbers and dates have __float__ too, and so have longer arrays.
+    kind = getattr(getattr(given, "dtype", None), "kind", "f")
+    if not isinstance(given, str | bytes | bytearray) and kind in ("b", "f") and getattr(given, "ndim", 0) == 0:
+        try:
+            return int(given) if kind == "b" else float(given)
+        except (ValueError, OverflowError):  # a signaling NaN, or a fraction above all floats
+            return inf
+        except Exception:  # as above
+            pass
+    raise TypeError(f"{_call(method, name)} takes a number, not {show(given, 80)}: convert it first") from None
+
+
+def _float(method: str, name: object, number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(
+            f"{_call(method, name)} takes a finite number, and no float is as large as this integer of "
+            f"{int(number).bit_length()} bits: leave it out"
+        ) from None
+
+
+def _call(method: str, name: object) -> str:
+    return f"{method}({show(name, 80)}, ...)"
+
+
+def _packed(count: int | float) -> int | float | str:
+    return hex(count) if type(count) is int and not -(2**63) <= count < 2**64 else count
+
+
+def _unpacked(count: Any) -> int | float:
+    if type(count) is str and _HEX.fullmatch(count):
+        return int(count, 16)
+    if type(count) not in (int, float):
+        raise ValueError(f"not a count of a task: {show(count, 80)}")
+    number: int | float = count
+    return number
+
+
+_HEX = re.compile(f"-?0x[0-9a-f]{{1,{BITS_MAX}}}")
+_BUCKET = re.compile("0|[+-]-?[0-3]?[0-9]{1,4}")  # from the smallest float, "+-37617", to the largest, "+35844"
+
+
+def _is_sum(number: object) -> bool:
+    """Whether a task can have counted or observed this: its own sum may be infinite, or twice as long as one number."""
+    return not isnan(number) if type(number) is float else type(number) is int and number.bit_length() <= 2 * BITS_MAX
+
+
+def _is_times(number: object) -> bool:
+    return type(number) is int and 0 <= number <= TIMES_MAX
 
 
 def _is_observed(value: Any) -> bool:
@@ -186,7 +306,8 @@ def middle_of(bucket: str) -> float:
     """The value that differs by the same ratio from both bounds of the bucket."""
     if bucket == _ZERO:
         return 0.0
-    middle: float = 2 * GROWTH ** int(bucket[1:]) / (GROWTH + 1)
+    # In this order, the largest bucket of a float does not overflow: its upper bound may.
+    middle: float = 2 / (GROWTH + 1) * GROWTH * GROWTH ** (int(bucket[1:]) - 1)
     return middle if bucket[0] == "+" else -middle
 
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.attempts import FailureReason
 from protocol.describing import describe
 from protocol.enumerations import CurrentEnumeration
+from protocol.errors import RemoteProtocolError
 from protocol.wire.messages import RestoreMode
-from spark_bridge.primitives.counters.book import Book, added_up
+from spark_bridge.primitives.counters.book import Book, added_up, plus
 
 __all__ = ["CountersCoordinator"]
 
@@ -52,7 +54,14 @@ class CountersCoordinator(OperatorCoordinator):
 
         They are kept up to date with each report, so rounding may differ a little for counts that are not integers.
         """
-        return dict(self._totals)
+        return {name: total if _is_finite(total) else self._added_up(name) for name, total in self._totals.items()}
+
+    def _added_up(self, name: str) -> int | float:
+        """For a total that has been infinite: nothing can be taken back from it."""
+        total: int | float = 0
+        for counts in list(self._counted.values()):
+            total = plus(total, counts.get(name, 0))
+        return total
 
     def _recount(self, subtask: int) -> None:
         """What counts for the subtask may have changed."""
@@ -63,7 +72,7 @@ class CountersCoordinator(OperatorCoordinator):
             now = {**book.counts, **{name: seen[0] for name, seen in book.observed.items()}}
         before = self._counted.get(subtask, {})
         for name in before.keys() | now.keys():
-            self._totals[name] = self._totals.get(name, 0) + now.get(name, 0) - before.get(name, 0)
+            self._totals[name] = plus(plus(self._totals.get(name, 0), now.get(name, 0)), -before.get(name, 0))
         self._counted[subtask] = now
 
     def _counting(self) -> Iterator[Book]:
@@ -82,11 +91,11 @@ class CountersCoordinator(OperatorCoordinator):
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if self._context.handles_restored:  # the attempt has restored these counts and reports them itself
             return
-        checkpoint_id, value = event
+        checkpoint_id, newer = _checked(event)
         if not self._met_run and self._is_batch:
             await self._meet_run()
         books = self._attempts.setdefault(subtask, {})
-        books[attempt] = book = books.get(attempt, Book()).replace(Book.from_value(value))
+        books[attempt] = book = books.get(attempt, Book()).replace(newer).check_names()
         self._recount(subtask)
         if checkpoint_id is not None:
             self._filed.setdefault(subtask, {})[checkpoint_id] = book
@@ -163,3 +172,18 @@ class CountersCoordinator(OperatorCoordinator):
         if self._run_over and not goes_on:
             self._forget()
         self._run_over = False
+
+
+def _is_finite(total: int | float) -> bool:
+    return type(total) is not float or isfinite(total)
+
+
+def _checked(event: Any) -> tuple[int | None, Book]:
+    """The checkpoint to which a report belongs, if any, and the counts. A task whose report is forged fails alone."""
+    match event:
+        case [None | int() as checkpoint_id, value]:
+            try:
+                return checkpoint_id, Book.from_value(value).check()
+            except ValueError as error:
+                raise RemoteProtocolError(str(error)) from None
+    raise RemoteProtocolError("not a report of counts")

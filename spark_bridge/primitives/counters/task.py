@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.counters.book import Book, added_up
@@ -67,14 +67,14 @@ class CountersPart(SubtaskOperator):
 
     # --- for the operator, on any thread of the task ---------------------------------------------------------------
 
-    def count(self, name: str, by: int | float) -> None:
+    def count(self, name: str, by: SupportsIndex | SupportsFloat) -> None:
         with self._lock:
             self._book.count(name, by)
             self._is_filed = False
             self._changed.add(name)
             self._report_if_due()
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None:
         with self._lock:
             self._book.observe(name, value)
             self._is_filed = False

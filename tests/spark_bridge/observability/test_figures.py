@@ -63,7 +63,7 @@ def busy() -> SidecarStatus:
         confirm=LatencyStatus(1000, 250.0, 900.0, 2000.0, 300_000.0),
         failures_by_kind={"killed": 3},
     )
-    return sidecar(crawl, operator(operator_id='words "quoted"\n'))
+    return sidecar(crawl, operator(operator_id='words "quoted"\n'), display_failures={"trace": 3})
 
 
 def values(status: SidecarStatus) -> dict[str, float]:
@@ -95,7 +95,7 @@ def test_labels_are_bounded_whatever_the_parallelism() -> None:
 
     assert series(4) == series(1000) < 120
     labels = {label for family in FAMILIES for label in family.labels}
-    assert labels == {"operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls", "stage"}
+    assert labels == {"operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls", "stage", "display"}
 
 
 def test_every_count_of_the_status_is_a_figure() -> None:

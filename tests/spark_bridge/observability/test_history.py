@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -244,3 +245,144 @@ def test_it_needs_neither_spark_nor_java(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2"
+
+
+def event(**changes: Any) -> bytes:
+    return json.dumps({**START, **changes}).encode()
+
+
+def noted(*several: Any) -> bytes:
+    return json.dumps({"Event": NOTES, "notes": json.dumps(several)}).encode()
+
+
+HOSTILE: dict[str, bytes] = {
+    "a note that is a number": noted(3),
+    "a note without a time": noted({"operator": "a", "what": "run started", "stage": 1}),
+    "a time that is a text": noted({**FAILED, "at": "now"}),
+    "a time that is true": noted({**FAILED, "at": True}),
+    "a time that is NaN": noted({**FAILED, "at": float("nan")}),
+    "a time that is infinite": noted({**FAILED, "at": float("inf")}),
+    "a time beyond all calendars": noted({**FAILED, "at": 1e300}),
+    "a time of many digits": noted({**FAILED, "at": 10**400}),
+    "an operator that is a list": noted({**FAILED, "operator": []}),
+    "a checkpoint that is a text": noted(
+        {"at": 1.0, "operator": "a", "what": "subtask reset", "subtask": 1, "checkpoint": "x"}
+    ),
+    "phases that are a list": noted({**COMPLETED, "phases_s": [1]}),
+    "a duration that is a text": noted({**COMPLETED, "duration_s": "long"}),
+    "notes that are not JSON": json.dumps({"Event": NOTES, "notes": "["}).encode(),
+    "notes that are a number": json.dumps({"Event": NOTES, "notes": 3}).encode(),
+    "nested notes": json.dumps({"Event": NOTES, "notes": "[" * 100_000}).encode(),
+    "a second start at a text": event(Timestamp="now"),
+    "a kind that is a number": event(Event=3),
+    "a kind that is a list": event(Event=[]),
+    "a job that failed with a text": json.dumps({"Event": "SparkListenerJobEnd", "Job Result": "x"}).encode(),
+    "an executor that is a list": json.dumps({"Event": "SparkListenerExecutorAdded", "Executor Info": []}).encode(),
+    "a number of too many digits": b'{"Event": "x", "n": ' + b"9" * 5000 + b"}",
+    "deep nesting": b'{"Event": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+NO_LOG: dict[str, bytes] = {
+    "nothing": b"",
+    "a list": b"[]\n",
+    "a text": b'"x"\n',
+    "no JSON": b"hello\n",
+    "no UTF-8": b"\xff\xfe\n",
+    "NUL": b"\0" * 100 + b"\n",
+    "a frame of nothing": b"\x28\xb5\x2f\xfd" + b"\xff" * 100,
+    "half a frame": zstandard.compress(json.dumps(START).encode() * 10)[:20],
+    "gzip": b"\x1f\x8b\x08" + b"\0" * 100 + b"\n",
+}
+
+
+def printed(capsys: pytest.CaptureFixture[str], log: Path) -> tuple[int, list[str], str]:
+    """The exit status, the lines of the problem, and what was printed; neither makes a terminal do anything."""
+    status = main(["history", str(log)])
+    out, err = capsys.readouterr()
+    assert all(one.isprintable() for one in (out + err).split("\n"))
+    assert "Traceback" not in err
+    return status, err.splitlines(), out
+
+
+@pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
+def test_an_event_of_another_form_is_skipped_and_counted(
+    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # H155
+    log = tmp_path / "log"
+    log.write_bytes(b"\n".join([json.dumps(START).encode(), line, json.dumps(notes(FAILED)).encode(), b""]))
+    status, problem, out = printed(capsys, log)
+    if status:
+        assert problem == [problem[0]], "or it is not an event log at all"
+        assert problem[0].startswith("headgate: not an event log of Spark")
+        return
+    assert "subtask 3 attempt 0 failed: executor_lost: container killed" in out
+    assert problem == ["headgate: 1 events were skipped: they are not as Spark writes them"]
+
+
+@pytest.mark.parametrize("content", NO_LOG.values(), ids=NO_LOG)
+@pytest.mark.parametrize("module", ["zstandard", "the program"])
+def test_a_file_that_is_not_an_event_log_ends_the_command_with_one_line(
+    module: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if module == "the program":
+        monkeypatch.setitem(sys.modules, "zstandard", None)
+    log = tmp_path / "log"
+    log.write_bytes(content)
+    status, problem, out = printed(capsys, log)
+    assert (status, len(problem), out) == (2, 1, "")
+
+
+def test_a_small_file_cannot_fill_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "LINE_BYTES_MAX", 2**20)
+    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(2**28))
+    assert len(bomb) < 2**16
+    log = tmp_path / "log"
+    log.write_bytes(bomb)
+    sizes: list[int] = []
+    whole_lines = history._whole_lines
+
+    def measured(file: Path, parts: Any) -> Any:
+        def counted() -> Any:
+            for part in parts:
+                sizes.append(len(part))
+                yield part
+
+        return whole_lines(file, counted())
+
+    monkeypatch.setattr(history, "_whole_lines", measured)
+    status, problem, _ = printed(capsys, log)
+    assert status == 2
+    assert "a line of more than 1048576 bytes" in problem[0]
+    assert max(sizes) <= 2**25, "of one step"
+    assert sum(sizes) <= 2**26, "it stops as soon as it knows"
+
+
+def test_more_entries_than_anybody_reads_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "ENTRIES_MAX", 10)
+    log = written(tmp_path / "log", START, *[notes(FAILED, COMPLETED)] * 20)
+    timeline = read_timeline(log)
+    assert len(timeline.entries) <= 13
+    assert "after 10 entries" in timeline.problem
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_damaged_event_log_is_read_or_refused_but_never_breaks_the_command(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random_ = random.Random(seed)
+    log = written(tmp_path / "log", START, notes(FAILED, COMPLETED), END)
+    content = bytearray(log.read_bytes())
+    for _ in range(random_.randrange(1, 8)):
+        place = random_.randrange(len(content))
+        match random_.randrange(3):
+            case 0:
+                content[place] = random_.randrange(256)
+            case 1:
+                del content[place : place + random_.randrange(20)]
+            case 2:
+                content[place:place] = random_.choice([b"[", b"{", b'"', b"\\", b"9" * 500, b"\n", b"\x1b[2J", b"null"])
+    log.write_bytes(zstandard.compress(bytes(content)) if random_.random() < 0.5 else content)
+    status, problem, _ = printed(capsys, log)
+    assert status in (0, 1, 2), seed
+    assert status == 0 or problem

@@ -23,6 +23,7 @@ from protocol.barrier_tracker import (
     StoreCheckpoint,
 )
 from protocol.ids import ExecutionAttempt
+from spark_bridge.observability.displays import FAILURES_MAX, PAUSE_S, Displays
 from spark_bridge.observability.journal import CHECKPOINTS_KEPT, FAILURES_KEPT, Journal
 
 EPOCH = 1000.0
@@ -106,20 +107,31 @@ def test_memory_is_bounded_and_a_released_operator_is_forgotten() -> None:
     assert not journal.of("op").checkpoints
 
 
-def test_subscribers_see_everything_and_one_that_fails_is_dropped_and_harms_nobody() -> None:
-    journal = Journal(EPOCH)
+def test_subscribers_see_everything_and_one_that_fails_pauses_and_harms_nobody() -> None:  # H155
+    now = 0.0
+    displays = Displays(lambda: now)
+    journal = Journal(EPOCH, displays)
     seen: list[Any] = []
+    tries: list[Any] = []
 
     def failing(operator_id: str, observed: Any, now: float) -> None:
+        tries.append(observed)
         raise RuntimeError("as it was told")
 
-    journal.subscribe(failing)
-    end = journal.subscribe(lambda operator_id, observed, now: seen.append((operator_id, observed, now)))
+    journal.subscribe("trace", failing)
+    end = journal.subscribe("spans", lambda operator_id, observed, now: seen.append((operator_id, observed, now)))
     with structlog.testing.capture_logs() as lines:
-        journal.observe("op", RunStarted("op", 4), 3.0)
-        journal.observe("op", RunStarted("op", 5), 4.0)
-    assert [line["event"] for line in lines] == ["subscriber failed, dropped"]
+        for stage in range(2 * FAILURES_MAX):
+            journal.observe("op", RunStarted("op", stage), 3.0)
+    assert [line["event"] for line in lines] == ["display failed, jobs not affected", "display paused"]
+    assert len(tries) == FAILURES_MAX
+    assert displays.failures()["trace"] == FAILURES_MAX
+    now = PAUSE_S
+    journal.observe("op", RunStarted("op", 4), 3.0)
+    journal.observe("op", RunStarted("op", 5), 4.0)
+    assert len(tries) == FAILURES_MAX + 1, "one attempt shows whether it works again"
     end()
     end()
     journal.observe("op", RunStarted("op", 6), 5.0)
-    assert seen == [("op", RunStarted("op", 4), 3.0), ("op", RunStarted("op", 5), 4.0)]
+    assert len(seen) == 2 * FAILURES_MAX + 2
+    assert seen[-1] == ("op", RunStarted("op", 5), 4.0)

@@ -14,7 +14,7 @@ from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
 
 def test_every_figure_is_a_gauge_under_its_operator() -> None:
     confirm, sources = LatencyStatus(3, 250.0, 900.0, 2000.0, 1000.0), {"": SourceStatus(7, 3, 4096)}
-    found = gauges(sidecar(operator(confirm=confirm, sources=sources)))
+    found = gauges(sidecar(operator(confirm=confirm, sources=sources), display_failures={"trace": 3}))
     for family in FAMILIES:
         head = "headgate.crawl" if "operator" in family.labels else "headgate"
         if family.name not in ("run_start_time_seconds", "last_checkpoint_id") and "last_" not in family.name:
@@ -25,6 +25,7 @@ def test_every_figure_is_a_gauge_under_its_operator() -> None:
     assert "headgate.crawl.request_seconds.p99" not in found
     assert found["headgate.crawl.source_backlog.crawl"] == 4096, "a source without stages has the operator's name"
     assert found["headgate.operators"] == 1
+    assert found["headgate.display_failures_total.trace"] == 3
     assert found["headgate.sidecar_info.jvm.false"] == 1
 
 

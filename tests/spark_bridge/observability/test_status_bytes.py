@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,11 +20,12 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 st.register_type_strategy(float, FINITE)
 
 STATUSES = st.builds(
-    lambda status, operators: type(status)(
-        *[getattr(status, name) for name in status.__slots__[:-1]], {one.operator_id: one for one in operators}
+    lambda status, operators, failures: replace(
+        status, operators={one.operator_id: one for one in operators}, display_failures=failures
     ),
     st.from_type(SidecarStatus),
     st.lists(st.from_type(OperatorStatus), max_size=2),
+    st.dictionaries(st.text(), st.integers(0)),
 )
 
 
