@@ -49,7 +49,7 @@ class Files:
         self.url = str(url)
         check_no_password(self.url, "storage", "give it in storage_options", StorageError)
         self._secrets = Secrets("storage_options", options or {})
-        with self._secrets.kept(make=self._refused("use", self.url, _USE), typed=True):  # each filesystem raises its own
+        with self._secrets.kept(make=self._refused("use", self.url, _USE), typed=True):  # each raises its own
             filesystem, root = url_to_fs(str(url), **(options or {}))
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
