@@ -26,6 +26,7 @@ import anyio
 from actors.coordination.enumerators import DiscoveringSplitEnumerator
 from actors.coordination.source import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.kept_bytes import KeptBytes
 from protocol.known_keys import KnownKeys
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
@@ -133,7 +134,7 @@ async def postgres(count: int, state: bytes | None) -> SplitEnumerator:
 
 
 async def work_queue(count: int, state: bytes | None) -> SplitEnumerator:
-    return WorkQueueEnumerator(ROOTS if state is None else (), state)
+    return WorkQueueEnumerator(ROOTS if state is None else (), state, 16, KeptBytes(0, "the items", "none"))
 
 
 ROOTS: list[tuple[int, bytes]] = []

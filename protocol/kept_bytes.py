@@ -69,7 +69,7 @@ class KeptBytes:
     def clear(self) -> None:
         """Nothing is kept any more."""
         self._by_owner.clear()
-        self.total = 0
+        self.total = self._beside = 0
 
     def _add(self, owner: Hashable, size_bytes: int) -> None:
         if size_bytes:

@@ -440,7 +440,7 @@ def test_a_value_for_a_slow_task_is_sent_in_the_background_and_a_failure_there_i
 def test_that_slots_are_wanted_is_told_in_the_background_if_a_task_is_slow() -> None:
     def tell(context: Any) -> None:
         half = permits_driver._Coordinator("slots", cast("Any", SimpleNamespace(changes=3, contended=True)), "op")
-        half._context = context
+        half.context = context
         half.tell_contended()
 
     assert told_in_the_background(tell) == ["contended", 3, True]

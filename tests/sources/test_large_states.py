@@ -28,6 +28,7 @@ from headgate import CheckpointConfig, SplitReader
 from headgate.sources import FileSource, SplitAt
 from headgate.testing import running_operator
 from protocol.errors import EventEncodeError
+from protocol.kept_bytes import KeptBytes
 from protocol.source_events import decode_split
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.framing import DEFAULT_LIMITS
@@ -250,12 +251,16 @@ def test_a_reader(count: int) -> None:  # H164
     assert hybrid_again._readers[0].splits == reader.splits
 
 
+def work_queue(roots: list[tuple[int, bytes]], state: bytes | None) -> WorkQueueEnumerator:
+    return WorkQueueEnumerator(roots, state, 16, KeptBytes(0, "the items", "none"))
+
+
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_work_queue(count: int) -> None:  # H164, H100
     roots = [(id_of_child(ROOT, number), encode_event(name)) for number, name in enumerate(names(count))]
-    first = WorkQueueEnumerator(roots, None)
+    first = work_queue(roots, None)
     await in_many_turns(count, lambda: first.start(Taking()))
-    again = await restarted(first, lambda state: WorkQueueEnumerator((), state), count)
+    again = await restarted(first, lambda state: work_queue([], state), count)
     assert again.progress == (0, count)
     assert [value for _, _, value in again._take(count)] == list(names(count))
 

@@ -19,6 +19,7 @@ import pytest
 from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
 from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
 from headgate import SplitReader, StaticSplitEnumerator
+from protocol.kept_bytes import KeptBytes
 from protocol.source_events import SplitAt, decode_split
 from protocol.wire.state import run_steps
 from spark_bridge.primitives.group.driver import Group
@@ -151,7 +152,7 @@ async def test_a_postgres_enumerator_continues_with_the_ranges_of_an_old_state()
 
 
 async def test_a_work_queue_continues_with_the_items_of_an_old_state() -> None:  # H164
-    queue = WorkQueueEnumerator((), golden("work_queue"))
+    queue = WorkQueueEnumerator((), golden("work_queue"), 16, KeptBytes(0, "the items", "none"))
     assert (queue.known, queue.finished) == (4, 0), "one is being worked on"
     part = WorkQueuePart("q", 2, keyed=False)
     part.open(SimpleNamespace(now=None, input_begins_again=True), golden("work_queue_task"))  # type: ignore[arg-type]
