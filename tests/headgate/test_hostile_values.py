@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from actors.logs import failures
 from headgate import (
     Group,
     OperatorCoordinator,
@@ -262,6 +263,7 @@ async def test_a_hostile_value_in_a_coordinator_fails_its_job_at_most(way: str, 
 @told_plainly
 async def test_a_hostile_exception_fails_what_it_was_raised_in(where: str, kind: str) -> None:
     acts = [raise_of(ERRORS[kind])]
+    lines_lost = failures.count
 
     def made() -> Serving:
         return Serving(where, acts.pop()) if acts and where != "task" else Serving()
@@ -276,6 +278,7 @@ async def test_a_hostile_exception_fails_what_it_was_raised_in(where: str, kind:
             with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever it is, it belongs to the one who asked
                 await world.request("?")
         await is_alive(world)
+    assert failures.count == lines_lost, "it is in the log"
 
 
 @pytest.mark.parametrize("kind", KINDS)

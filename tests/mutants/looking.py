@@ -49,10 +49,10 @@ a-forged-book-fails-the-job [new; H156]
   - self._condemn(attempt, f"a forged event from the task: {error}")
   + self.raise_global_failure("handle_event_from_operator", error, context)
 json-has-what-no-reader-takes [found; H156]
-  A status has a lone surrogate, which Java and others refuse.
+  A status has a NaN, which strict readers of JSON refuse.
   @ protocol.describing:as_json
-  - text.encode()
-  + pass
+  - ensure_ascii=False, allow_nan=False)
+  + ensure_ascii=False)
 a-terminal-obeys-a-name [found; H156]
   A control character reaches the terminal.
   @ protocol.describing:line
