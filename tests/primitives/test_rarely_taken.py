@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from struct import pack
 from threading import Barrier, Event
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -245,7 +246,9 @@ class Meeting:
 
     def part(self, rank: int) -> GroupPart:
         endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
-        context = SimpleNamespace(endpoint=endpoint, request=partial(self._request, rank), send_event=self._hear)
+        context = SimpleNamespace(
+            endpoint=endpoint, request=partial(self._request, rank), send_event=self._hear, now=monotonic
+        )
         part = GroupPart("train", 60.0)
         part.open(cast("SubtaskContext", context), None)
         return part
@@ -324,7 +327,12 @@ def test_a_ring_in_which_nothing_comes_times_out_and_says_what_to_do() -> None:
     one, peer = socket.socketpair()
     ring = Ring(0, 2, KEY, 0.1)
     ring._left = ring._right = one
-    with one, peer, pytest.raises(TimedOut, match="no data arrived at rank 0 from rank 1"):
+    ring.begin()
+    with (
+        one,
+        peer,
+        pytest.raises(TimedOut, match="rank 0 of the group waits for rank 1 to send the rest"),
+    ):
         ring.exchange(memoryview(b""), memoryview(bytearray(1)))
 
 
