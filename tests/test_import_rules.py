@@ -87,8 +87,11 @@ LAYERS = (
     Layer("protocol/wire/fragments.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
     Layer("protocol/wire/state.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
     Layer("protocol/wire/large_leaves.py", PURE_STDLIB | {"protocol", "io.BytesIO"}),
-    # It imports the module of a user's class, which the driver names.
-    Layer("protocol/wire/event_classes.py", PURE_STDLIB | {"protocol", "importlib.import_module"}),
+    # It imports the module of a user's class, which the driver names, and keeps no combination of flags alive.
+    Layer(
+        "protocol/wire/event_classes.py",
+        PURE_STDLIB | {"protocol", "importlib.import_module", "weakref.WeakValueDictionary"},
+    ),
     Layer("protocol/wire/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
     # For type checkers only, which bring it along.
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),

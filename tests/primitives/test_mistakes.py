@@ -58,7 +58,7 @@ def observe_a_text(context: SubtaskContext) -> None:
         (key_that_is_not_callable, QUEUE, TypeError, r"key must be a function of an item, such as .*, not 3"),
         (call_after_the_block, TEAM, LocalProtocolError, r"its `with` block has ended: enter one again"),
         (save_a_text, TEAM, TypeError, r"blob must be bytes, so encode it first, not"),
-        (count_a_text, None, TypeError, r"count\('kept', ...\) adds a number, not '3': convert it first"),
+        (count_a_text, None, TypeError, r"count\('kept', ...\) takes a number, not '3': convert it first"),
         (observe_a_text, None, TypeError, r"observe\('size', ...\) takes a number, not '3': convert it first"),
     ],
 )

@@ -366,7 +366,7 @@ def test_a_relay_is_opened_by_a_function_that_the_session_has_only_meanwhile() -
     words = opened.split(" ")
     assert (words[:2], words[3:]) == (
         ["open", identity],
-        ["the-session", "1500", "cafe", "10.0.0.1", "7077", "10.0.0.1", "7078"],
+        ["1500", "cafe", "10.0.0.1", "7077", "10.0.0.1", "7078"],
     )
     assert wanted().key.secret.hex() not in opened
 
@@ -375,7 +375,7 @@ def test_without_an_address_for_tasks_and_without_a_certificate_it_says_so() -> 
     session = Session()
     session.answers = [f"offered {'ab' * 256}", "opened"]
     with_an_artifact(session)
-    assert session.told[3][0].split(" ")[3:] == ["the-session", "1500", "-", "10.0.0.1", "7077"]
+    assert session.told[3][0].split(" ")[3:] == ["1500", "-", "10.0.0.1", "7077"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from py4j.protocol import Py4JError
 from actors import ActorStopped
 from actors.testing import deterministic_system
 from spark_bridge.observability import spark_metrics, spark_ui
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.spark_metrics import (
     PUBLISH_EVERY_S,
     Forget,
@@ -110,7 +111,7 @@ async def test_the_gauges_of_an_operator_that_is_released_go_now_if_there_are_an
         assert jvm.story.count("publish") == 2
 
 
-async def test_an_operator_that_is_just_being_released_costs_one_look_and_a_problem_ends_the_gauges(
+async def test_an_operator_that_is_just_being_released_costs_one_look_and_a_problem_of_open_gauges_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jvm = Jvm(monkeypatch)
@@ -122,15 +123,30 @@ async def test_an_operator_that_is_just_being_released_costs_one_look_and_a_prob
         return STATUS
 
     async with deterministic_system() as kit:
-        ref = kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take_or_fail))
+        displays = Displays(kit.system.clock.now)
+        displays.spawn(kit.system, lambda: SparkGaugesActor(SparkGauges(jvm.context), take_or_fail), "spark-metrics")
         await kit.advance(2 * PUBLISH_EVERY_S + 0.1)
         assert jvm.story.count("publish") == 1
         jvm.fails["publish"] = Py4JError("no")
         with structlog.testing.capture_logs() as logs:
+            await kit.advance(2 * PUBLISH_EVERY_S)
+            del jvm.fails["publish"]
             await kit.advance(PUBLISH_EVERY_S)
+        assert jvm.story.count("publish") == 4
+    assert [line["event"] for line in logs] == ["display failed, jobs not affected"]
+    assert displays.failures() == {"spark-metrics": 2}
+
+
+async def test_gauges_that_cannot_be_opened_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    jvm.fails["open"] = Py4JError("no")
+    with structlog.testing.capture_logs() as logs:
+        async with deterministic_system() as kit:
+            ref = kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take))
+            await kit.advance(PUBLISH_EVERY_S + 0.1)
             ref.tell(Forget())
-            await kit.advance(5 * PUBLISH_EVERY_S)
-        assert jvm.story.count("publish") == 2
+            await kit.advance(3 * PUBLISH_EVERY_S)
+    assert jvm.story == ["made", "open"]
     assert [line["event"] for line in logs] == ["Spark metrics not registered"]
 
 
@@ -172,8 +188,8 @@ async def test_without_an_ui_of_spark_there_is_no_tab_and_nobody_looks_again(mon
     assert [line["event"] for line in logs if "tab" in line["event"]] == ["Spark UI tab not opened"]
 
 
-@pytest.mark.parametrize("what", ["made", "open", "put"])
-async def test_a_problem_of_the_jvm_closes_the_tab_and_says_what_the_jvm_says(
+@pytest.mark.parametrize("what", ["made", "open"])
+async def test_a_tab_that_the_jvm_cannot_open_is_closed_and_the_log_has_its_words(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jvm, problem = Jvm(monkeypatch), Py4JError("no")
