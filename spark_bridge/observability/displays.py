@@ -54,11 +54,12 @@ class Displays:
         self._now = now
         self._displays: dict[str, _Display] = {}
         self._lock = threading.Lock()
+        self._log_failures_before = log_failures.count  # the log is that of the process
 
     def failures(self) -> dict[str, int]:
         """How often each display has failed, without those that never have."""
         counts = {name: one.failures for name, one in list(self._displays.items())}
-        counts["log"] = counts.get("log", 0) + log_failures.count
+        counts["log"] = counts.get("log", 0) + log_failures.count - self._log_failures_before
         return {name: count for name, count in sorted(counts.items()) if count}
 
     def may_run(self, name: str) -> bool:

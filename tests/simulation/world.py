@@ -180,7 +180,8 @@ class World:
     def start_application(self, application: Application, successor: Driver | None = None) -> None:
         """Start an application. ``successor``: its driver, if that has already begun to start."""
         self.drivers += 1
-        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restore}")
+        restores = re.sub("-[0-9a-f]{16}(?=[.])", "", str(application.restore))  # without a savepoint's random token
+        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {restores}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
         self.held_facts = HeldFacts(Random(f"held facts {self.seed} {self.drivers}").random() < HELD_BACK)
         self.released: deque[EngineFact] = deque()
@@ -530,6 +531,8 @@ class World:
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
         said: RestoredInput | None = None
+        if self.asked_for and self.asked_for.removeprefix(f"{PROTOCOL}://") not in self.storage.disk.files:
+            self.asked_for = ""  # a late deletion: the user has to choose anew
         if self.asked_for:  # it may have been recorded as the new start, so the user asks for it again
             restore = self.asked_for
             said = self.application.said
