@@ -26,7 +26,7 @@ class ReadNumbers(SplitReader):
         import pyarrow
 
         self.context.send_event(["read", split, os.getpid()])
-        if self.context.request(["next", split]) == "die":
+        if self.context.request(["next", split], timeout_s=600.0) == "die":  # the memory of a JVM takes long to search
             os.kill(os.getpid(), signal.SIGKILL)
         yield pyarrow.RecordBatch.from_pydict({"split": [split]})
 
