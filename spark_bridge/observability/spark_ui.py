@@ -65,14 +65,17 @@ class SparkTab:
             return str(self._java.open(java_context, page.body(), page.script(), page.style()))
 
     def is_watched(self) -> bool:
-        """Whether somebody has asked for the status lately."""
-        return 0 <= int(self._java.askedMillisAgo()) < WATCHED_MS
+        """Whether somebody has asked for the status lately; nobody has once the tab is closed."""
+        java = self._java
+        return java is not None and 0 <= int(java.askedMillisAgo()) < WATCHED_MS
 
     def show(self, status: SidecarStatus) -> None:
-        """Publish a new status."""
+        """Publish a new status, unless the tab is closed: that may happen while this waits for its thread."""
         packer = zlib.compressobj(level=1, wbits=31)
         packed = [packer.compress(part) for part in page_parts(status, explain(status))]
-        self._java.put(b"".join(packed) + packer.flush())
+        java = self._java
+        if java is not None:
+            java.put(b"".join(packed) + packer.flush())
 
     def close(self) -> None:
         """Leave Spark's UI. Idempotent; also after the context has stopped, or the JVM is gone."""

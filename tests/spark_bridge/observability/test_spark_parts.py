@@ -230,3 +230,16 @@ async def test_a_tab_that_is_closed_leaves_once_and_does_not_open_again(monkeypa
     assert jvm.story == ["made", "open", "close"]
     assert tab.open() == ""
     assert jvm.story.count("open") == 1
+
+
+def test_a_tab_that_was_closed_meanwhile_is_not_watched_and_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm = Jvm(monkeypatch)
+    jvm.asked_ms_ago = 0
+    tab = SparkTab(jvm.context)
+    tab.open()
+    tab.show(STATUS)
+    assert tab.is_watched()
+    tab.close()
+    tab.show(STATUS)
+    assert not tab.is_watched()
+    assert jvm.story == ["made", "open", "put", "close"]
