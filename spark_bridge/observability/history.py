@@ -149,8 +149,10 @@ def _files(log: Path) -> list[Path]:
 def _found(log: Path) -> list[Path]:
     if not log.exists():
         raise Unreadable(f"{log} does not exist: pass the log file, or its directory below spark.eventLog.dir")
-    if not log.is_dir():
+    if log.is_file():
         return [log]
+    if not log.is_dir():
+        raise Unreadable(f"{log} is neither a file nor a directory: pass the log file that Spark has written")
     rolled = [(int(match[1]), file) for file in log.iterdir() if (match := _ROLLED.match(file.name))]
     if not rolled:
         raise Unreadable(

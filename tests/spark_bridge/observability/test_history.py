@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -386,3 +387,9 @@ def test_a_damaged_event_log_is_read_or_refused_but_never_breaks_the_command(
     status, problem, _ = printed(capsys, log)
     assert status in (0, 1, 2), seed
     assert status == 0 or problem
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(Unreadable, match="log is neither a file nor a directory"):
+        read_timeline(tmp_path / "log")
