@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from actors import Actor, ActorContext, ActorError
+from actors import Actor, ActorContext
 from protocol.values import value
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
 from spark_bridge.observability.diagnosis import waits
@@ -69,10 +69,7 @@ class ObserverActor(Actor[ObserverMessage]):
                 await self._look(context)
 
     async def _look(self, context: ActorContext[ObserverMessage]) -> None:
-        try:
-            status = await self._collector.take()
-        except ActorError:
-            return  # an operator is just being released, or everything is
+        status = await self._collector.take()
         sentences = waits(status, waiting_s=self._report_s)
         now = context.clock.now()
         if not sentences:

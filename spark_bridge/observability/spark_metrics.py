@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from actors import Actor, ActorContext, ActorError
+from actors import Actor, ActorContext
 from actors.threads import DRIVER
 from protocol.describing import as_float
 from protocol.values import value
@@ -135,8 +135,6 @@ class SparkGaugesActor(Actor[Publish | Forget]):
             status = await self._take()
             await DRIVER.run(self._gauges.publish, status, abandon_on_cancel=True)
             self._published = True
-        except ActorError:
-            return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
             if self._published:
                 raise

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from actors import Actor, ActorContext, ActorError
+from actors import Actor, ActorContext
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.values import value
@@ -116,8 +116,6 @@ class SparkTabActor(Actor[Look]):
     async def receive(self, context: ActorContext[Look], message: Look) -> None:
         try:
             await self._look(context)
-        except ActorError:
-            return  # an operator is just being released, or everything is
         except PROBLEMS as problem:
             if self._open:
                 raise

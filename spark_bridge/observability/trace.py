@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from actors import Actor, ActorContext, ActorError
+from actors import Actor, ActorContext
 from actors.coordination import LatencyRecorder
 from actors.coordination.call_watch import Call
 from actors.coordination.operator_config import Observed
@@ -513,7 +513,4 @@ class TraceActor(Actor[TraceMessage]):
         context.timers.start("sample", TakeSample(), every_s=SAMPLE_EVERY_S)
 
     async def receive(self, context: ActorContext[TraceMessage], message: TraceMessage) -> None:
-        try:
-            self._trace.sample(await self._collector.take())
-        except ActorError:
-            return  # an operator is just being released, or everything is
+        self._trace.sample(await self._collector.take())

@@ -6,10 +6,10 @@ Their bytes wait in memory, and a peer need not send the rest. So there are two 
 ``bytes_max``: beyond that, only the connection whose frame began first is read, until enough frames are complete. The
 others wait at their own sockets and lose nothing, because a thousand honest tasks may send their states at the same
 time. And each frame has to grow by ``PROGRESS_BYTES`` in each ``timeout_s``, or be completed. A fixed time for a whole
-frame would either be too short for a large state on a slow network, or long enough to hold much memory. So that time is
-``TIMEOUTS_MAX`` times ``timeout_s``, however the frame grows (H158). A connection that the server itself does not read
-is given time. If the frames exceed the limit for a whole ``timeout_s``, the
-largest one is dropped, so that a slow peer cannot keep out the others.
+frame alone would either be too short for a large state on a slow network, or long enough to hold much memory. A whole
+frame may take ``TIMEOUTS_MAX`` times ``timeout_s``, however it grows (H158). A connection that the server itself does
+not read is given time. If the frames exceed the limit for a whole ``timeout_s``, the largest one is dropped, so that a
+slow peer cannot keep out the others.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ class Secrets:
 
     def __init__(self, name: str, setting: object) -> None:
         self._name = name
+        self._left_out = f"(text left out, because a part of {name} may be in it)"
         found = _secrets_in_text(setting) if isinstance(setting, str) else _secrets_in(setting)
         parts: set[str] = set()
         for secret in found:
@@ -105,7 +106,7 @@ class Secrets:
 
     def shown(self, text: str) -> str:
         """The text if it may be shown, otherwise that it is left out."""
-        return f"(text left out, because a part of {self._name} may be in it)" if self.are_in(text) else text
+        return self._left_out if self.are_in(text) else text
 
     def describe(self, error: BaseException) -> str:
         """The text of an error if it may be shown, otherwise what kind of error it is."""
@@ -113,7 +114,7 @@ class Secrets:
             return text_of(error).strip()
         state = getattr(error, "sqlstate", None)
         kind = type_name(error) + (f", SQLSTATE {state}" if state else "")
-        return f"{kind} (text left out, because a part of {self._name} may be in it)"
+        return f"{kind} {self._left_out}"
 
     @contextmanager
     def kept(

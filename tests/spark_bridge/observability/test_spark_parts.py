@@ -216,7 +216,8 @@ async def test_the_tab_goes_on_after_an_operator_was_just_being_released(monkeyp
         return STATUS
 
     async with deterministic_system() as kit:
-        kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take_or_fail))
+        displays = Displays(kit.system.clock.now)
+        displays.spawn(kit.system, lambda: SparkTabActor(SparkTab(jvm.context), take_or_fail), "spark-ui-tab")
         await kit.advance(2 * LOOK_EVERY_S + 0.1)
     assert len(jvm.pages) == 1
 
