@@ -58,18 +58,20 @@ def source_format(
 
             What is pickled after a reader was made goes to the tasks, which must not get the key in ``stream`` (H76).
             """
-            if self._planned:
-                return _Planned, (name,)
             import spark_bridge  # here, because this class travels with its code, and so would what it refers to
 
             packages = str(Path(spark_bridge.__file__).parent.parent)
-            return _load, (packages, cloudpickle.dumps((type(self), self.options)))  # type: ignore[no-untyped-call]
+            made: tuple[Any, ...] = (_Planned, name) if self._planned else (type(self), self.options)
+            return _load, (packages, cloudpickle.dumps(made))  # type: ignore[no-untyped-call]
 
     return Registered
 
 
 def _load(packages: str, pickled: bytes) -> DataSource:
-    """Return a data source that was pickled in another process of this machine, with its Headgate in ``packages``."""
+    """Return a data source that was pickled in another process of this machine, with its Headgate in ``packages``.
+
+    Spark unpickles it before the reader, in the planning process and in each task, so that both can import Headgate.
+    """
     import sys
     from importlib.util import find_spec
 
@@ -77,8 +79,8 @@ def _load(packages: str, pickled: bytes) -> DataSource:
 
     if find_spec("spark_bridge") is None:
         sys.path.append(packages)
-    cls, options = cloudpickle.loads(pickled)
-    return cls(options)  # type: ignore[no-any-return]
+    cls, argument = cloudpickle.loads(pickled)
+    return cls(argument)  # type: ignore[no-any-return]
 
 
 _load.__module__ = "__main__"  # so it is pickled with its code: a process that needs it cannot import this module

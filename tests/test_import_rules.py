@@ -51,8 +51,8 @@ PURE_STDLIB = frozenset(
 )
 STDLIB = frozenset(sys.stdlib_module_names)
 PARTS = STDLIB | {"protocol", "spark_bridge.primitives", "spark_bridge.subtask"}
-SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sinks", "spark_bridge.subtask"}
-SOURCES = STDLIB | {"fsspec", "protocol", "spark_bridge.sources", "spark_bridge.subtask"}
+SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sinks", "spark_bridge.subtask"}
+SOURCES = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sources", "spark_bridge.subtask"}
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,15 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
-    Layer("spark_bridge/subtask/urls.py", STDLIB | {"protocol", "spark_bridge.subtask", "fsspec"}),
+    Layer(
+        "spark_bridge/subtask/urls.py",
+        STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask", "fsspec"},
+    ),
     Layer("spark_bridge/subtask/conninfo.py", STDLIB | {"protocol", "spark_bridge.subtask", "psycopg"}),
-    Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
+    Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
-    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),
+    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.bootstrap", "spark_bridge.foreign_packages"}),
+    Layer("spark_bridge/bootstrap.py", STDLIB),
     Layer("spark_bridge/foreign_packages.py", STDLIB),
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(

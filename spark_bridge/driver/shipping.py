@@ -29,7 +29,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from spark_bridge.subtask.bootstrap import VENDORED
+from spark_bridge.bootstrap import VENDORED
 
 __all__ = ["archive_contents", "packages_are_files", "ship_packages", "write_archive"]
 
@@ -44,6 +44,7 @@ _COMPILED = (
     "headgate/_lazy",
     "protocol/",
     "spark_bridge/__init__",
+    "spark_bridge/bootstrap",
     "spark_bridge/connect/__init__",
     "spark_bridge/connect/task",
     "spark_bridge/foreign_packages",

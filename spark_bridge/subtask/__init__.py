@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from spark_bridge.subtask.bootstrap import ensure_msgpack
+from spark_bridge.bootstrap import ensure_msgpack
 
 ensure_msgpack()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.arguments import SHOWN_CHARS_MAX
 from protocol.describing import show
-from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 
 __all__ = ["check_absolute", "filesystem_of"]

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from pyspark import SparkContext
 
+from spark_bridge.bootstrap import VENDORED
 from spark_bridge.driver.shipping import archive_contents, ship_packages, write_archive
-from spark_bridge.subtask.bootstrap import VENDORED
 
 # A worker has the archive and the standard library. `-S` leaves out site-packages.
 BARE_PYTHON = [sys.executable, "-S", "-c"]
@@ -81,6 +81,34 @@ def test_a_python_without_msgpack_uses_the_shipped_one(tmp_path: Path) -> None: 
     assert VENDORED in said
 
 
+IMPORTS_EACH_MODULE_FIRST = """
+import importlib, zipfile
+modules = [
+    name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for name in zipfile.ZipFile(sys.path[1]).namelist()
+    if name.startswith("spark_bridge/") and name.endswith(".py")
+]
+path, loaded = list(sys.path), set(sys.modules)
+for module in modules:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == "msgpack":
+            print(module)
+    sys.path[:] = path
+    for name in set(sys.modules) - loaded:
+        if name.split(".")[0] in ("headgate", "actors", "protocol", "spark_bridge", "msgpack"):
+            del sys.modules[name]
+print(len(modules) > 100)
+"""
+
+
+def test_without_an_installed_msgpack_any_module_can_be_the_first(tmp_path: Path) -> None:  # spark-facts 21, 27
+    """A worker unpickles whatever refers to one of ours, and so imports that module before all others."""
+    said, _ = in_bare_python(write_archive(tmp_path), program=IMPORTS_EACH_MODULE_FIRST)
+    assert said == "True"
+
+
 def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
     archive = write_archive(tmp_path)
     installed = tmp_path / "installed"
@@ -120,7 +148,7 @@ def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
     said, _ = in_bare_python(
         unpacked(write_archive(tmp_path), tmp_path / "bare", without=f"{VENDORED}/fsspec/"),
         program="import spark_bridge.subtask\n"
-        "from spark_bridge.subtask.bootstrap import VENDORED\n"
+        "from spark_bridge.bootstrap import VENDORED\n"
         "try:\n    import spark_bridge.sinks.files.writer\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n",

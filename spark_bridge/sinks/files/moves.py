@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import Any
 
 from protocol.describing import a_type
+from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.bootstrap import ensure_importable
 
 ensure_importable("fsspec")
 

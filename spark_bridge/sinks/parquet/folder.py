@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
+from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.bootstrap import ensure_importable
 from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 ensure_importable("fsspec")

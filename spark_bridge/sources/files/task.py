@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_bridge.subtask.bootstrap import ensure_importable
+from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.subtask.extras import require
 from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
