@@ -46,12 +46,18 @@ class Records:
     def restore(self, states: Iterable[dict[str, Any]], *, begins_again: bool) -> None:
         """Continue after the records that the states count, if they are of this input."""
         states = list(states)
-        for state in states:
+        for state, is_ours in zip(states, self.of_its_input(states), strict=True):
             for name, output in state["output"].items():
                 self.output[int(name)] = [(input, number) for input, number in output]
-            # Of several states that meet, some may be of an earlier input: the operator has to tell them apart.
-            if begins_again and (len(states) == 1 or state["input"] == self.input):
+            if begins_again and is_ours:
                 self.done.update({int(key): done for key, done in state["done"].items()})
+
+    def of_its_input(self, states: list[dict[str, Any]]) -> list[bool]:
+        """Which states are of the input that begins again.
+
+        Of several that meet, some may be of an earlier one: the operator has to tell them apart.
+        """
+        return [len(states) == 1 or state["input"] == self.input for state in states]
 
     def state(self) -> dict[str, Any]:
         return {"input": self.input, "done": self.done, "output": self.output}

@@ -51,8 +51,13 @@ class Work:
         if self.records is not None:
             self.records.restore([state["records"] for state in states], begins_again=message.input_begins_again)
         self.counted = sum(state["counted"] for state in states)
-        if self.records is None or message.input_begins_again:
+        if self.records is None:
             self.items = [item for state in states for item in state["items"]]
+        elif message.input_begins_again:
+            ours = self.records.of_its_input([state["records"] for state in states])
+            self.items = [
+                item for state, is_ours in zip(states, ours, strict=True) if is_ours for item in state["items"]
+            ]
         self.expected = sum(self.target - len(log.received) for log in self.logs.values())
         held = [unpack(event.payload) for event in message.held]
         same = len(states) == 1 and states[0]["generation"] == self.application.generation
