@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,9 +137,9 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def threads_of_headgate() -> int:
-    """How many there are, without idle workers, and without those that other libraries start at any moment."""
-    return sum(thread.name.startswith("headgate") for thread in threading.enumerate())
+def threads_of_headgate() -> Counter[str]:
+    """How many of each name, without idle workers, and without those that other libraries start at any moment."""
+    return Counter(thread.name for thread in threading.enumerate() if thread.name.startswith("headgate"))
 
 
 def descriptors() -> int:
@@ -199,7 +200,7 @@ def test_call_interrupted_at_any_point_leaves_everything_as_before_or_as_after(
                 case.check(it)
             usable(it)
             join("headgate-shown")  # it ends when it has read the status
-            assert threads_of_headgate() <= threads, threading.enumerate()
+            assert threads_of_headgate() <= threads
             return point
 
         points(call, many)
@@ -230,7 +231,7 @@ def test_entering_interrupted_at_any_point_leaves_nothing(many: int | None, tmp_
             it.coordinate()
         _left(it)
         join("AnyIO worker thread")  # their loop has ended
-        assert threads_of_headgate() == threads, threading.enumerate()
+        assert threads_of_headgate() == threads
         return point
 
     points(call, many)
@@ -267,7 +268,7 @@ def test_leaving_interrupted_at_any_point_is_complete(how: str, many: int | None
         print(f"interrupted at {number}: {point}")
         _left(it)
         join("AnyIO worker thread")  # their loop has ended
-        assert threads_of_headgate() == threads, threading.enumerate()
+        assert threads_of_headgate() == threads
         return point
 
     points(call, many)
@@ -288,7 +289,7 @@ def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | Non
         headgate.stop("fuzzed")
         assert not Living.living
         join("AnyIO worker thread")  # their loop has ended
-        assert threads_of_headgate() == threads, threading.enumerate()
+        assert threads_of_headgate() == threads
         return point
 
     points(call, many)
