@@ -144,13 +144,15 @@ class Inputs:
         """Choose what the user says about the first run of a driver that he starts from this checkpoint."""
         input, done = self._truth[checkpoint_id]
         may = input != NOTHING and not done and self.kind != "batches"
+        if may and input in self.given_up:
+            return self.random.choice([None, "other"])  # its next job has another input, whatever it restores
         return self.random.choice([None, None, "same", "other"]) if may else None
 
     def restored(self, checkpoint_id: int, said: RestoredInput | None) -> None:
         """A driver has started from this checkpoint."""
         self.look(checkpoint_id)
         self.said = said
-        if said == "other":
+        if said == "other" and self.number == self._truth[checkpoint_id][0]:  # otherwise it was given up before
             self.given_up.add(self.number)
             self.number += 1
 
