@@ -378,7 +378,7 @@ def _is_secret(name: str) -> bool:
 def _given(name: str, value: Any) -> str:
     """A value for a message; only its type if it may be, or contain, a password."""
     shown = show(value, SHOWN_CHARS_MAX)
-    hides = _is_secret(name) or (name in _PATHS and ("@" in shown or type(value) is bytes))
+    hides = _is_secret(name) or (name in _PATHS and (not {"@", "?"}.isdisjoint(shown) or type(value) is bytes))
     return a_type(value) if hides else shown
 
 
