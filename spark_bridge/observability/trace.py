@@ -87,15 +87,11 @@ def _created(path: Path) -> TextIO:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             begins = os.read(descriptor, len(_BEGINNING) + len(_FIRST_EVENT)).decode("utf-8", errors="replace")
             if begins not in ("", _BEGINNING, _BEGINNING + _FIRST_EVENT):
-                raise FileExistsError(
-                    errno.EEXIST, "there is a file that is not a trace: choose another path, or delete it"
-                )
+                raise FileExistsError(errno.EEXIST, "there is a file that is not a trace, and it is not replaced")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the file is closed
             except BlockingIOError:
-                raise FileExistsError(
-                    errno.EEXIST, "another sidecar is writing its trace there: choose another path"
-                ) from None
+                raise FileExistsError(errno.EEXIST, "another sidecar is writing its trace there") from None
             with suppress(OSError):  # a filesystem without modes; an older trace may have another one
                 os.fchmod(descriptor, 0o600)
             os.ftruncate(descriptor, 0)

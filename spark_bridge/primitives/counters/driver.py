@@ -19,9 +19,9 @@ from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.attempts import FailureReason
-from protocol.describing import describe
+from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
-from protocol.errors import RemoteProtocolError
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.counters.book import Book, Total, added_up
 
@@ -177,4 +177,4 @@ def _checked(event: Any) -> tuple[int | None, Book]:
                 return checkpoint_id, Book.from_value(value).check()
             except ValueError as error:
                 raise RemoteProtocolError(str(error)) from None
-    raise RemoteProtocolError("not a report of counts")
+    raise RemoteProtocolError(f"not a report of counts: {show(event, 80)}; {SAME_RELEASE}")
