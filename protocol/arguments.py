@@ -100,8 +100,10 @@ class Rule:
 
 
 def _is_label(value: str, chars_max: int = NAME_CHARS_MAX) -> bool:
-    return 0 < len(value) <= chars_max and not any(
-        one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value
+    return (
+        len(value) <= chars_max
+        and bool(value.strip())
+        and not any(one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value)
     )
 
 
@@ -147,14 +149,19 @@ SCHEMA = Rule(
 TEXT = Rule("a str without NUL characters and lone surrogates", _is_text)
 """Also an empty one."""
 PORT = between(0, 65_535, "a port from 0 to 65535")
-LABEL = Rule(f"a str of 1 to {NAME_CHARS_MAX} characters, without control characters and lone surrogates", _is_label)
+LABEL = Rule(
+    f"a str of 1 to {NAME_CHARS_MAX} characters, not only blanks, without control characters and lone surrogates",
+    _is_label,
+)
 ACTOR_NAME = Rule(
-    f"a str of 1 to {2 * NAME_CHARS_MAX} characters, without control characters and lone surrogates",
+    f"a str of 1 to {2 * NAME_CHARS_MAX} characters, not only blanks, without control characters and lone surrogates",
     lambda value: _is_label(value, 2 * NAME_CHARS_MAX),
 )
 """It may contain the name of an operator."""
 NAME = Rule(
-    f"a str of 1 to {NAME_CHARS_MAX} characters, without slashes, control characters and lone surrogates", _is_name
+    f"a str of 1 to {NAME_CHARS_MAX} characters, not only blanks, without slashes, control characters and lone "
+    "surrogates",
+    _is_name,
 )
 
 
@@ -371,7 +378,7 @@ def _is_secret(name: str) -> bool:
 def _given(name: str, value: Any) -> str:
     """A value for a message; only its type if it may be, or contain, a password."""
     shown = show(value, SHOWN_CHARS_MAX)
-    hides = _is_secret(name) or (name in _PATHS and ("@" in shown or type(value) is bytes))
+    hides = _is_secret(name) or (name in _PATHS and (not {"@", "?"}.isdisjoint(shown) or type(value) is bytes))
     return a_type(value) if hides else shown
 
 

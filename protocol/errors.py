@@ -8,6 +8,9 @@ closes one connection or fails one attempt, and affects nothing else (H62).
 
 from __future__ import annotations
 
+SAME_RELEASE = "use the same release of Headgate on the driver and on every executor"
+"""What to do about a message that this end does not know."""
+
 
 class HeadgateError(Exception):
     """Base of all errors of Headgate. Wrong arguments raise ``TypeError`` or ``ValueError`` instead."""
@@ -42,10 +45,7 @@ class VersionMismatch(RemoteProtocolError):
         self.theirs = theirs
 
     def __str__(self) -> str:
-        return (
-            f"protocol version {self.ours} here, {self.theirs} at the peer: "
-            "install the same release of Headgate on the driver and on every executor"
-        )
+        return f"protocol version {self.ours} here, {self.theirs} at the peer: {SAME_RELEASE}"
 
 
 class HandshakeFailed(RemoteProtocolError):

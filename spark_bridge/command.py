@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from spark_bridge import installation
 from spark_bridge.connect import server_files
@@ -15,9 +17,39 @@ from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows no value of an unknown argument, because it may be a secret, and the text of an error gets into logs.
+
+    For the same reason an option must be written in full: ``--status-token X`` is not ``--status-token-file X``.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(map(_shown, unknown))}; --help lists those that there are")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_GIVEN.sub(r"\1 (not shown)", message))
+
+
+_GIVEN = re.compile(
+    r"(argument COMMAND: invalid choice:|ignored explicit argument) (?:'.*'|\".*\")(?=$| \(choose)", re.DOTALL
+)
+"""A value after an option that takes none, and one before the command, in the texts of argparse."""
+
+
+def _shown(argument: str) -> str:
+    name, equals, _ = argument.partition("=")
+    return f"{name}{equals and '=...'}" if name.startswith("--") else "..."
+
+
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
-    made = argparse.ArgumentParser(prog="python -m headgate", description="Headgate for Apache Spark.")
+    made: argparse.ArgumentParser = _Parser(prog="python -m headgate", description="Headgate for Apache Spark.")
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspection.add_command(commands)
     history.add_command(commands)
@@ -30,10 +62,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; argparse ends the process for wrong usage and for ``--help``."""
-    parsed = parser().parse_args(arguments)
     try:
-        status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        try:
+            parsed = parser().parse_args(arguments)
+            status: int = parsed.run(parsed)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:  # its reader has seen enough
         sys.stdout = None  # nothing is left to flush at exit
         return 0

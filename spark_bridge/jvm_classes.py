@@ -20,10 +20,20 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
-__all__ = ["PROBLEMS", "java_source", "new_compiled_object", "new_packaged_object"]
+__all__ = ["PROBLEMS", "cause_of", "java_source", "new_compiled_object", "new_packaged_object"]
 
 PROBLEMS = (Py4JError, OSError, TypeError, AttributeError)
 """What Py4J raises, ``TypeError`` if a class is missing, ``AttributeError`` if the context has stopped."""
+
+
+def cause_of(problem: Exception) -> str:
+    """What the JVM says about a problem, without the stack. Blocks."""
+    java_exception = getattr(problem, "java_exception", None)
+    try:
+        return repr(problem) if java_exception is None else str(java_exception.toString())
+    except PROBLEMS:
+        return repr(problem)
+
 
 _loading = threading.Lock()
 _loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()

@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from protocol.describing import describe
+from protocol.describing import describe, show
 from protocol.errors import HeadgateError
 
 __all__ = ["NoFit", "Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
@@ -149,18 +149,24 @@ def event(name: Any, /) -> Any:
     Raises:
         TypeError: the class is not a dataclass, a named tuple or an enumeration, or a value that is built from its
             fields could differ from the one that was sent.
-        ValueError: another class has this name, or the name is empty or too long.
+        ValueError: another class has this name, or the name is empty, only blanks or too long.
     """
     if isinstance(name, str):
-        if not 0 < len(name) <= NAME_CHARS_MAX:
-            raise ValueError(f"the name of an event must have 1 to {NAME_CHARS_MAX} characters, has {len(name)}")
+        if not 0 < len(name) <= NAME_CHARS_MAX or not name.strip():
+            raise ValueError(
+                f"the name of an event must have 1 to {NAME_CHARS_MAX} characters, not only blanks, not {len(name)} as "
+                f"{show(name, 80)}: choose another name, or write @headgate.event without one"
+            )
         return lambda cls: _register(cls, name)
     return _register(name, None)
 
 
 def _register(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
-        raise TypeError(f"@event needs a class or a name, not {cls!r:.60}")
+        raise TypeError(
+            f"{show(cls, 80)} cannot be an event, because it is neither a class nor the name of one: write "
+            '@headgate.event or @headgate.event("name") above a dataclass, a named tuple or an enumeration'
+        )
     _shape_of(cls)  # raises for a class that cannot be an event
     _refuse_what_would_change(cls)
     qualified = f"{cls.__module__}.{cls.__qualname__}"

@@ -30,7 +30,7 @@ from typing import Any, NoReturn, cast
 from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import decode_message, encode_message, encode_word
-from protocol.wire.framing import FrameDecoder, WireLimits
+from protocol.wire.framing import WRONG_PEER, FrameDecoder, WireLimits
 from protocol.wire.messages import (
     AnswerMessage,
     AttemptEnded,
@@ -372,4 +372,4 @@ class FragmentDecoder:
         self._gathered = self._missing = self._part_left = 0
 
     def _refuse(self, why: str) -> NoReturn:
-        raise RemoteProtocolError(f"{why}: the peer does not speak this protocol, or has other limits")
+        raise RemoteProtocolError(f"{why}: {WRONG_PEER}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from struct import Struct
 
 from protocol.arguments import AT_LEAST_1, check_fields
-from protocol.errors import RemoteProtocolError
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 
 _LENGTH = Struct(">I")
 
@@ -105,6 +105,9 @@ CODEC_LIMITS = WireLimits.for_events(EVENT_BYTES_MOST)
 """The limits of what is encoded or decoded by itself: the sender's own settings limit what leaves."""
 
 
+WRONG_PEER = f"the peer does not speak this protocol, or has other limits: check address and port, and {SAME_RELEASE}"
+
+
 class FrameDecoder:
     """Splits the byte stream of one connection into frame bodies (sans-IO).
 
@@ -181,7 +184,7 @@ class FrameDecoder:
     def _fail(self, length: int) -> None:
         self._buffer = bytearray()
         why = "an empty frame" if length == 0 else f"a frame of {length} bytes, over {self._frame_bytes_max}"
-        self._failure = RemoteProtocolError(f"{why}: the peer does not speak this protocol, or has other limits")
+        self._failure = RemoteProtocolError(f"{why}: {WRONG_PEER}")
         raise self._failure
 
 

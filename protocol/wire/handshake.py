@@ -141,7 +141,12 @@ class _Handshake(ABC):
             return False
         identity, peer_nonce = self._buffer[_HEAD_BYTES:identity_end], self._buffer[identity_end:hello_end]
         if peer_nonce == self._nonce:
-            self._fail(HandshakeFailed(f"the {self._peer_name} sent our own nonce back"))
+            self._fail(
+                HandshakeFailed(
+                    f"the {self._peer_name} sent our own nonce back, so it repeats what it receives and is not "
+                    "Headgate: check address and port"
+                )
+            )
         self._buffer = self._buffer[hello_end:]
         self._transcript = _VERSION.pack(self._version) + self._identify(identity) + self._in_order(peer_nonce)
         return True

@@ -197,7 +197,9 @@ def decode_state_in_steps(kind: str, data: bytes, old: type = dict) -> Steps[dic
     try:
         return (yield from _decode_fields(kind, data))
     except (StructError, RemoteProtocolError, UnicodeDecodeError, IndexError) as error:
-        raise LocalProtocolError(f"the state of {kind} in the checkpoint is damaged: {error}") from error
+        raise LocalProtocolError(
+            f"the state of {kind} in the checkpoint is damaged ({error}): restore an older checkpoint"
+        ) from error
 
 
 def decode_state(kind: str, data: bytes, old: type = dict) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def _decode_fields(kind: str, data: bytes) -> Steps[dict[str, Any]]:
         )
     found, at = _name_at(data, at)
     if found != kind:
-        raise LocalProtocolError(f"{_not_a_state_of(kind)}, but that of {found}")
+        raise LocalProtocolError(_not_a_state_of(kind, f", but that of {found}"))
     fields: dict[str, Any] = {}
     view = memoryview(data)
     while at < len(data):
@@ -252,8 +254,11 @@ def _name_at(data: bytes, at: int) -> tuple[str, int]:
     return data[at + 1 : end].decode(), end
 
 
-def _not_a_state_of(kind: str) -> str:
-    return f"the checkpoint has a state in this place that is not that of {kind}"
+def _not_a_state_of(kind: str, found: str = "") -> str:
+    return (
+        f"the checkpoint has a state in this place that is not that of {kind}{found}: the operator had other parts or "
+        "names when the checkpoint was made. Give it those again, or begin without the checkpoint"
+    )
 
 
 def in_chunks(values: Iterable[T], many: int = CHUNK_ENTRIES) -> Iterator[list[T]]:

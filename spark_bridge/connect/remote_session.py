@@ -250,7 +250,10 @@ class RemoteSession:
         try:
             self._collect_tagged(tag, self._session.range(0, 1, 1, 1))
         except Exception as error:
-            raise ConnectRefused(f"the Spark Connect server could not run a small job: {_first_line(error)}") from error
+            raise ConnectRefused(
+                f"the Spark Connect server could not run a small job, which opens the relay: {_first_line(error)}. "
+                "Find out in its log why spark.range(1).collect() fails in this session"
+            ) from error
 
     def _collect_tagged(self, tag: str, frame: Any) -> list[Any] | None:
         """The rows; None if they did not come in time."""
@@ -316,7 +319,10 @@ class _RelayFunction:
         try:
             answer = str(self._session.sql(query, args=[text]).collect()[0][0]).split(" ")
         except Exception as error:
-            raise ConnectRefused(f"the relay could not be opened on the server: {_first_line(error)}") from error
+            raise ConnectRefused(
+                f"the relay could not be opened on the server: {_first_line(error)}. The server's log has "
+                "the whole error; restart the session if another release of Headgate has left its jar there"
+            ) from error
         if answer == ["elsewhere"]:
             raise ConnectRefused(
                 "the server evaluated the relay's function in a task, not on its driver: remove ConvertToLocalRelation "

@@ -59,7 +59,7 @@ def run_across_sessions(
             if delay_s is None:
                 raise RestartsExhausted(
                     f"the Spark Connect server was lost again after {restarts} new sessions, and {restart} allows no "
-                    f"more: {error}"
+                    f"more: {error}. Look into the server's log for why it ended, or allow more"
                 ) from error
             log.warning("server lost, new session scheduled", delay_s=delay_s, restart=restarts, error=str(error))
         time.sleep(delay_s)

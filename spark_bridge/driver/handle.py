@@ -13,6 +13,7 @@ from actors.logs import get_logger
 from protocol.arguments import checked
 from protocol.describing import show
 from spark_bridge.driver.stays import StaysOnDriver
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
 from spark_bridge.primitives.chain import Chain
@@ -48,6 +49,7 @@ class OperatorHandle(StaysOnDriver):
         task_parts: Mapping[str, Callable[[], SubtaskOperator]] = PARTS_OF_ALL,
         make_flow: Callable[[], SubtaskOperator] | None = None,
         stages: tuple[str, ...] = (),
+        displays: Displays | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._statistics = statistics
@@ -56,6 +58,7 @@ class OperatorHandle(StaysOnDriver):
         self._task_parts = dict(task_parts)
         self._make_flow = make_flow
         self._stages = stages
+        self._displays = displays
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
@@ -191,7 +194,7 @@ class OperatorHandle(StaysOnDriver):
         Raises ``SidecarError`` without the package tqdm (``pip install 'headgate[progress]'``), and ``ValueError`` for
         an unknown ``count``, for ``count`` and ``counter`` together, or for a negative ``total``.
         """
-        return Progress(self.operator_id, self.statistics, total, count, counter=counter)
+        return Progress(self.operator_id, self.statistics, total, count, counter=counter, displays=self._displays)
 
     def counters(self) -> dict[str, int | float | Distribution]:
         """Return what the tasks have counted so far: for each name a sum, or a ``Distribution``.

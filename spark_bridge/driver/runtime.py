@@ -71,7 +71,7 @@ from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
 from spark_bridge.observability.page_files import page_routes
 from spark_bridge.observability.prometheus import metrics_route
-from spark_bridge.observability.spans import Spans
+from spark_bridge.observability.spans import Spans, require_opentelemetry
 from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauges, SparkGaugesActor, close_gauges
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
@@ -240,7 +240,10 @@ class SidecarRuntime(PartFactories):
             self._displays.run("spark-metrics", self._feed_spark_metrics, stack)
             self._displays.run("event-log", self._note_in_event_log, journal, stack)
             if config.opentelemetry:
-                stack.callback(self._displays.run, "spans", Spans(journal).close)
+                require_opentelemetry()
+                spans = self._displays.run("spans", Spans, journal)
+                if spans is not None:
+                    stack.callback(self._displays.run, "spans", spans.close)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -480,6 +483,7 @@ class SidecarRuntime(PartFactories):
             parts.task_parts,
             parts.make_flow,
             stages,
+            self._displays,
         )
         operator.handle = handle
         return handle

@@ -3,8 +3,8 @@
 """Notes in Spark's event log: failures, resets, checkpoints and runs, for ``python -m headgate history``.
 
 Only with ``spark.eventLog.enabled``. What the journal tells is collected for a second and then posted on Spark's
-listener bus as one event, from a worker thread. While nothing happens, this does nothing. A problem ends the notes with
-one line in the log.
+listener bus as one event, from a worker thread. While nothing happens, this does nothing. If the first event cannot
+be posted, none is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import as_json, line
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
+from spark_bridge.errors import SidecarError
+from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
 from spark_bridge.observability.journal import Journal
 
 __all__ = ["EventLog", "EventLogActor", "Note", "note_of"]
@@ -158,7 +159,8 @@ class EventLogActor(Actor[Note | Flush]):
             if self._posted:
                 raise
             self._failed = True
-            context.log.info("Spark event log notes not written", cause=repr(problem))
+            cause = await DRIVER.run(cause_of, problem)
+            raise SidecarError(f"Spark cannot take notes for its event log: {cause}") from None
         else:
             self._posted = True
 

@@ -56,7 +56,8 @@ class Entry(NamedTuple):
 class Timeline(NamedTuple):
     """What an event log tells. ``problem``: why the end is missing, for example because the application still runs.
 
-    ``skipped``: how many events have not the form that Spark and Headgate give them.
+    ``skipped``: how many lines have not the form that Spark and Headgate give them, and ``first_skipped``: where the
+    first of them is.
     """
 
     application: dict[str, Any]
@@ -64,6 +65,7 @@ class Timeline(NamedTuple):
     notes: int
     problem: str
     skipped: int = 0
+    first_skipped: str = ""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         terminal.tell(sys.stderr, f"headgate: {timeline.problem}")
     if timeline.skipped:
         terminal.tell(
-            sys.stderr, f"headgate: {timeline.skipped} events were skipped: they are not as Spark writes them"
+            sys.stderr,
+            f"headgate: skipped lines that are not as Spark writes them: {timeline.skipped}, the first of which is "
+            f"{timeline.first_skipped}",
         )
     if not timeline.notes:
         terminal.tell(
@@ -113,23 +117,27 @@ def read_timeline(log: Path) -> Timeline:
     """Read the whole event log. Raises ``Unreadable``."""
     application: dict[str, Any] = {}
     entries: list[Entry] = []
-    notes, skipped, problem = 0, 0, ""
+    notes, skipped, first_skipped, problem = 0, 0, "", ""
     for file in _files(log):
         try:
             with closing(_lines(file)) as lines:
-                for event in lines:
+                for number, event in enumerate(lines, 1):
                     try:
                         notes += _take(event, application, entries)
-                    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    except Exception:  # there is no end of the forms that a damaged line can have
                         skipped += 1
+                        first_skipped = first_skipped or f"line {number} of {file}"
                     if len(entries) > ENTRIES_MAX:
                         raise _Cut(f"after {ENTRIES_MAX} entries, and more are not shown")
         except _Cut as cut:
             problem = f"{file} ends early ({cut}): the application still runs, or its driver has died"
     if not application:
-        raise Unreadable(f"{log} is not an event log of Spark: it has no event for the start of an application")
+        raise Unreadable(
+            f"{log} is not an event log of Spark: it has no event for the start of an application. Name the file or "
+            "directory that Spark has written"
+        )
     entries.sort(key=lambda entry: entry.at)
-    return Timeline(application, entries, notes, problem, skipped)
+    return Timeline(application, entries, notes, problem, skipped, first_skipped)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -244,19 +252,12 @@ def _decompressed(module: Any, file: Path, opened: IO[bytes]) -> Iterator[bytes]
 def _take(told_event: bytes, application: dict[str, Any], entries: list[Entry]) -> int:
     """Add what one event tells; returns how many notes of Headgate it holds.
 
-    Raises ``ValueError``, ``KeyError``, ``TypeError``, ``AttributeError`` or ``RecursionError`` for an event of another
-    form than Spark's and ours, and then adds nothing.
+    Raises any exception for an event of another form than Spark's and ours, and then adds nothing.
     """
     if not told_event.strip():
         return 0
-    try:
-        event = json.loads(told_event)
-        kind = event["Event"]
-    except (ValueError, KeyError, TypeError):
-        raise Unreadable(
-            "not an event log of Spark: a line is not an event in JSON. Name the file or directory that Spark "
-            "has written"
-        ) from None
+    event = json.loads(told_event)
+    kind = event["Event"]
     if kind == NOTES:
         notes = [
             (note, _entry(note["at"], note["operator"], _sentence(note), note)) for note in json.loads(event["notes"])

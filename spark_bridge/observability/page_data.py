@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
-from protocol.describing import as_json
+from protocol.describing import as_json, plain
 from spark_bridge.observability.diagnosis import WAITING_S
 from spark_bridge.observability.status import AttemptStatus, CheckpointProgress, OperatorStatus, SidecarStatus
 
@@ -26,7 +26,8 @@ COUNTERS_SHOWN = 100
 FAILURES_SHOWN = 50
 REGISTRATIONS_SHOWN = 50
 TEXT_MAX = 2000
-"""How many characters of a failure's reason the page gets."""
+"""How many characters of a text the page gets, such as a failure's reason."""
+FLOATS_EXACT_MAX = 2**53
 
 CELLS = {
     "n": "not started",
@@ -59,7 +60,7 @@ def page_parts(status: SidecarStatus, sentences: Sequence[str]) -> Iterator[byte
         "relay": status.relay._asdict(),
         "loop_lag_ms": [status.loop_lag_p99_ms, status.loop_lag_max_ms],
         "cores": status.cores,
-        "sentences": list(sentences),
+        "sentences": [sentence[:TEXT_MAX] for sentence in sentences],
         "cells": CELLS,
     }
     yield as_json(head)[:-1] + b',"operators":['
@@ -115,12 +116,14 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
             "registrations": [list(one) for one in run.registrations[:REGISTRATIONS_SHOWN]],
             "failed_cause": run.failed_cause[:TEXT_MAX],
         },
-        "call": None if operator.call is None else operator.call._asdict(),
+        "call": None if operator.call is None else {**operator.call._asdict(), "name": operator.call.name[:TEXT_MAX]},
         "queued": operator.queued,
         "last_completed_checkpoint_id": operator.last_completed_checkpoint_id,
         "in_doubt": operator.in_doubt,
         "counts": dict(operator.counts),
-        "counters": [[name[:TEXT_MAX], value] for name, value in sorted(operator.counters.items())[:COUNTERS_SHOWN]],
+        "counters": [
+            [name[:TEXT_MAX], _number(value)] for name, value in sorted(operator.counters.items())[:COUNTERS_SHOWN]
+        ],
         "sources": [[name[:TEXT_MAX], *one] for name, one in operator.sources.items()],
         "rates": [
             round(one, 2) for one in (operator.events_up_per_s, operator.events_down_per_s, operator.requests_per_s)
@@ -153,6 +156,12 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
     yield b"}}"
 
 
+def _number(value: Any) -> Any:
+    """An integer that the browser would round is its digits, which it shows as they are."""
+    number = plain(value)
+    return str(number) if type(number) is int and abs(number) > FLOATS_EXACT_MAX else number
+
+
 def _progress(checkpoint: CheckpointProgress) -> dict[str, Any]:
     awaited = checkpoint.awaited
     return {
@@ -177,7 +186,7 @@ def _columns(attempts: Sequence[AttemptStatus]) -> Iterator[tuple[str, Sequence[
     for name in ("accepted_at", "heard_at", "unconfirmed_since_at", "requested_at", "deferred_at"):
         yield name, [None if one is None else round(one, 1) for one in taken[name]]
     for name in ("failure", "host", "executor_id"):
-        yield name, taken[name]
+        yield name, [text[:TEXT_MAX] for text in taken[name]]
     yield "connected", [int(one) for one in taken["connected"]]
     for name in ("events_unconfirmed", "events_held", "events_untaken", "bytes"):
         yield name, taken[name]

@@ -39,8 +39,12 @@ class Progress:
         *,
         counter: str | None = None,
         shown: bool | None = None,
+        displays: Displays | None = None,
     ) -> None:
-        """``shown`` of None: in a notebook, and if standard output and standard error are terminals."""
+        """``shown`` of None: in a notebook, and if standard output and standard error are terminals.
+
+        ``displays``: those of the sidecar, which count what fails.
+        """
         if count is not None and not _is_count(known := statistics(), count):
             counts = ", ".join(sorted(name for name in known if _is_count(known, name)))
             raise ValueError(f"{count!r} is not a count of statistics(): choose one of {counts}")
@@ -53,7 +57,7 @@ class Progress:
         self._figure = partial(_counter, name=counter) if counter else partial(_count, name=count or DEFAULT_COUNT)
         self._counts_splits_by_default = count is None and counter is None
         self._shown = shown
-        self._displays = Displays()
+        self._displays = displays or Displays()
         self._over = threading.Event()
         self._before = 0
         self._lost_before = (0, 0)
@@ -64,7 +68,7 @@ class Progress:
         if self._thread is not None:
             raise SidecarError("this progress bar was entered before: make a new one with handle.progress()")
         shown = self._in_notebook or (sys.stdout.isatty() and sys.stderr.isatty())
-        self._begin()
+        self._displays.run("progress", self._begin)
         self._bar = self._draw(lambda: self._new_bar(shown if self._shown is None else self._shown))
         self._thread = threading.Thread(target=self._run, name="headgate-progress", daemon=True)
         self._thread.start()

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from actors.coordination.operator_config import Observed
 from protocol.attempts import AttemptAccepted, RunEnded, RunStarted, SubtaskFailed, SubtaskFinished, SubtaskReady
@@ -37,7 +38,7 @@ from spark_bridge.observability.journal import Journal, phase_of
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
 
-__all__ = ["Spans"]
+__all__ = ["Spans", "require_opentelemetry"]
 
 CHECKPOINTS_LINKED = 100
 """How many completed checkpoints of an operator a restore can link to."""
@@ -64,6 +65,17 @@ class _Operator:
     completed: OrderedDict[int, SpanContext] = field(default_factory=OrderedDict)
 
 
+def require_opentelemetry() -> ModuleType:
+    """The package's API. Raises ``SidecarError`` without it."""
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise SidecarError(
+            "SidecarConfig(opentelemetry=True) needs pip install 'headgate[opentelemetry]' where the sidecar runs"
+        ) from error
+    return trace
+
+
 class Spans:
     """Turns what a journal tells into spans. Loop only.
 
@@ -72,14 +84,8 @@ class Spans:
     """
 
     def __init__(self, journal: Journal, provider: TracerProvider | None = None) -> None:
-        try:
-            from opentelemetry import trace
-        except ImportError as error:
-            raise SidecarError(
-                "SidecarConfig(opentelemetry=True) needs pip install 'headgate[opentelemetry]' where the sidecar runs"
-            ) from error
-        self._trace = trace
-        self._tracer: Tracer = trace.get_tracer("headgate", tracer_provider=provider)
+        self._trace: Any = require_opentelemetry()
+        self._tracer: Tracer = self._trace.get_tracer("headgate", tracer_provider=provider)
         self._epoch = journal.epoch
         self._operators: dict[str, _Operator] = {}
         self._now = 0.0

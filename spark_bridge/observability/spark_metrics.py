@@ -3,7 +3,7 @@
 """The figures as gauges in Spark's own metrics, which reach every sink that Spark is configured with.
 
 An actor takes a status every 10 s and hands the figures to the driver's JVM (``SparkGauges.java``) in one call. Reading
-a gauge costs the sidecar nothing. A problem ends the gauges with one line in the log, and nothing else.
+a gauge costs the sidecar nothing. Gauges that cannot be registered are not tried again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from actors import Actor, ActorContext
 from actors.threads import DRIVER
 from protocol.describing import as_float
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
+from spark_bridge.errors import SidecarError
+from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 
@@ -131,8 +132,8 @@ class SparkGaugesActor(Actor[Publish | Forget]):
     async def receive(self, context: ActorContext[Publish | Forget], message: Publish | Forget) -> None:
         if self._failed or (message == Forget() and not self._published):
             return
+        status = await self._take()
         try:
-            status = await self._take()
             await DRIVER.run(self._gauges.publish, status, abandon_on_cancel=True)
             self._published = True
         except PROBLEMS as problem:
@@ -140,7 +141,8 @@ class SparkGaugesActor(Actor[Publish | Forget]):
                 raise
             self._failed = True
             context.timers.cancel("publish")
-            context.log.info("Spark metrics not registered", cause=repr(problem))
+            cause = await DRIVER.run(cause_of, problem)
+            raise SidecarError(f"Spark cannot register the gauges: {cause}") from None
 
 
 async def close_gauges(gauges: SparkGauges, timeout_s: float) -> None:

@@ -4,7 +4,7 @@
 
 The class serves the page's files and the newest status (``StatusTab.java``). Once a second, the actor asks it whether
 somebody looks, and only then takes a status and hands it over. Everything that calls the JVM runs on worker threads,
-because Py4J blocks. A problem ends the tab with one line in the log, and nothing else.
+because Py4J blocks. A tab that cannot be opened is not tried again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from actors import Actor, ActorContext
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.values import value
-from spark_bridge.jvm_classes import PROBLEMS, java_source, new_compiled_object
+from spark_bridge.errors import SidecarError
+from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.page_data import page_parts
@@ -119,9 +120,10 @@ class SparkTabActor(Actor[Look]):
         except PROBLEMS as problem:
             if self._open:
                 raise
-            context.log.info("Spark UI tab not opened", cause=await DRIVER.run(_cause, problem))
             context.timers.cancel("look")
+            cause = await DRIVER.run(cause_of, problem)
             await close_tab(self._tab, CLOSE_TIMEOUT_S)
+            raise SidecarError(f"Spark's UI cannot have a tab: {cause}") from None
 
     async def _look(self, context: ActorContext[Look]) -> None:
         if not self._open:
@@ -136,15 +138,6 @@ class SparkTabActor(Actor[Look]):
             context.log.info("Spark UI tab opened", path=path)
         elif await DRIVER.run(self._tab.is_watched):
             await DRIVER.run(self._tab.show, await self._take())
-
-
-def _cause(problem: Exception) -> str:
-    """What the JVM says about it, without the stack."""
-    java_exception = getattr(problem, "java_exception", None)
-    try:
-        return repr(problem) if java_exception is None else str(java_exception.toString())
-    except PROBLEMS:
-        return repr(problem)
 
 
 def _source() -> str:

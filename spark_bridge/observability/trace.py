@@ -22,6 +22,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,15 +87,13 @@ def _created(path: Path) -> TextIO:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             begins = os.read(descriptor, len(_BEGINNING) + len(_FIRST_EVENT)).decode("utf-8", errors="replace")
             if begins not in ("", _BEGINNING, _BEGINNING + _FIRST_EVENT):
-                raise FileExistsError(
-                    errno.EEXIST, "there is a file that is not a trace: choose another path, or remove it"
-                )
+                raise FileExistsError(errno.EEXIST, "there is a file that is not a trace, and it is not replaced")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the file is closed
             except BlockingIOError:
-                raise FileExistsError(
-                    errno.EEXIST, "another sidecar is writing its trace there: choose another path"
-                ) from None
+                raise FileExistsError(errno.EEXIST, "another sidecar is writing its trace there") from None
+            with suppress(OSError):  # a filesystem without modes; an older trace may have another one
+                os.fchmod(descriptor, 0o600)
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
         return open(descriptor, "w", encoding="utf-8")

@@ -52,7 +52,9 @@ async def start_tracing(
     try:
         file = await DRIVER.run(TraceFile, path)
     except OSError as error:
-        raise SidecarError(f"cannot write the trace to {path}: {error}; choose another file") from error
+        raise SidecarError(
+            f"cannot write the trace to {path}: {error.strerror or error}; choose another file"
+        ) from error
     trace = Trace(file, journal, system.clock.now, lambda: operators.observed)
     displays = journal.displays
     actor = displays.spawn(system, lambda: TraceActor(trace, collector), "trace")

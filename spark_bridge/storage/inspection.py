@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from protocol.describing import line
+from protocol.describing import line, plain
 from spark_bridge import option_types, terminal
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _NO_STORAGE
     infos = [*checkpoints, *savepoints]
     if arguments.json:
-        sys.stdout.write(json.dumps([asdict(info) for info in infos], indent=2) + "\n")
+        sys.stdout.write(json.dumps(plain([asdict(info) for info in infos]), indent=2) + "\n")
     else:
         for text in _as_text(infos, with_files=bool(savepoints)):
             terminal.tell(sys.stdout, text)

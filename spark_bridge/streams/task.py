@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.errors import HeadgateError
+from protocol.describing import show
+from protocol.errors import SAME_RELEASE, HeadgateError
 from protocol.source_events import StreamBatch, stream_batch_event
 from spark_bridge.subtask.control import ControlEndpoint, exchange
 from spark_bridge.subtask.source import SplitReader
@@ -64,7 +65,7 @@ class StreamClient:
             case [False, str(kind), str(text)]:
                 raise StreamFailed(f"{text} ({kind})")
             case _:
-                raise StreamFailed(f"the sidecar sent an invalid answer, {answer!r}: use one release on both sides")
+                raise StreamFailed(f"the sidecar sent an invalid answer, {show(answer)}: {SAME_RELEASE}")
 
 
 def batch_between(start: dict[str, Any], end: dict[str, Any]) -> StreamBatch:
@@ -95,5 +96,6 @@ def _pair(offset: dict[str, Any]) -> list[Any]:
         return [offset["stream"], offset["batch"]]
     except (KeyError, TypeError) as error:
         raise StreamFailed(
-            f"{offset!r} is not an offset of a Headgate source: the checkpointLocation is that of another query"
+            f"{show(offset)} is not an offset of a Headgate source, so the checkpointLocation is that of another "
+            "query: start the query with its own, or with a new one"
         ) from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from protocol.describing import text_of, type_name
+from protocol.describing import show, text_of, type_name
 from protocol.errors import HeadgateError
 
 __all__ = ["Secrets", "check_login", "check_no_password"]
@@ -35,6 +35,9 @@ _LOGIN = re.compile(r"://([^:@/?#]*):?(.*)@", re.DOTALL)  # to the last @, becau
 _PASSWORD = re.compile(
     r"(?i)(?:pass\w*|pwd|secret\w*|token|sig|signature|\w*key)\s*=\s*(.*)", re.DOTALL
 )  # to the end, because where it ends is what parsers disagree about
+
+_SECRET_PARAMETER = re.compile(r"(?i)[?&#;]([^=?&#;/]*(?:pass|pwd|secret|token|sig|credential|key)[^=?&#;/]*)=[^&#;]")
+"""A parameter in the query or the fragment of a URL."""
 
 
 def _secrets_in(setting: object, name: str = "password") -> Iterator[str]:
@@ -172,10 +175,16 @@ def _same_kind(error: Exception, text: str) -> Exception:
 
 
 def check_no_password(url: str, name: str, instead: str, error: type[Exception] = ValueError) -> None:
-    """Raise ``error`` for a URL with a password in it, because URLs of files are in errors, logs and the status."""
+    """Raise ``error`` for a URL with a password or token in it: URLs of files are in errors, logs and the status."""
     login = _LOGIN.search(url)
     if login is not None and ":" in login[0].partition("://")[2]:
         raise error(f"{name} must not have a password in it, because it is shown in errors and logs: {instead}")
+    parameter = _SECRET_PARAMETER.search(unquote(url))
+    if parameter is not None:
+        raise error(
+            f"{name} must not have the parameter {show(parameter[1], 80)} in it, because it is shown in errors and "
+            f"logs: {instead}"
+        )
 
 
 def check_login(url: str, name: str, error: type[Exception] = ValueError) -> None:

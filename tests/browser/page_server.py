@@ -18,7 +18,12 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self
 
 
 class PageServer:
-    """Serves on loopback while it is entered. ``make`` makes the next status; None: there is no page any more."""
+    """Serves on loopback while it is entered. ``make`` makes the next status; None: there is no page any more.
+
+    While ``has_figures`` is False, the status has no content, as that of Spark's tab before the first figures.
+    """
+
+    has_figures = True
 
     def __init__(self, make: Callable[[], SidecarStatus | None]) -> None:
         self.make = make
@@ -31,7 +36,7 @@ class PageServer:
                     self.send_error(404)
                     return
                 content_type, body = answer
-                self.send_response(200)
+                self.send_response(200 if body else 204)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Security-Policy", POLICY)
                 self.send_header("Content-Length", str(len(body)))
@@ -55,6 +60,8 @@ class PageServer:
                 return "text/css; charset=utf-8", page.style()
             case "/status.json":
                 status = self.make()
+                if not self.has_figures:
+                    return "application/json", b""
                 return None if status is None else ("application/json", page_json(status, explain(status)))
             case _:
                 return None

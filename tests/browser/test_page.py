@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from decimal import Decimal
+from math import inf, nan
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from spark_bridge.observability.status import FailureRecord, SidecarStatus
+from spark_bridge.observability.status import CallStatus, FailureRecord, SidecarStatus, SourceStatus, SplitStatus
 from tests.browser import synthetic
 from tests.browser.fixtures import NewVisit
 from tests.browser.page_server import PageServer
@@ -220,6 +224,106 @@ def test_hostile_names_are_shown_as_text(serve: Serve, visit: NewVisit, operator
     assert HOSTILE in seen.text()
     assert seen.page.locator("#headgate script, #headgate img").count() == 0
     assert seen.page.evaluate("window.taken") is None
+
+
+def test_a_page_without_figures_yet_says_so_and_shows_them_when_they_come(serve: Serve, visit: NewVisit) -> None:
+    # H155
+    server = serve(eventful)
+    server.has_figures = False
+    seen = visit(server.url)
+    seen.until("document.querySelector('#headgate p:not([hidden])') !== null")
+    assert "waiting for the sidecar" in seen.text()
+    assert "No figures yet. The sidecar sends them within some seconds; if none come, its log says why." in seen.text()
+    server.has_figures = True
+    seen.until(LIVE)
+    assert "No figures yet" not in seen.text()
+    assert "crawl" in seen.text()
+
+
+TEXTS = {
+    "a script": "</td></script><script>window.taken=1</script><img src=x onerror=window.taken=2>\"'`${window.taken=3}",
+    "1,000 characters": "n" * 1000,
+    "1,000 words": "word " * 1000,
+    "a lone surrogate": "a\ud800b",
+    "NUL": "a\0b",
+    "a terminal's title and clearing": "\x1b]0;owned\x07\x1b[2J\x1b[H",
+    "C1 control characters": "\x9b2J\x9d0;owned\x9c",
+    "text from right to left": "\u202edaer\u202c",
+    "line ends": "a\r\nb\u2028c\x85d",
+    "percent signs": "%E0%A4%A %00 #/operator/other?x=1&y",
+    "10 MB": "x" * 10_000_000,
+}
+NUMBERS = {
+    "NaN": (nan, "NaN"),
+    "infinity": (inf, "∞"),
+    "a sum above all floats": (10**400 + 1, f"{10**400 + 1:,}"),
+    "-infinity": (-inf, "-∞"),
+    "2**70": (2**70, f"{2**70:,}"),
+    "-2**70": (-(2**70), f"{-(2**70):,}"),
+    "2**8191": (2**8191, f"{2**8191:,}"),
+    "-0.0": (-0.0, "-0"),
+    "1e300": (1e300, f"{10**300:,}"),
+    "a NumPy integer": (np.int64(2**62), f"{2**62:,}"),
+    "a NumPy float": (np.float32(3.0), "3"),
+    "NumPy's NaN": (np.float64("nan"), "NaN"),
+    "a Decimal": (Decimal(7), "7"),
+    "Decimal's NaN": (Decimal("NaN"), "NaN"),
+    "True": (True, "true"),
+}
+WIDTHS = """() => [...document.querySelectorAll("#headgate table, #headgate section, #headgate article, html")]
+    .filter((one) => Math.max(one.getBoundingClientRect().right, one.scrollWidth) > window.innerWidth + 1)
+    .map((one) => one.tagName + " " + one.className + " " + one.scrollWidth)"""
+"""What is wider than the window."""
+
+
+def full_of(text: str, at: float) -> SidecarStatus:
+    """A status with the text wherever one of a user, or of Spark, may be, and with all numbers."""
+    operator = synthetic.an_eventful_one(text[:100_000], stuck=True, at=at)
+    changed = replace(
+        operator,
+        attempts=tuple(one._replace(host=text, executor_id=text) for one in operator.attempts),
+        failures=(FailureRecord(at, 1, 1, "failed", text),),
+        checkpoint_history=tuple(one._replace(reason=text) for one in operator.checkpoint_history),
+        timeline=tuple(one._replace(text=text) for one in operator.timeline),
+        counters={**{name: number for name, (number, _) in NUMBERS.items()}, text: 1},
+        sources={text: SourceStatus(2**70, 1, 2**70, (SplitStatus(0, text[:1000], 2**70),))},
+        call=CallStatus(text, 7.0, text),
+    )
+    return synthetic.a_sidecar(changed, at=at)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_no_text_and_no_number_runs_breaks_or_widens_the_page(
+    text: str, serve: Serve, visit: NewVisit, tmp_path: Path
+) -> None:  # H156
+    events = iter(range(1000, 100_000))
+
+    def hostile() -> SidecarStatus:
+        status = full_of(text, time.time())
+        (operator,) = status.operators.values()
+        return replace(status, operators={"x": replace(operator, events_up_per_s=float(next(events)))})
+
+    seen = visit(serve(hostile).url)
+    page = seen.page
+    seen.until(LIVE)
+    assert page.evaluate(WIDTHS) == []
+    page.screenshot(path=tmp_path / "all.png", full_page=True)
+    page.locator(".hg-card a").first.click()
+    seen.until("document.querySelector('.hg-map') !== null && document.querySelector('.hg-map').clientWidth > 0")
+    page.screenshot(path=tmp_path / "one.png", full_page=True)
+    assert page.evaluate(WIDTHS) == []
+    shown = dict(
+        row.split("\t")
+        for row in page.get_by_label("Counters").locator("tbody tr").all_inner_texts()
+        if row.split("\t")[0] in NUMBERS
+    )
+    assert shown == {name: text for name, (_, text) in NUMBERS.items() if name != "True"} | {"True": "1"}
+    first = page.locator(".hg-value-up").inner_text()
+    seen.until(f"document.querySelector('.hg-value-up').textContent !== '{first}'")
+    page.get_by_role("link", name="All operators").click()
+    seen.until("document.querySelector('.hg-card') !== null")
+    assert page.evaluate("window.taken") is None
+    assert page.locator("#headgate script, #headgate img").count() == 0
 
 
 @pytest.mark.long

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
-from math import inf, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,20 @@ from hypothesis import strategies as st
 
 from headgate import Distribution, SubtaskContext
 from headgate.testing import running_operator
+from protocol.describing import as_json
 from protocol.errors import RemoteProtocolError
 from protocol.wire.events import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
-from spark_bridge.primitives.counters.book import BITS_MAX, NAMES_MAX, Book, added_up, bucket_of, middle_of, plus
+from spark_bridge.primitives.counters.book import (
+    BITS_MAX,
+    NAMES_MAX,
+    Book,
+    Total,
+    added_up,
+    bucket_of,
+    middle_of,
+    plus,
+)
 from spark_bridge.subtask.chain import COUNTERS
 from tests.primitives.histories import Counting, until_done
 
@@ -127,8 +138,10 @@ def test_an_integer_that_is_too_long_to_be_written_is_refused() -> None:
         book.observe("o", 2**BITS_MAX - 1)
 
 
-@pytest.mark.parametrize("name", ["", "n" * 201, "\ud800", None, 3, b"n", [], ["n"]], ids=repr)
-def test_a_name_that_cannot_travel_is_refused(name: Any) -> None:  # H156
+@pytest.mark.parametrize(
+    "name", ["", " ", "\t\n", "\u2003\xa0", "n" * 201, "\ud800", None, 3, b"n", [], ["n"]], ids=repr
+)
+def test_a_name_that_cannot_travel_or_be_seen_is_refused(name: Any) -> None:  # H156
     for call in (Book().count, Book().observe):
         with pytest.raises(ValueError, match="the name must be a str of 1 to 200 characters, without lone surrogates"):
             call(name, 1)
@@ -142,12 +155,77 @@ def test_a_text_of_another_type_is_the_same_name() -> None:
     assert [type(name) for name in book.counts] == [str]
 
 
-@given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False)), max_size=5))
-def test_a_sum_never_raises(numbers: list[int | float]) -> None:
+HUGE = [2**BITS_MAX - 1, -(2**BITS_MAX - 1), 10**400, 2**1024, 1.7e308, -1.7e308, 1.5, 2**53 + 1, 5e-324]
+COUNTED = st.lists(
+    st.one_of(
+        st.sampled_from(HUGE),
+        st.integers(-(2**BITS_MAX) + 1, 2**BITS_MAX - 1),
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    max_size=8,
+)
+
+
+def is_finite(number: int | float) -> bool:
+    return type(number) is int or (type(number) is float and isfinite(number))
+
+
+def is_rounded(number: int | float, exactly: Fraction, largest: Fraction) -> bool:
+    """Whether the number is the exact one, up to the rounding of a few floats, or of integers beyond all of them."""
+    return abs(Fraction(number) - exactly) <= largest * Fraction(1, 2**48) + 8 * Fraction(5e-324)
+
+
+@given(COUNTED)
+def test_a_sum_never_raises_and_is_finite_and_right(numbers: list[int | float]) -> None:  # H156
     total: int | float = 0
-    for number in (*numbers, 2**2000, 0.5, -(2**2000)):
+    for number in numbers:
         total = plus(total, number)
-    assert isinstance(total, int | float)
+        assert is_finite(total)
+    if all(type(number) is int for number in numbers):
+        assert (total, type(total)) == (sum(numbers), int)
+    exactly = [Fraction(number) for number in numbers]
+    assert is_rounded(total, sum(exactly, Fraction()), sum(map(abs, exactly), Fraction()))
+
+
+def test_integers_and_floats_of_any_size_add_up() -> None:  # H156
+    assert plus(10**400, 1.5) == 10**400 + 1
+    assert plus(1.7e308, 1.7e308) == 2 * int(1.7e308)
+    assert plus(plus(1.7e308, 1.7e308), -1.7e308) == 1.7e308
+    assert plus(plus(10**400, 1.5), -(10**400)) == 1
+    assert plus(2**1023, 1.7e308) == 2**1023 + int(1.7e308)
+
+
+@given(st.lists(COUNTED, max_size=4))
+def test_books_add_up_to_what_can_be_sent_stored_and_shown(tasks: list[list[int | float]]) -> None:  # H156
+    books = [Book() for _ in tasks]
+    for book, numbers in zip(books, tasks, strict=True):
+        for number in numbers:
+            book.count("n", number)
+            if type(number) is float:
+                book.observe("o", number)
+        assert Book.from_value(decode_event(encode_event(book.as_value()))).check().values() == book.values()
+    whole = added_up(books)
+    assert Book.from_bytes(whole.to_bytes()).values() == whole.values()
+    for count in whole.counts.values():
+        assert is_finite(count)
+        json.loads(as_json(count))
+    if "o" in whole.observed:
+        distribution = whole.values()["o"]
+        assert isinstance(distribution, Distribution)
+        assert not isnan(distribution.sum)
+        assert not isnan(distribution.mean)
+
+
+@given(COUNTED, COUNTED)
+def test_what_is_taken_back_from_a_total_leaves_nothing_behind(stays: list[int | float], goes: list[Any]) -> None:
+    # H156
+    alone, total = Total(), Total()
+    for number in stays:
+        alone.add(number)
+    for number in (*goes, *stays, *(-one for one in goes)):
+        total.add(number)
+    assert total.number == alone.number
+    assert is_finite(total.number)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -167,7 +245,7 @@ async def test_integers_of_any_size_add_up_over_tasks_and_survive_a_checkpoint()
     async with running_operator(parallelism=2) as world:
         tasks = [await world.launch_operator(subtask, counting, [subtask]) for subtask in range(2)]
         await until_done(world, tasks)
-        assert world.counters() == {"huge": 2 * (2**62 + 2**70), "mixed": inf}
+        assert world.counters() == {"huge": 2 * (2**62 + 2**70), "mixed": 2**1100}
         assert world.counter_totals() == world.counters()
 
     class CountingHuge(Counting):
@@ -187,10 +265,17 @@ async def test_integers_of_any_size_add_up_over_tasks_and_survive_a_checkpoint()
         assert world.counters()["huge"] == 2**71
 
 
-async def test_an_infinite_sum_is_finite_again_when_the_attempt_is_lost() -> None:
+@pytest.mark.parametrize(
+    ("stays", "goes", "both"),
+    [(1.7e308, 1.7e308, 2 * int(1.7e308)), (0.1, 1e300, 1e300), (1.5, 10**400, 10**400 + 1), (2**70, 0.5, 2.0**70)],
+    ids=["above all floats", "floats", "an integer above all floats", "an integer and a float"],
+)
+async def test_a_sum_of_anything_is_right_again_when_the_attempt_is_lost(
+    stays: int | float, goes: int | float, both: int | float
+) -> None:  # H156
     def counting(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
         for _ in records:
-            context.count("n", 1.7e308)
+            context.count("n", goes if context.subtask else stays)
             context.wait_for_event(timeout_s=5.0)
             yield 1
 
@@ -198,14 +283,17 @@ async def test_an_infinite_sum_is_finite_again_when_the_attempt_is_lost() -> Non
         first = await world.launch_operator(0, counting, [1])
         second = await world.launch_operator(1, counting, [1])
         await world.advance(1.0)
-        assert world.counter_totals() == {"n": inf}
+        assert world.counter_totals() == {"n": both}
         await world.kill(second)
-        assert world.counter_totals() == {"n": 1.7e308}
+        assert world.counter_totals() == {"n": stays}
         await until_done(world, [first])
 
 
 FORGED: dict[str, Any] = {
     "NaN": [None, [{"n": nan}, {}]],
+    "infinity": [None, [{"n": inf}, {}]],
+    "a distribution of infinity": [None, [{}, {"o": [1, inf, 1.0, 1.0, {}]}]],
+    "a name of blanks": [None, [{" ": 1}, {}]],
     "a text": [None, [{"n": "3"}, {}]],
     "a huge integer": [None, [{"n": hex(2**9000)}, {}]],
     "a huger integer": [None, [{"n": "0x" + "f" * 100_000}, {}]],

@@ -324,7 +324,7 @@ def _init_var() -> type:
         (tuple, "builtins.tuple cannot be an event"),
         (dataclasses.make_dataclass("NoInit", ["n"], init=False), "NoInit cannot be an event: .*init=False"),
         (_init_var(), "its n is an InitVar"),
-        (5, "needs a class or a name, not 5"),
+        (5, "5 cannot be an event, because it is neither a class nor the name of one: write @headgate.event"),
     ],
     ids=["bare", "subclass", "tuple", "no-init", "init-var", "number"],
 )

@@ -328,7 +328,7 @@ def test_the_job_of_a_tag_has_this_tag_alone() -> None:
     RemoteSession(session).run_tagged("a tag")
     assert (session.in_a_job, session.tags) == (["a tag"], [])
     session.fails["collect"] = RuntimeError("refused\nstack")
-    with pytest.raises(ConnectRefused, match=r"could not run a small job: refused$"):
+    with pytest.raises(ConnectRefused, match=r"could not run a small job, which opens the relay: refused\. Find out"):
         RemoteSession(session).run_tagged("a tag")
     assert session.tags == []
 
@@ -405,7 +405,7 @@ def test_a_server_that_refuses_functions_or_queries_is_refused_with_its_words() 
     with pytest.raises(ConnectRefused, match=r"refused the Java function of the relay \(no classes\): let the"):
         with_an_artifact(session)
     session.fails = {"sql": RuntimeError("no queries\nstack"), "drop": RuntimeError("neither")}
-    with pytest.raises(ConnectRefused, match=r"could not be opened on the server: no queries$"):
+    with pytest.raises(ConnectRefused, match=r"could not be opened on the server: no queries\. The server's log"):
         with_an_artifact(session)
 
 

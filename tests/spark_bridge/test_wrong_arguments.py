@@ -177,7 +177,7 @@ def test_a_word_that_is_not_one_of_the_choices_is_refused_with_the_choices_alone
         cast("Any", SidecarRuntime).coordinate(None, "words", mode="stream")
 
 
-LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", "a/b"]
+LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", " ", "\u2003\xa0", "a/b"]
 
 
 @pytest.mark.parametrize("name", LABELS)

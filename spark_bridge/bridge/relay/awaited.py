@@ -80,7 +80,10 @@ class AwaitedRelay(JvmCommands):
                     problem = str(error)
                     _log.info("active stages query failed, retry scheduled", error=problem)
                     await asyncio.sleep(JOIN_PAUSE_S)
-        raise RelayError(f"the driver's JVM has not told its running stages within {JOIN_TIMEOUT_S:g} s: {problem}")
+        raise RelayError(
+            f"the driver's JVM has not told its running stages within {JOIN_TIMEOUT_S:g} s: {problem}. Look into the "
+            "log of the driver, which may be overloaded, and start the application again"
+        )
 
     @property
     def driver(self) -> bytes | None:

@@ -294,7 +294,10 @@ class Py4jRelay:
             self._bus_drops_seen = self._bus_drops.getCount()
             self._bus.addToQueue(self._listener, BUS_QUEUE)
         except (Py4JError, OSError) as problem:
-            raise RelayRefused(f"Py4J could not add a listener to Spark's bus: {shorten(str(problem))}") from problem
+            raise RelayRefused(
+                f"Py4J could not add a listener to Spark's bus: {shorten(str(problem))}. Look into the driver's log, "
+                'make sure that its JVM can connect to Python on 127.0.0.1, or use SidecarConfig(relay="jvm")'
+            ) from problem
 
     def _detach(self) -> None:
         listener, self._listener = self._listener, None

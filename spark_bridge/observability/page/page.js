@@ -27,6 +27,7 @@
   };
   const PHASES = ["waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing"];
   const BINS = 28; // four for each decade
+  const LINE_MAX = 48; // a longer text in a table is wrapped
   const LATENCIES = [
     ["confirm", "Event confirmed", "until the other end has an event"],
     ["request", "Request answered", "until a subtask has the answer to its request"],
@@ -87,6 +88,7 @@
     const spec = typeof cell === "object" && cell !== null ? cell : {text: cell};
     const node = el(spec.head ? "th" : "td", {class: spec.kind, colspan: spec.span, scope: spec.head ? "row" : null});
     if (spec.title) node.title = spec.title;
+    if (String(spec.text).length > LINE_MAX) node.classList.add("hg-wrap");
     if (spec.phases) node.append(phaseBar(spec.phases, spec.longest));
     else if (spec.href) node.append(el("a", {href: spec.href}, String(spec.text)));
     else if (spec.tag) node.append(el("span", {class: "hg-tag hg-" + spec.tag}, String(spec.text)));
@@ -117,8 +119,9 @@
 
   const whole = new Intl.NumberFormat("en-US", {maximumFractionDigits: 0});
 
+  // An integer that is too long for a number comes as its digits.
   function number(value) {
-    return whole.format(value);
+    return whole.format(typeof value === "string" && /^-?\d+$/.test(value) ? BigInt(value) : value);
   }
 
   function rate(value) {
@@ -283,8 +286,9 @@
   const diagnosisList = el("ul");
   const diagnosisTitle = el(HEADING);
   const diagnosis = el("div", {class: "hg-diagnosis", role: "status", "aria-label": "Diagnosis"}, diagnosisTitle, diagnosisList);
+  const nothing = el("p", {class: "hg-empty"}, "No figures yet. The sidecar sends them within some seconds; if none come, its log says why.");
   const stage = el("div", {class: "hg-view", tabindex: "-1"});
-  root.replaceChildren(bar, diagnosis, stage);
+  root.replaceChildren(bar, diagnosis, nothing, stage);
 
   function drawBar() {
     dot.className = "hg-dot hg-dot-" + link.kind;
@@ -292,6 +296,7 @@
     root.classList.toggle("hg-stale", link.kind !== "live");
     show(bar.lastChild, status !== null);
     show(diagnosis, status !== null);
+    show(nothing, status === null && link.kind === "waiting");
     if (!status) return;
     say(facts.Address, status.address + (status.tls ? " (TLS)" : ""));
     say(facts["Up for"], seconds(Math.floor(status.uptime_s)));

@@ -13,15 +13,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, isnan, log
+from math import ceil, inf, isfinite, log
 from operator import index
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex, TypeGuard
 
 from protocol.arguments import FRACTION, checked
-from protocol.describing import is_encodable, show
+from protocol.describing import as_float, is_encodable, show
 from protocol.errors import RemoteProtocolError
 
-__all__ = ["Book", "Distribution", "Observed", "added_up", "plus"]
+__all__ = ["Book", "Distribution", "Observed", "Total", "added_up", "plus"]
 
 NAME_CHARS_MAX = 200
 NAMES_MAX = 1000
@@ -33,6 +33,8 @@ TIMES_MAX = 2**53
 GROWTH = 1.02
 _LOG_GROWTH = log(GROWTH)
 _ZERO = "0"
+_SMALLEST = 2**1074
+"""One divided by the smallest float."""
 
 Observed = list[Any]
 """``[count, sum, min, max, {bucket: count}]``. The keys of the buckets are texts, since JSON has no others."""
@@ -42,7 +44,8 @@ Observed = list[Any]
 class Distribution:
     """The values that tasks passed to ``context.observe`` under one name.
 
-    ``quantile(0.99)`` is within 1 % of the exact value. ``sum``, ``minimum`` and ``maximum`` are exact, up to rounding.
+    ``quantile(0.99)`` is within 1 % of the exact value. ``sum``, ``minimum`` and ``maximum`` are exact, up to rounding;
+    ``sum`` is infinite if no float is as large.
     """
 
     count: int
@@ -93,7 +96,7 @@ class Book:
         if known is None:
             known = self.observed[name] = [0, 0.0, inf, -inf, {}]
         known[0] += 1
-        known[1] += value
+        known[1] = plus(known[1], value)
         known[2] = min(known[2], value)
         known[3] = max(known[3], value)
         bucket = bucket_of(value)
@@ -103,10 +106,10 @@ class Book:
         """The name as a plain ``str``. Only a new one is looked at."""
         if type(name) is str and name in known:
             return name
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX or not is_encodable(name):
+        if not _is_name(name):
             raise ValueError(
-                f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, without lone surrogates, not "
-                f"{show(name, 80)}"
+                f"the name must be a str of 1 to {NAME_CHARS_MAX} characters, without lone surrogates and not only of "
+                f"blanks, not {show(name, 80)}"
             )
         name = str.__str__(name)
         if name in other:
@@ -125,7 +128,7 @@ class Book:
         for name, (count, total, least, most, buckets) in other.observed.items():
             known = self.observed.setdefault(name, [0, 0.0, inf, -inf, {}])
             known[0] += count
-            known[1] += total
+            known[1] = plus(known[1], total)
             known[2] = min(known[2], least)
             known[3] = max(known[3], most)
             for bucket, number in buckets.items():
@@ -146,21 +149,22 @@ class Book:
         found: dict[str, int | float | Distribution] = dict(self.counts)
         for name, (count, total, least, most, buckets) in self.observed.items():
             middles = sorted((middle_of(bucket), number) for bucket, number in buckets.items())
-            found[name] = Distribution(count, total, least, most, tuple(middles))
+            found[name] = Distribution(count, as_float(total), least, most, tuple(middles))
         return dict(sorted(found.items()))
 
     def as_value(self) -> list[Any]:
         """A value that msgpack and JSON can carry; see ``from_value``. An integer above 64 bits is a text."""
-        return [{name: _packed(count) for name, count in self.counts.items()}, self.observed]
+        observed = {name: [times, _packed(total), *rest] for name, (times, total, *rest) in self.observed.items()}
+        return [{name: _packed(count) for name, count in self.counts.items()}, observed]
 
     @classmethod
     def from_value(cls, value: Any) -> Book:
         """Raises ``ValueError`` for anything that ``as_value`` does not return."""
         book = cls()
         match value:
-            case [dict(counts), dict(observed)] if all(_is_observed(one) for one in observed.values()):
+            case [dict(counts), dict(observed)]:
                 book.counts = {name: _unpacked(count) for name, count in counts.items()}
-                book.observed = observed
+                book.observed = {name: _unpacked_distribution(one) for name, one in observed.items()}
                 return book
             case _:
                 raise ValueError(f"not the counts of a task: {show(value, 80)}")
@@ -169,7 +173,7 @@ class Book:
         """Return this book. Raises ``RemoteProtocolError`` if no task counts like this: then it was forged (H156)."""
         self.check_names()
         for name in (*self.counts, *self.observed):
-            if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or not is_encodable(name):
+            if not _is_name(name):
                 raise RemoteProtocolError(f"a count with the name {show(name, 80)}")
         for name, count in self.counts.items():
             if not _is_sum(count):
@@ -199,18 +203,45 @@ class Book:
 
 
 def plus(one: int | float, other: int | float) -> int | float:
-    """Their sum, which is infinite if no float can hold it."""
+    """The sum of two finite numbers, which is finite too: an integer if no float is as large.
+
+    So the sum of what was counted is never infinite, and nothing that is taken back from it makes it NaN.
+    """
     try:
-        return one + other
+        total = one + other
     except OverflowError:  # an integer above all floats, and a float
-        return _as_float(one) + _as_float(other)
+        total = inf
+    # A float that matters beside so large a number is an integer, and the fraction of another one is too small to.
+    return int(one) + int(other) if type(total) is float and not isfinite(total) else total
 
 
-def _as_float(number: int | float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return inf if number > 0 else -inf
+class Total:
+    """A sum from which numbers can be taken back, as if they had never been added: it is exact."""
+
+    __slots__ = ("_floats", "_integers")
+
+    def __init__(self) -> None:
+        self._integers = 0
+        self._floats = 0  # every float is an integer times the smallest one
+
+    def add(self, number: int | float) -> None:
+        """Add a finite number."""
+        if type(number) is int:
+            self._integers += number
+        else:
+            above, below = number.as_integer_ratio()  # below is a power of 2
+            self._floats += above * (_SMALLEST // below)
+
+    @property
+    def number(self) -> int | float:
+        """The sum, rounded only now; see ``plus``."""
+        if not self._floats:
+            return self._integers
+        try:
+            floats: int | float = self._floats / _SMALLEST
+        except OverflowError:  # no float is as large
+            floats = self._floats // _SMALLEST
+        return plus(self._integers, floats)
 
 
 def _number(method: str, name: object, given: Any) -> int | float:
@@ -268,7 +299,7 @@ def _packed(count: int | float) -> int | float | str:
 def _unpacked(count: Any) -> int | float:
     if type(count) is str and _HEX.fullmatch(count):
         return int(count, 16)
-    if type(count) not in (int, float):
+    if not _is_finite(count):
         raise ValueError(f"not a count of a task: {show(count, 80)}")
     number: int | float = count
     return number
@@ -278,21 +309,29 @@ _HEX = re.compile(f"-?0x[0-9a-f]{{1,{BITS_MAX}}}")
 _BUCKET = re.compile("0|[+-]-?[0-3]?[0-9]{1,4}")  # from the smallest float, "+-37617", to the largest, "+35844"
 
 
+def _is_name(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and len(name) <= NAME_CHARS_MAX and bool(str.strip(name)) and is_encodable(name)
+
+
+def _is_finite(number: object) -> bool:
+    return type(number) is int or (type(number) is float and isfinite(number))
+
+
 def _is_sum(number: object) -> bool:
-    """Whether a task can have counted or observed this: its own sum may be infinite, or twice as long as one number."""
-    return not isnan(number) if type(number) is float else type(number) is int and number.bit_length() <= 2 * BITS_MAX
+    """Whether a task can have counted or observed this: its own sum may be twice as long as one number."""
+    return _is_finite(number) and not (type(number) is int and number.bit_length() > 2 * BITS_MAX)
 
 
 def _is_times(number: object) -> bool:
     return type(number) is int and 0 <= number <= TIMES_MAX
 
 
-def _is_observed(value: Any) -> bool:
+def _unpacked_distribution(value: Any) -> Observed:
     match value:
-        case [int(), int() | float(), int() | float(), int() | float(), dict()]:
-            return True
+        case [int(times), total, int() | float() as least, int() | float() as most, dict(buckets)]:
+            return [times, _unpacked(total), least, most, buckets]
         case _:
-            return False
+            raise ValueError(f"not the counts of a task: {show(value, 80)}")
 
 
 def bucket_of(value: float) -> str:

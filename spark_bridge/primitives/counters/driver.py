@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from math import isfinite
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.attempts import FailureReason
-from protocol.describing import describe
+from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
-from protocol.errors import RemoteProtocolError
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.wire.messages import RestoreMode
-from spark_bridge.primitives.counters.book import Book, added_up, plus
+from spark_bridge.primitives.counters.book import Book, Total, added_up
 
 __all__ = ["CountersCoordinator"]
 
@@ -38,7 +37,7 @@ class CountersCoordinator(OperatorCoordinator):
         self._restored: dict[int, Book] = {}  # until an attempt of the subtask reports
         self._restored_parallelism = 0
         self._counted: dict[int, dict[str, int | float]] = {}  # by subtask: what is in the totals
-        self._totals: dict[str, int | float] = {}
+        self._totals: dict[str, Total] = {}
         self._filed: dict[int, dict[int, Book]] = {}  # subtask to checkpoint to counts, which hold until a later one
         self._enumeration = CurrentEnumeration()
         self._started = False
@@ -52,16 +51,10 @@ class CountersCoordinator(OperatorCoordinator):
     def totals(self) -> dict[str, int | float]:
         """The sums of the counts, and how many values were observed, without looking at each subtask.
 
-        They are kept up to date with each report, so rounding may differ a little for counts that are not integers.
+        They are kept up to date with each report, and are exact, so rounding may differ a little from that of ``sums``
+        for counts that are not integers.
         """
-        return {name: total if _is_finite(total) else self._added_up(name) for name, total in self._totals.items()}
-
-    def _added_up(self, name: str) -> int | float:
-        """For a total that has been infinite: nothing can be taken back from it."""
-        total: int | float = 0
-        for counts in list(self._counted.values()):
-            total = plus(total, counts.get(name, 0))
-        return total
+        return {name: total.number for name, total in self._totals.items()}
 
     def _recount(self, subtask: int) -> None:
         """What counts for the subtask may have changed."""
@@ -72,7 +65,9 @@ class CountersCoordinator(OperatorCoordinator):
             now = {**book.counts, **{name: seen[0] for name, seen in book.observed.items()}}
         before = self._counted.get(subtask, {})
         for name in before.keys() | now.keys():
-            self._totals[name] = plus(plus(self._totals.get(name, 0), now.get(name, 0)), -before.get(name, 0))
+            total = self._totals.setdefault(name, Total())
+            total.add(now.get(name, 0))
+            total.add(-before.get(name, 0))
         self._counted[subtask] = now
 
     def _counting(self) -> Iterator[Book]:
@@ -174,10 +169,6 @@ class CountersCoordinator(OperatorCoordinator):
         self._run_over = False
 
 
-def _is_finite(total: int | float) -> bool:
-    return type(total) is not float or isfinite(total)
-
-
 def _checked(event: Any) -> tuple[int | None, Book]:
     """The checkpoint to which a report belongs, if any, and the counts. A task whose report is forged fails alone."""
     match event:
@@ -186,4 +177,4 @@ def _checked(event: Any) -> tuple[int | None, Book]:
                 return checkpoint_id, Book.from_value(value).check()
             except ValueError as error:
                 raise RemoteProtocolError(str(error)) from None
-    raise RemoteProtocolError("not a report of counts")
+    raise RemoteProtocolError(f"not a report of counts: {show(event, 80)}; {SAME_RELEASE}")

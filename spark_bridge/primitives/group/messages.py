@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.describing import show
+from protocol.errors import SAME_RELEASE
 from protocol.group import SAVE
 from protocol.values import value
 
@@ -182,7 +183,7 @@ def parse_request(event: Any) -> Join | Call | Question | Fetch:
         case ["fetch", int(step), int(offset)]:
             return Fetch(step, offset)
         case _:
-            raise ValueError(f"not a request of a group: {show(event, 80)}")
+            raise ValueError(f"not a request of a group: {show(event, 80)}; {SAME_RELEASE}")
 
 
 def parse_event(event: Any) -> Leave | GiveUp | Blob:
@@ -195,7 +196,7 @@ def parse_event(event: Any) -> Leave | GiveUp | Blob:
         case ["blob", int(generation), int(offset), int(size), bytes(data)]:
             return Blob(generation, offset, size, data)
         case _:
-            raise ValueError(f"not an event of a group: {show(event, 80)}")
+            raise ValueError(f"not an event of a group: {show(event, 80)}; {SAME_RELEASE}")
 
 
 def parse_answer(event: Any) -> Admitted | Values | Broken | Yours:

@@ -176,7 +176,9 @@ class Ring:
         theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, self._proof(b"accepts", ours, theirs)):
             raise ConnectionError(
-                f"the process that answers at {address[0]}:{address[1]} is not rank {self._after} of the group"
+                f"the process that answers at {address[0]}:{address[1]} is not rank {self._after} of the group, "
+                "because it does not know the group's key: let no other program and no proxy take connections between "
+                "executors"
             )
         self._ask(one, self._proof(b"dials", ours, theirs), len(_WELCOME))
 

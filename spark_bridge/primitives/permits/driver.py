@@ -12,7 +12,7 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, 
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import GatewayFull
+from protocol.errors import SAME_RELEASE, GatewayFull
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
@@ -197,7 +197,7 @@ class _Coordinator(OperatorCoordinator):
             case ["release", [*numbers]] if {int}.issuperset(map(type, numbers)):
                 self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:
-                raise ValueError(f"not an event of permits: {show(event, 80)}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
 
     def _contended(self) -> list[Any]:
         return ["contended", self._desk.changes, self._desk.contended]

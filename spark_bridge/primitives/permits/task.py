@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from protocol.arguments import WAIT, checked
 from protocol.describing import show
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.chain import TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
@@ -211,7 +211,7 @@ class PermitsPart(TaskPart):
                         self._idle_slots = []
                 self._send_back()
             case _:
-                raise ValueError(f"not an event of permits: {show(event, 80)}")
+                raise ValueError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
 
     def handle_urgent(self, event: Any) -> None:
         self.handle_event(event)

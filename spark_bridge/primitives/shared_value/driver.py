@@ -19,7 +19,7 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.arguments import NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from protocol.errors import SAME_RELEASE, AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.primitives.shared_value.encoding import (
@@ -290,7 +290,7 @@ class _Coordinator(OperatorCoordinator):
                         partial(self._send_whole, self._newest, subtask, attempt, wants_answer), handler=self._sent
                     )
             case _:
-                raise ValueError(f"not an event of a shared value: {show(event, 80)}")
+                raise ValueError(f"not an event of a shared value: {show(event, 80)}; {SAME_RELEASE}")
 
     async def handle_client_request(self, request: Any) -> int:
         """Set the value, for a program whose sidecar is in another process, and return its version."""

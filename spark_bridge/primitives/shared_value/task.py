@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from protocol.describing import show
-from protocol.errors import AttemptOver, LocalProtocolError
+from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError
 from spark_bridge.primitives.shared_value.encoding import COMPLETE, decode_value, digest_of
 from spark_bridge.primitives.shared_value.files import Fetch, ValueFiles
 from spark_bridge.subtask.chain import TaskPart, current_part
@@ -117,7 +117,7 @@ class SharedValuePart(TaskPart):
             case "chunk", [number, count, chunk]:
                 self._add_chunk(version, wants_answer, number, count, chunk)
             case _:
-                raise ValueError(f"not an event of a shared value: {show(event, 80)}")
+                raise ValueError(f"not an event of a shared value: {show(event, 80)}; {SAME_RELEASE}")
 
     def _take_offer(self, version: int, digest: bytes, wants_answer: bool) -> None:
         known = _in_process.get(self._name)

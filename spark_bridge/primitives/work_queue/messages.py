@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from protocol.describing import show
+from protocol.errors import SAME_RELEASE
 from protocol.values import value
 from protocol.wire.codec import encode_argument
 
@@ -88,7 +89,7 @@ def parse_report(event: Any) -> Report:
         ):
             return Report(tuple(finished), tuple(map(tuple, found)), tuple(given_back), wanted, last)
         case _:
-            raise ValueError(f"not a report of a work queue: {show(event, 80)}")
+            raise ValueError(f"not a report of a work queue: {show(event, 80)}; {SAME_RELEASE}")
 
 
 def parse_return(event: Any) -> ReturnItems | KeepItems | None:

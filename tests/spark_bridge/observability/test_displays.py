@@ -329,6 +329,11 @@ def test_an_end_of_the_process_passes_through_the_log_and_a_display() -> None:  
 # --- progress -----------------------------------------------------------------------------------------------------
 
 
+def close(bar: progress.Progress) -> None:
+    """Give the bar's place on the screen back, which tqdm keeps otherwise."""
+    bar._bar_class._instances.clear()
+
+
 @pytest.mark.parametrize("method", ["display", "clear", "close", "set_postfix", "write"])
 def test_a_progress_bar_that_cannot_be_drawn_harms_nobody_and_keeps_no_lock(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -336,9 +341,30 @@ def test_a_progress_bar_that_cannot_be_drawn_harms_nobody_and_keeps_no_lock(
     bar_class, _ = progress._bar_class()
     monkeypatch.setattr(bar_class, method, breaks)
     told = {"failures": 0, "resets": 0, "splits_done": None, "events_received": 3}
-    with capture_logs() as lines, progress.Progress("crawl", lambda: told, 10, shown=True) as bar:
+    displays = Displays()
+    with capture_logs() as lines, progress.Progress("crawl", lambda: told, 10, shown=True, displays=displays) as bar:
         bar.say("a line")
     assert {line["event"] for line in lines} == {"display failed, jobs not affected"}
+    assert displays.failures()["progress"] >= 1, "shown in the status, as those of the other displays"
     monkeypatch.undo()
+    close(bar)
     with progress.Progress("crawl", lambda: told, 10, shown=True):
         pass  # the lock of all bars is free
+
+
+@pytest.mark.parametrize("broken", ["statistics", "_begin", "_new_bar", "_look", "_figure", "_end_bar"])
+def test_a_progress_bar_of_which_anything_breaks_harms_nobody_and_is_counted(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H155
+    told = {"failures": 0, "resets": 0, "splits_done": None, "events_received": 3}
+    displays, ran = Displays(), False
+    bar = progress.Progress("crawl", breaks if broken == "statistics" else lambda: told, shown=True, displays=displays)
+    if broken != "statistics":
+        monkeypatch.setattr(bar, broken, breaks)
+    with capture_logs() as lines, bar:
+        ran = True
+    monkeypatch.undo()
+    close(bar)
+    assert ran
+    assert {line["event"] for line in lines} == {"display failed, jobs not affected"}
+    assert displays.failures()["progress"] >= 1

@@ -32,6 +32,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
+from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.event_log import NOTES_MAX, TEXT_MAX, EventLog, EventLogActor, Note, note_of, subscribe
 from spark_bridge.observability.history import _sentence
 from spark_bridge.observability.journal import Journal
@@ -142,14 +143,15 @@ async def test_a_flood_of_notes_is_bounded_and_says_how_many_are_left_out() -> N
     assert after == [{"at": 500}]
 
 
-async def test_a_jvm_that_refuses_ends_the_notes_and_nothing_else() -> None:
-    posted = Posted(Py4JError("no"))
+async def test_a_jvm_that_refuses_ends_the_notes_and_nothing_else_and_is_counted() -> None:  # H155
+    posted, displays = Posted(Py4JError("no")), Displays()
     async with deterministic_system(seed=1) as kit:
-        ref = kit.system.spawn(lambda: EventLogActor(posted))
+        ref = displays.spawn(kit.system, lambda: EventLogActor(posted), "event-log")
         for _ in range(3):
             ref.tell(Note({"at": 1}))
             await kit.advance(2.0)
     assert len(posted.batches) == 1
+    assert displays.failures() == {"event-log": 1}
 
 
 async def test_it_hears_of_everything_through_the_journal_until_it_is_ended() -> None:

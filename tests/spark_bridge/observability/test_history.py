@@ -281,6 +281,16 @@ HOSTILE: dict[str, bytes] = {
     "an executor that is a list": json.dumps({"Event": "SparkListenerExecutorAdded", "Executor Info": []}).encode(),
     "a number of too many digits": b'{"Event": "x", "n": ' + b"9" * 5000 + b"}",
     "deep nesting": b'{"Event": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a second start after all floats": event(Timestamp=10**400),
+    "a job that ended after all floats": json.dumps(
+        {"Event": "SparkListenerJobEnd", "Job ID": 1, "Completion Time": 10**400}
+    ).encode(),
+    "bad UTF-8": b'{"Event": "x", "n": "\xff"}',
+    "half an event": b'{"Event": "x", "n',
+    "no JSON": b"hello",
+    "NUL": b"\0" * 100,
+    "a list": b"[1]",
+    "no kind": b"{}",
 }
 NO_LOG: dict[str, bytes] = {
     "nothing": b"",
@@ -311,12 +321,21 @@ def test_an_event_of_another_form_is_skipped_and_counted(
     log = tmp_path / "log"
     log.write_bytes(b"\n".join([json.dumps(START).encode(), line, json.dumps(notes(FAILED)).encode(), b""]))
     status, problem, out = printed(capsys, log)
-    if status:
-        assert problem == [problem[0]], "or it is not an event log at all"
-        assert problem[0].startswith("headgate: not an event log of Spark")
-        return
+    assert status == 0
     assert "subtask 3 attempt 0 failed: executor_lost: container killed" in out
-    assert problem == ["headgate: 1 events were skipped: they are not as Spark writes them"]
+    assert problem == [
+        f"headgate: skipped lines that are not as Spark writes them: 1, the first of which is line 2 of {log}"
+    ]
+
+
+def test_the_skipped_lines_of_all_files_are_counted_and_the_first_is_named(tmp_path: Path) -> None:  # H155
+    folder = tmp_path / "eventlog_v2_local-1"
+    folder.mkdir()
+    for number in (1, 2, 3):
+        lines = [json.dumps(START).encode(), b"", *[b"no JSON"] * (number - 1), b""]
+        (folder / f"events_{number}_local-1").write_bytes(b"\n".join(lines))
+    timeline = read_timeline(folder)
+    assert (timeline.skipped, timeline.first_skipped) == (3, f"line 3 of {folder / 'events_2_local-1'}")
 
 
 @pytest.mark.parametrize("content", NO_LOG.values(), ids=NO_LOG)

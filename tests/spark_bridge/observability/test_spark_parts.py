@@ -137,17 +137,25 @@ async def test_an_operator_that_is_just_being_released_costs_one_look_and_a_prob
     assert displays.failures() == {"spark-metrics": 2}
 
 
-async def test_gauges_that_cannot_be_opened_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gauges_that_cannot_be_opened_are_counted_and_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H155
     jvm = Jvm(monkeypatch)
     jvm.fails["open"] = Py4JError("no")
+    displays = Displays()
     with structlog.testing.capture_logs() as logs:
         async with deterministic_system() as kit:
-            ref = kit.system.spawn(lambda: SparkGaugesActor(SparkGauges(jvm.context), take))
+            actor = displays.spawn(
+                kit.system, lambda: SparkGaugesActor(SparkGauges(jvm.context), take), "spark-metrics"
+            )
             await kit.advance(PUBLISH_EVERY_S + 0.1)
-            ref.tell(Forget())
+            actor.tell(Forget())
             await kit.advance(3 * PUBLISH_EVERY_S)
     assert jvm.story == ["made", "open"]
-    assert [line["event"] for line in logs] == ["Spark metrics not registered"]
+    assert displays.failures() == {"spark-metrics": 1}
+    [line] = logs
+    assert line["event"] == "display failed, jobs not affected"
+    assert line["error"] == "SidecarError: Spark cannot register the gauges: Py4JError('no')"
 
 
 async def test_gauges_are_removed_once_and_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,21 +197,23 @@ async def test_without_an_ui_of_spark_there_is_no_tab_and_nobody_looks_again(mon
 
 
 @pytest.mark.parametrize("what", ["made", "open"])
-async def test_a_tab_that_the_jvm_cannot_open_is_closed_and_the_log_has_its_words(
+async def test_a_tab_that_the_jvm_cannot_open_is_closed_and_counted_and_the_log_has_its_words(
     what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # H155
+    displays = Displays()
     jvm, problem = Jvm(monkeypatch), Py4JError("no")
     problem.java_exception = SimpleNamespace(toString=lambda: "java.lang.NoSuchMethodError: attachTab")
     jvm.asked_ms_ago = 0
     jvm.fails = {what: problem, "close": Py4JError("neither")}
     with structlog.testing.capture_logs() as logs:
         async with deterministic_system() as kit:
-            kit.system.spawn(lambda: SparkTabActor(SparkTab(jvm.context), take))
+            displays.spawn(kit.system, lambda: SparkTabActor(SparkTab(jvm.context), take), "spark-ui-tab")
             await kit.advance(5 * LOOK_EVERY_S)
     assert jvm.story.count(what) == 1
     assert jvm.story.count("close") == (what != "made")
-    [line] = [line for line in logs if line["event"] == "Spark UI tab not opened"]
-    assert line["cause"] == "java.lang.NoSuchMethodError: attachTab"
+    assert displays.failures() == {"spark-ui-tab": 1}
+    [line] = [line for line in logs if line["event"] == "display failed, jobs not affected"]
+    assert line["error"] == "SidecarError: Spark's UI cannot have a tab: java.lang.NoSuchMethodError: attachTab"
 
 
 async def test_the_tab_goes_on_after_an_operator_was_just_being_released(monkeypatch: pytest.MonkeyPatch) -> None:

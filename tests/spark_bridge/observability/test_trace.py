@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -296,3 +298,17 @@ def test_a_trace_that_another_sidecar_writes_is_not_replaced_and_a_finished_one_
     assert [event["name"] for event in events_of(path)] == ["of the first", "end of trace"]
     TraceFile(path).close()
     assert [event["name"] for event in events_of(path)] == ["end of trace"]
+
+
+def test_nobody_else_may_read_a_trace_whatever_was_there_before_and_whatever_the_umask_is(tmp_path: Path) -> None:
+    # H155
+    file, earlier = tmp_path / "job.json", tmp_path / "earlier.json"
+    earlier.write_text("[\n")
+    earlier.chmod(0o644)
+    before = os.umask(0)
+    try:
+        for one in (file, earlier):
+            TraceFile(one).close()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (file, earlier)] == [0o600, 0o600]

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import struct
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
+from protocol.describing import TEXT_CHARS_MAX
 from spark_bridge.command import main
+from tests.fuzz.reseal import resealed
 from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, a_storage_with
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,3 +137,136 @@ def test_a_command_is_required(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert end.value.code == 2
     assert "COMMAND" in capsys.readouterr().err
+
+
+# --- hostile files ------------------------------------------------------------------------------------------------
+
+HEAD_BYTES, DIGEST_BYTES = 20, 32
+
+
+def a_file_of(values: bytes) -> bytes:
+    """A file with a right head and checksum, and this body."""
+    return resealed(bytes(HEAD_BYTES) + values + bytes(DIGEST_BYTES))
+
+
+def a_body(*values: object, then: bytes = b"") -> bytes:
+    return a_file_of(b"".join(map(msgpack.packb, values)) + then)
+
+
+CLAIMED = b"\x89HGC\r\n\x1a\n" + struct.pack(">IQ", 1, 2**63)
+HOSTILE_FILES: dict[str, bytes] = {
+    "nothing": b"",
+    "NUL": bytes(1000),
+    "a text": b"hello\x1b[2J",
+    "a head that claims 8 EiB": CLAIMED,
+    "a head that claims 8 EiB, with a body": CLAIMED + bytes(1000),
+    "deep nesting": a_file_of(b"\x91" * 100_000 + b"\xc0"),
+    "nested maps": a_file_of(b"\x81\xa1a" * 100_000 + b"\xc0"),
+    "a text that claims 4 GiB": a_file_of(b"\xdb\xff\xff\xff\xff"),
+    "bytes that claim 4 GiB": a_body("words", 1, 2, 1, 0, "0.1", then=b"\xc6\xff\xff\xff\xff"),
+    "a list that claims 4 G entries": a_file_of(b"\xdd\xff\xff\xff\xff"),
+    "4 G subtasks": a_body("words", 1, 2, 1, 0, "0.1", b"", 2**32),
+    "4 G states": a_body("words", 1, 2, 1, 0, "0.1", b"", 1, 0, 0, 2**32),
+    "4 G held events": a_body("words", 1, 2, 1, 0, "0.1", b"", 1, 0, 0, 0, 2**32),
+    "an extension type": a_file_of(b"\xc7\xff\x05" + bytes(255)),
+    "a float as the parallelism": a_body("words", 1, 2.0),
+    "a list as the operator": a_body(["words"], 1, 2),
+    "True as the checkpoint": a_body("words", True, 2),
+    "a parallelism of 2**62": a_body("words", 1, 2**62),
+    "an unknown mode": a_body("words", 1, 2, 77),
+    "bytes as the release": a_body("words", 1, 2, 1, 0, b"0.1"),
+    "an operator that is not UTF-8": a_file_of(b"\xa2\xff\xfe"),
+    "bytes after the end": a_body("words", 1, 2, 1, 0, "0.1", b"", 0, 0),
+}
+
+
+def looked_at(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The problem of a file that the command refuses with one line, within a small memory."""
+    tracemalloc.start()
+    try:
+        status = main(["checkpoints", str(file)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    out, err = capsys.readouterr()
+    assert (status, err) == (1, "")
+    assert all(one.isprintable() for one in out.split("\n"))
+    _, row, problem = out.splitlines()
+    assert row.split()[-1] == "DAMAGED"
+    assert problem.startswith(f"{file}: ")
+    assert peak < 2**24 + 10 * file.stat().st_blocks * 512, f"{peak} bytes"
+    return problem
+
+
+@pytest.mark.parametrize("content", HOSTILE_FILES.values(), ids=HOSTILE_FILES)
+def test_a_hostile_file_is_named_in_one_line_and_takes_no_memory(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # H156
+    file = tmp_path / "checkpoint-1.hgc"
+    file.write_bytes(content)
+    assert len(looked_at(file, capsys)) < 400
+
+
+def test_a_file_that_is_large_and_empty_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "checkpoint-1.hgc"
+    for head, size in ((b"", 2**40), (CLAIMED, 2**40), (CLAIMED[:12] + struct.pack(">Q", 2**31 - 52), 2**33)):
+        file.write_bytes(head)
+        os.truncate(file, size)
+        looked_at(file, capsys)
+
+
+def mutated(random_: random.Random, content: bytes) -> bytes:
+    data = bytearray(content)
+    for _ in range(random_.randrange(1, 5)):
+        place = random_.randrange(len(data))
+        change: Callable[[], None] = random_.choice(
+            [
+                lambda place=place: data.__setitem__(place, random_.randrange(256)),
+                lambda place=place: data.__delitem__(slice(place, place + random_.randrange(1, 30))),
+                lambda place=place: data.__setitem__(slice(place, place), random_.randbytes(9)),
+                lambda place=place: data.__setitem__(
+                    slice(place, place), random_.choice([b"\x91", b"\xdd\xff\xff\xff\xff", b"\xc0", b"\xcb" + bytes(8)])
+                ),
+            ]
+        )
+        if len(data) > 40:
+            change()
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_cut_flipped_and_forged_files_are_refused_in_one_line_or_are_checkpoints(
+    seed: int, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # H156
+    random_ = random.Random(seed)
+    whole = (root / "words" / "checkpoint-1.hgc").read_bytes()
+    file = root / "one.hgc"
+    for _ in range(10):
+        data = mutated(random_, whole)
+        file.write_bytes(resealed(data) if random_.random() < 0.7 and len(data) > 52 else data)
+        status = main(["checkpoints", str(file)])
+        out, err = capsys.readouterr()
+        assert status in (0, 1), seed
+        assert err == ""
+        assert all(one.isprintable() for one in out.split("\n")), seed
+        assert len(out.splitlines()) == 2 + status, seed
+        main(["checkpoints", str(root), "--json"])
+        json.dumps(json.loads(capsys.readouterr().out), ensure_ascii=False).encode()
+
+
+def test_hostile_texts_in_a_whole_file_and_in_its_name_are_shown_harmlessly(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # H156
+    hostile = "\x1b]0;owned\x07\n\0<script>"
+    content = a_body(hostile, 1, 2, 1, 2**62, hostile, b"", 0)
+    for name in (b"\xff\xfe.hgc", b"a\x1b[2J.hgc"):
+        Path(os.fsdecode(os.fsencode(root) + b"/" + name)).write_bytes(content)
+    assert main(["checkpoints", str(root)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(one.isprintable() for one in out.split("\n"))
+    assert max(map(len, out.splitlines())) < TEXT_CHARS_MAX
+    assert main(["checkpoints", str(root), "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    json.dumps(read, ensure_ascii=False).encode()  # strict readers refuse lone surrogates
+    assert hostile in {one["operator_id"] for one in read}
