@@ -22,6 +22,7 @@ from headgate.testing import running_operator
 from protocol.errors import RemoteProtocolError
 from protocol.wire.events import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
+from protocol.wire.state import run_steps
 from spark_bridge.primitives.counters.book import BITS_MAX, NAMES_MAX, Book, added_up, bucket_of, middle_of, plus
 from spark_bridge.subtask.chain import COUNTERS
 from tests.primitives.histories import Counting, until_done
@@ -250,7 +251,7 @@ def test_names_over_several_reports_are_bounded() -> None:  # H156
     newer = Book()
     newer.counts = {"one more": 1}
     with pytest.raises(RemoteProtocolError, match="1001 names"):
-        known.replace(newer.check()).check_names()
+        known.replace(run_steps(newer.check_in_steps())).check_names()
 
 
 def _values(random_: random.Random) -> Callable[[], Any]:
@@ -283,7 +284,7 @@ def test_a_random_report_is_a_book_that_can_be_shown_or_an_error_of_the_peer(see
     observed = {random_.choice(["o", 3]): make() for _ in range(random_.randrange(2))}
     value = random_.choice([[counts, observed], [counts, observed], [counts], make()])
     try:
-        book = Book.from_value(value).check()
+        book = run_steps(Book.from_value(value).check_in_steps())
     except (ValueError, RemoteProtocolError):
         return
     again = Book.from_value(decode_event(encode_event(added_up([book, book]).as_value())))
