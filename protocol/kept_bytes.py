@@ -42,12 +42,18 @@ class KeptBytes:
         """So many bytes more are about to be kept. Raises ``ValueError``, and changes nothing, above the limit."""
         if self.total + size_bytes > self._bytes_max + self._beside:
             raise ValueError(f"{self._what} would exceed the limit of {self._bytes_max} bytes: {self._remedy}")
-        self._add(owner, size_bytes)
+        self.keep(owner, size_bytes)
+
+    def keep(self, owner: Hashable, size_bytes: int) -> None:
+        """The owner keeps so many bytes more, of a checkpoint. The limit is for what comes on top of them."""
+        if size_bytes:
+            self.total += size_bytes
+            self._by_owner[owner] = self._by_owner.get(owner, 0) + size_bytes
 
     def keep_beside(self, owner: Hashable, size_bytes: int) -> None:
-        """The owner keeps so many bytes more, of the program itself or a checkpoint. The limit is for the rest."""
+        """The owner keeps so many bytes more, of the program itself. The limit is for the rest."""
         self._beside += size_bytes
-        self._add(owner, size_bytes)
+        self.keep(owner, size_bytes)
 
     def release(self, owner: Hashable, size_bytes: int | None = None) -> int:
         """The owner keeps so many bytes less; by default nothing any more. Return how many that were."""
@@ -60,7 +66,11 @@ class KeptBytes:
 
     def move(self, owner: Hashable, to: Hashable, size_bytes: int | None = None) -> None:
         """Another owner keeps it from now on."""
-        self._add(to, self.release(owner, size_bytes))
+        self.keep(to, self.release(owner, size_bytes))
+
+    def keeps(self, owner: Hashable) -> bool:
+        """Whether the owner keeps anything."""
+        return owner in self._by_owner
 
     def owners(self) -> list[Hashable]:
         """Those that keep anything."""
@@ -70,8 +80,3 @@ class KeptBytes:
         """Nothing is kept any more."""
         self._by_owner.clear()
         self.total = self._beside = 0
-
-    def _add(self, owner: Hashable, size_bytes: int) -> None:
-        if size_bytes:
-            self.total += size_bytes
-            self._by_owner[owner] = self._by_owner.get(owner, 0) + size_bytes

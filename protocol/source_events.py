@@ -23,6 +23,8 @@ _FORGET = "headgate/forget-splits"
 _BACKLOG = "headgate/split-backlog"
 _AT = "headgate/split-at"
 _STREAM_BATCH = "headgate/stream-batch"
+REPORTED_MAX = 1000
+"""A report of the backlog names so many splits. What is left in the others is one more entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,9 @@ def parse_source_event(event: Any) -> SourceEvent | None:
             return NoMoreSplits()
         case [str(name)] if name == _FORGET:
             return ForgetSplits()
-        case [str(name), list(entries)] if name == _BACKLOG and all(map(_is_backlog, entries)):
+        case [str(name), list(entries)] if (
+            name == _BACKLOG and len(entries) <= REPORTED_MAX + 1 and all(map(_is_backlog, entries))
+        ):
             return BacklogReported(tuple((split, left) for split, left in entries))
         case _:
             return None

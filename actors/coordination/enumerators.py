@@ -18,6 +18,7 @@ from actors.coordination.user_calls import call_each
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, checked
 from protocol.describing import describe, show
+from protocol.errors import RemoteProtocolError
 from protocol.known_keys import KnownKeys
 from protocol.source_events import SplitAt
 from protocol.wire.state import (
@@ -481,7 +482,11 @@ class HybridSplitEnumerator(SplitEnumerator):
             await self._hand_over_if_read()
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
-        index, inner = event
+        match event:
+            case [int(index), inner] if index >= 0:
+                pass
+            case _:
+                raise RemoteProtocolError(f"not an event of a hybrid source: {show(event, 80)}")
         if index >= len(self._begun):
             raise ValueError(
                 f"subtask {subtask} sent {show(inner)} to source {index}, which has not begun: send it later"

@@ -94,6 +94,7 @@ class OpenGateways:
                 limits,
                 barriers_apart=self._config.inject_barrier is not None,
                 hold_events=self._config.checkpoint.hold_events,
+                senders={held.sender for held in effect.held} or (),
             )
         )
         line: GatewayLine[GatewayMessage] = GatewayLine()

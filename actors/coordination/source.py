@@ -55,12 +55,14 @@ from protocol.source_events import (
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
-from protocol.wire.codec import encode_argument
+from protocol.wire.codec import encode_argument, encode_event
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks
 
 RECORDED_SPLITS_MAX = 256
 """How many of the splits that a subtask has already are in one event to a later attempt of it."""
+BACKLOG_BYTES_MAX = 2**20
+"""What is kept of a reader's report of its backlog."""
 SPLIT_CHARS_MAX = 200
 """How much of the text of a split the status shows."""
 
@@ -426,7 +428,9 @@ class SourceCoordinator(OperatorCoordinator):
                 else:
                     await self._ask(self.enumerator.handle_split_request, subtask)
             case BacklogReported(backlogs):
-                self._backlogs[subtask] = backlogs
+                self._backlogs.pop(subtask, None)
+                if len(encode_event(event)) <= BACKLOG_BYTES_MAX:  # otherwise it is not shown (H157)
+                    self._backlogs[subtask] = backlogs
             case _:
                 await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
 

@@ -33,6 +33,7 @@ With two concurrent checkpoints, it may be delivered when neither is at the boun
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Any, get_args
 
@@ -99,6 +100,7 @@ class GatewayInbound:
         "_outbound",
         "_peer",
         "_ready",
+        "_senders",
         "_snapshot",
         "_unanswered",
         "awaits_start",
@@ -106,9 +108,15 @@ class GatewayInbound:
     )
 
     def __init__(
-        self, attempt: ExecutionAttempt, limits: GatewayLimits, incoming: IncomingStream, outbound: GatewayOutbound
+        self,
+        attempt: ExecutionAttempt,
+        limits: GatewayLimits,
+        incoming: IncomingStream,
+        outbound: GatewayOutbound,
+        senders: Collection[int] | None,
     ) -> None:
         self._attempt = attempt
+        self._senders = senders  # of what the restored snapshot held; None if that is not known
         self._limits = limits
         self._outbound = outbound
         self.stream = incoming
@@ -161,6 +169,10 @@ class GatewayInbound:
                 raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
             if len(self._unanswered) + self._outbound.answers_pending >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
+        elif not isinstance(item, EventMessage) and self._senders is not None and item.sender not in self._senders:
+            raise RemoteProtocolError(
+                f"{self._attempt} sends an event of subtask {item.sender}, of which its restored snapshot holds none"
+            )
 
     def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
         if self._peer is not _OPEN and not self._check_turn(item, effects):

@@ -75,7 +75,7 @@ call, last of what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
@@ -150,9 +150,11 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
 class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
-    ``limits``: its timeouts and the bounds on what the peer sends. ``barriers_apart``: barriers travel separately from
-    the items, as ``InjectBarrier``. ``hold_events``: whether checkpoints hold events back (H79). Not thread-safe: one
-    owner calls it. The first input of any kind starts the reconnect clock, unless it attaches a connection.
+    ``limits``: its timeouts and the bounds on what the peer sends. ``senders``: the subtasks that first sent what its
+    restored snapshot holds; nothing of others may come from it (H157). None: that is not checked. ``barriers_apart``:
+    barriers travel separately from the items, as ``InjectBarrier``. ``hold_events``: whether checkpoints hold events
+    back (H79). Not thread-safe: one owner calls it. The first input of any kind starts the reconnect clock, unless it
+    attaches a connection.
     """
 
     __slots__ = (
@@ -179,6 +181,7 @@ class GatewayMachine:
         *,
         barriers_apart: bool = False,
         hold_events: bool = True,
+        senders: Collection[int] | None = None,
     ) -> None:
         self.attempt = attempt
         self._id = attempt.task_attempt_id
@@ -190,7 +193,7 @@ class GatewayMachine:
         self._outbound = GatewayOutbound(
             attempt, limits, incoming, barriers_apart=barriers_apart, hold_events=hold_events
         )
-        self._inbound = GatewayInbound(attempt, limits, incoming, self._outbound)
+        self._inbound = GatewayInbound(attempt, limits, incoming, self._outbound, senders)
         self._heard_at = 0.0  # when something last came from the peer
         self._suspected = False  # the coordinator has the hint that the attempt may be dead
         self._beat_at: float | None = None  # while a connection is up: when to look for a sign of life

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.source_events import (
+    REPORTED_MAX,
     ForgetSplits,
     NoMoreSplits,
     SplitAt,
@@ -38,8 +39,6 @@ STATE = "a split reader"
 OLD_STATE = b"\xc1headgate-splits-1"
 """How states began when all splits were one encoded event, which followed this."""
 BACKLOG_EVERY_S = 1.0
-REPORTED_MAX = 1000
-"""A report of the backlog names so many splits. What is left in the others is one more entry."""
 _END: Any = object()
 
 

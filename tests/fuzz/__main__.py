@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Sequence
 from random import SystemRandom
 
-from tests.fuzz import below, pure, ring_port, siege, status_attackers, three_ports
+from tests.fuzz import below, hostile_parts, pure, ring_port, siege, status_attackers, three_ports
 from tests.fuzz.target import CaseFailed, Target, run_case
 
-_MODULES = (pure, below, status_attackers, ring_port, siege, three_ports)
+_MODULES = (pure, below, status_attackers, hostile_parts, ring_port, siege, three_ports)
 TARGETS = {target.name: target for module in _MODULES for target in module.TARGETS}
 QUICK_ROUND_S = 1.0
 """How long a target without a socket runs before the next one; the others have one case each."""
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.list:
         for target in TARGETS.values():
-            print(f"{target.name:12} {target.about}")
+            print(f"{target.name:22} {target.about}")
         return 0
     first = SystemRandom().randrange(1_000_000_000) if options.seed is None else options.seed
     targets = list(TARGETS.values()) if options.target is None else [TARGETS[options.target]]

@@ -48,5 +48,65 @@ an-attempt-reserves-all-permits [found; H157]
   @ spark_bridge.primitives.permits.book:PermitBook._has_enough
   - return self._schedule.due(now) - now > AHEAD_S
   + return False
+items-of-others-are-finished [found; H157]
+  A task finishes the items of others, so that nobody does them.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_report
+  - if self._in_work.get(id_) in (subtask, NOBODY):
+  + if True:
+restored-items-are-free [found; H157]
+  What tasks have added counts no more after a restart, so each allows as much again.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._restore
+  - keep = self._account.keep_beside if id_ in own else self._account.keep
+  + keep = self._account.keep_beside
+counts-of-any-checkpoint-stay [found; H157]
+  A task counts for checkpoints that there are not, and the driver keeps the counts of each.
+  @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator
+  - if checkpoint_id in self._cuts:
+  + if checkpoint_id is not None:
+buckets-without-number [found; H157]
+  A task fills the driver with buckets of its distributions.
+  @ spark_bridge.primitives.counters.book:Book.check_names
+  - if self.buckets > BUCKETS_MAX:
+  + if False:
+a-large-backlog-stays [found; H157]
+  A task says how much is left of splits of any size, and the driver keeps them.
+  @ actors.coordination.source:SourceCoordinator.handle_event_from_operator
+  - if len(encode_event(event)) <= BACKLOG_BYTES_MAX:
+  + if True:
+ranges-without-number [found; H157]
+  A task has read more ranges than the table has.
+  @ spark_bridge.sources.postgres.driver:PostgresEnumerator._note_read
+  - if low not in self._read and len(self._read) >= self._count:
+  + if False:
+an-event-to-the-last-source-of-all [found; H157]
+  An event to the source -1 reaches the last one.
+  @ actors.coordination.enumerators:HybridSplitEnumerator.handle_source_event
+  - if index >= 0:
+  + if True:
+lists-without-number [found; H157]
+  A task lists parts for checkpoints that never come, and the driver keeps them.
+  @ spark_bridge.sinks.two_phase.driver:SinkCommits.prepared
+  - self._account.charge(name, size)
+  + pass
+committed-parts-count-on [new; H157]
+  A sink fails when it has committed a million parts.
+  @ spark_bridge.sinks.two_phase.driver:SinkCommits._commit
+  - self._account.release(committable.name)
+  + pass
+destroyed-parts-count-on [new; H157]
+  A sink fails when a million parts of dead attempts were destroyed.
+  @ spark_bridge.sinks.two_phase.driver:SinkCommits.subtask_reset
+  - self._settle()
+  + pass
+payloads-are-not-looked-at [found; H157]
+  A checkpoint keeps a part that no commit can understand, and each restart fails.
+  @ spark_bridge.sinks.two_phase.driver:SinkCommits._sizes
+  - self._committer.check_payload(part.payload)
+  + pass
+restored-events-of-anybody [found; H157]
+  A task sends events of any subtask as if its snapshot had held them.
+  @ protocol.gateway.inbound:GatewayInbound._check_window
+  - item.sender not in self._senders
+  + False
 """
 )

@@ -24,6 +24,7 @@ from protocol.describing import as_json
 from protocol.errors import RemoteProtocolError
 from protocol.wire.events import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
+from protocol.wire.state import run_steps
 from spark_bridge.primitives.counters.book import (
     BITS_MAX,
     NAMES_MAX,
@@ -203,7 +204,8 @@ def test_books_add_up_to_what_can_be_sent_stored_and_shown(tasks: list[list[int 
             book.count("n", number)
             if type(number) is float:
                 book.observe("o", number)
-        assert Book.from_value(decode_event(encode_event(book.as_value()))).check().values() == book.values()
+        sent = Book.from_value(decode_event(encode_event(book.as_value())))
+        assert run_steps(sent.check_in_steps()).values() == book.values()
     whole = added_up(books)
     assert Book.from_bytes(whole.to_bytes()).values() == whole.values()
     for count in whole.counts.values():
@@ -338,7 +340,7 @@ def test_names_over_several_reports_are_bounded() -> None:  # H156
     newer = Book()
     newer.counts = {"one more": 1}
     with pytest.raises(RemoteProtocolError, match="1001 names"):
-        known.replace(newer.check()).check_names()
+        known.replace(run_steps(newer.check_in_steps())).check_names()
 
 
 def _values(random_: random.Random) -> Callable[[], Any]:
@@ -371,7 +373,7 @@ def test_a_random_report_is_a_book_that_can_be_shown_or_an_error_of_the_peer(see
     observed = {random_.choice(["o", 3]): make() for _ in range(random_.randrange(2))}
     value = random_.choice([[counts, observed], [counts, observed], [counts], make()])
     try:
-        book = Book.from_value(value).check()
+        book = run_steps(Book.from_value(value).check_in_steps())
     except (ValueError, RemoteProtocolError):
         return
     again = Book.from_value(decode_event(encode_event(added_up([book, book]).as_value())))

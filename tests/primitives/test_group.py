@@ -15,7 +15,7 @@ import pytest
 from headgate import Group, GroupMember, SubtaskContext
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.group import Member
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.group import driver as driver_half
@@ -568,7 +568,7 @@ async def test_values_of_a_collective_that_the_driver_would_have_to_keep_above_t
     ids=lambda one: str(one)[:20],
 )
 def test_texts_and_values_that_no_member_sends_are_refused(request_: list[Any]) -> None:  # H157
-    with pytest.raises(ValueError, match="not a request of a group"):
+    with pytest.raises(RemoteProtocolError, match="not a request of a group"):
         parse_request(request_)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from headgate import SubtaskContext, WorkQueue
 from headgate.testing import running_operator
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.work_queue import driver as driver_half
@@ -618,7 +618,7 @@ async def test_a_task_is_given_no_more_than_it_holds_at_a_time_whatever_it_wants
 )
 async def test_a_report_that_no_task_sends_is_refused(event: Any) -> None:  # H157
     half, _ = await a_bounded_half(10_000)
-    with pytest.raises(ValueError, match="not a report of a work queue"):
+    with pytest.raises(RemoteProtocolError, match="not a report of a work queue"):
         await half.handle_source_event(0, 0, event)
     assert half.known == 0
 

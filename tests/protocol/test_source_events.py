@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.errors import RemoteProtocolError
 from protocol.source_events import (
     BacklogReported,
     NoMoreSplits,
@@ -114,7 +115,7 @@ def test_what_begins_with_a_value_that_cannot_be_compared_is_the_users_own(event
     assert parsed.splits[1].split is parsed.splits[1].position is event
     assert parse_return(event) is None
     assert parse_prepared("sink", "target", event) is None
-    with pytest.raises(ValueError, match="not a report"):
+    with pytest.raises(RemoteProtocolError, match="not a report"):
         parse_report(event)
 
 

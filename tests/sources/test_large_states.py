@@ -29,7 +29,7 @@ from headgate.sources import FileSource, SplitAt
 from headgate.testing import running_operator
 from protocol.errors import EventEncodeError
 from protocol.kept_bytes import KeptBytes
-from protocol.source_events import decode_split
+from protocol.source_events import REPORTED_MAX, decode_split
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.messages import RestoreMode
@@ -43,7 +43,6 @@ from spark_bridge.sources.postgres.task import PostgresReader, range_read_event
 from spark_bridge.storage import MemoryStorage, StorageSession
 from spark_bridge.streams.driver import StreamPlanner
 from spark_bridge.subtask.hybrid import HybridReader
-from spark_bridge.subtask.source import REPORTED_MAX
 from tests.sources.test_old_states import Reader, Taking, handed_out
 from tests.sources.test_split_reader import until_over
 

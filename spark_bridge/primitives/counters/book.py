@@ -20,12 +20,16 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeGuard
 from protocol.arguments import FRACTION, checked
 from protocol.describing import as_float, is_encodable, show
 from protocol.errors import RemoteProtocolError
+from protocol.wire.state import Steps
 
 __all__ = ["Book", "Distribution", "Observed", "Total", "added_up", "plus"]
 
 NAME_CHARS_MAX = 200
 NAMES_MAX = 1000
 """How many different names one attempt may use: a name per record would fill the memory of the driver."""
+BUCKETS_MAX = 2**16
+"""How many buckets all distributions of one attempt may have: those of about 200 that span three decades."""
+BUCKETS_A_STEP = 2**12
 BITS_MAX = 4096
 """Of an integer that is counted. Python writes no integer of more than 4300 digits as text, not even a sum of these."""
 TIMES_MAX = 2**53
@@ -100,6 +104,11 @@ class Book:
         known[2] = min(known[2], value)
         known[3] = max(known[3], value)
         bucket = bucket_of(value)
+        if bucket not in known[4] and self.buckets >= BUCKETS_MAX:
+            raise ValueError(
+                f"the distributions of a task may have {BUCKETS_MAX} buckets, each for values that differ by less than "
+                f"2 %, and {show(name, 80)} needs one more: observe under fewer names"
+            )
         known[4][bucket] = known[4].get(bucket, 0) + 1
 
     def _checked(self, name: object, known: dict[str, Any], other: dict[str, Any], taken_by: str) -> str:
@@ -120,6 +129,11 @@ class Book:
                 "fixed names, and no names that are made of data"
             )
         return name
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets all distributions have."""
+        return sum([len(one[4]) for one in self.observed.values()])
 
     def add(self, other: Book) -> None:
         """Add the counts of another one to this."""
@@ -169,9 +183,10 @@ class Book:
             case _:
                 raise ValueError(f"not the counts of a task: {show(value, 80)}")
 
-    def check(self) -> Book:
+    def check_in_steps(self) -> Steps[Book]:
         """Return this book. Raises ``RemoteProtocolError`` if no task counts like this: then it was forged (H156)."""
         self.check_names()
+        looked_at = 0
         for name in (*self.counts, *self.observed):
             if not _is_name(name):
                 raise RemoteProtocolError(f"a count with the name {show(name, 80)}")
@@ -183,13 +198,19 @@ class Book:
                 raise RemoteProtocolError(f"the distribution {show(name, 80)} has impossible figures")
             if not all(type(key) is str and _BUCKET.fullmatch(key) for key in buckets):
                 raise RemoteProtocolError(f"the distribution {show(name, 80)} has impossible buckets")
+            looked_at += len(buckets)
+            if looked_at > BUCKETS_A_STEP:
+                looked_at = 0
+                yield
         return self
 
     def check_names(self) -> Book:
-        """Return this book. Raises ``RemoteProtocolError`` if it has more names than a task may use."""
+        """Return this book. Raises ``RemoteProtocolError`` if it has more names or buckets than a task may use."""
         count = len(self.counts) + len(self.observed)
         if count > NAMES_MAX:
             raise RemoteProtocolError(f"{count} names of counts and distributions, which are more than {NAMES_MAX}")
+        if self.buckets > BUCKETS_MAX:
+            raise RemoteProtocolError(f"{self.buckets} buckets of distributions, which are more than {BUCKETS_MAX}")
         return self
 
     def to_bytes(self) -> bytes:

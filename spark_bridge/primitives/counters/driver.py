@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
+from actors.coordination.turns import in_turns
 from protocol.attempts import FailureReason
 from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration
@@ -39,6 +40,7 @@ class CountersCoordinator(OperatorCoordinator):
         self._counted: dict[int, dict[str, int | float]] = {}  # by subtask: what is in the totals
         self._totals: dict[str, Total] = {}
         self._filed: dict[int, dict[int, Book]] = {}  # subtask to checkpoint to counts, which hold until a later one
+        self._cuts: set[int] = set()  # checkpoints to which a report may belong
         self._enumeration = CurrentEnumeration()
         self._started = False
         self._run_over = False
@@ -86,13 +88,13 @@ class CountersCoordinator(OperatorCoordinator):
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if self._context.handles_restored:  # the attempt has restored these counts and reports them itself
             return
-        checkpoint_id, newer = _checked(event)
+        checkpoint_id, newer = await _checked(event)
         if not self._met_run and self._is_batch:
             await self._meet_run()
         books = self._attempts.setdefault(subtask, {})
         books[attempt] = book = books.get(attempt, Book()).replace(newer).check_names()
         self._recount(subtask)
-        if checkpoint_id is not None:
+        if checkpoint_id in self._cuts:  # otherwise no reset goes back to it, and a task may name any (H157)
             self._filed.setdefault(subtask, {})[checkpoint_id] = book
 
     async def subtask_ready(self, subtask: int, gateway: object) -> None:
@@ -130,12 +132,19 @@ class CountersCoordinator(OperatorCoordinator):
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         if self._is_batch:
             return b""
+        self._cuts.add(checkpoint_id)
         books = {**self._restored, **{subtask: books[min(books)] for subtask, books in self._attempts.items() if books}}
         if not any(books.values()):
             return b""
         return json.dumps([self._context.parallelism, {one: book.as_value() for one, book in books.items()}]).encode()
 
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._cuts.discard(checkpoint_id)
+        for filed in self._filed.values():
+            filed.pop(checkpoint_id, None)
+
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._cuts = {cut for cut in self._cuts if cut >= checkpoint_id}
         for filed in self._filed.values():
             for earlier in sorted(known for known in filed if known <= checkpoint_id)[:-1]:
                 del filed[earlier]
@@ -169,12 +178,12 @@ class CountersCoordinator(OperatorCoordinator):
         self._run_over = False
 
 
-def _checked(event: Any) -> tuple[int | None, Book]:
+async def _checked(event: Any) -> tuple[int | None, Book]:
     """The checkpoint to which a report belongs, if any, and the counts. A task whose report is forged fails alone."""
     match event:
         case [None | int() as checkpoint_id, value]:
             try:
-                return checkpoint_id, Book.from_value(value).check()
+                return checkpoint_id, await in_turns(Book.from_value(value).check_in_steps())
             except ValueError as error:
                 raise RemoteProtocolError(str(error)) from None
     raise RemoteProtocolError(f"not a report of counts: {show(event, 80)}; {SAME_RELEASE}")

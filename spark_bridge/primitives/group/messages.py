@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.group import SAVE
 from protocol.values import value
 
@@ -168,35 +168,35 @@ class Yours:
 
 
 def parse_request(event: Any) -> Join | Call | Question | Fetch:
-    """Raises ``ValueError`` for anything else, and for texts that are too long to be kept (H157)."""
+    """Raises ``RemoteProtocolError`` for anything else, and for texts that are too long to be kept (H157)."""
     match event:
-        case ["join", str(host), int(port)] if len(host) <= HOST_CHARS_MAX:
+        case [str("join"), str(host), int(port)] if len(host) <= HOST_CHARS_MAX and 0 <= port < 2**16:
             return Join(host, port)
-        case ["call", int(generation), int(round_), str(kind), int(value_)] if kind == SAVE:
+        case [str("call"), int(generation), int(round_), str(kind), int(value_)] if kind == SAVE:
             return Call(generation, round_, kind, value_)
-        case ["call", int(generation), int(round_), str(kind), (bytes() | None) as value_] if (
+        case [str("call"), int(generation), int(round_), str(kind), (bytes() | None) as value_] if (
             kind != SAVE and len(kind) <= KIND_CHARS_MAX
         ):
             return Call(generation, round_, kind, value_)
-        case ["question", int(generation)]:
+        case [str("question"), int(generation)]:
             return Question(generation)
-        case ["fetch", int(step), int(offset)]:
+        case [str("fetch"), int(step), int(offset)]:
             return Fetch(step, offset)
         case _:
-            raise ValueError(f"not a request of a group: {show(event, 80)}; {SAME_RELEASE}")
+            raise RemoteProtocolError(f"not a request of a group: {show(event, 80)}; {SAME_RELEASE}")
 
 
 def parse_event(event: Any) -> Leave | GiveUp | Blob:
-    """Raises ``ValueError`` for anything else."""
+    """Raises ``RemoteProtocolError`` for anything else."""
     match event:
-        case ["leave", int(generation), str(error)]:
+        case [str("leave"), int(generation), str(error)]:
             return Leave(generation, error[:ERROR_CHARS_MAX])
-        case ["give up", int(generation)]:
+        case [str("give up"), int(generation)]:
             return GiveUp(generation)
-        case ["blob", int(generation), int(offset), int(size), bytes(data)]:
+        case [str("blob"), int(generation), int(offset), int(size), bytes(data)]:
             return Blob(generation, offset, size, data)
         case _:
-            raise ValueError(f"not an event of a group: {show(event, 80)}; {SAME_RELEASE}")
+            raise RemoteProtocolError(f"not an event of a group: {show(event, 80)}; {SAME_RELEASE}")
 
 
 def parse_answer(event: Any) -> Admitted | Values | Broken | Yours:

@@ -155,8 +155,8 @@ class PermitBook:
         return self._serve(now, effects)
 
     def release(self, asker: Asker, numbers: Collection[int], now: float) -> list[PermitEffect]:
-        """The asker uses these slots no longer. Not more than it has."""
-        for number in numbers:
+        """The asker uses these slots no longer. Not more than it has: a hostile one may name any number."""
+        for number in self._held.get(asker, set()).intersection(numbers):
             self._free_slot(Ticket(asker, number))
         return self._serve(now, [])
 

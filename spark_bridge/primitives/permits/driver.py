@@ -12,7 +12,7 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, 
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE, GatewayFull
+from protocol.errors import SAME_RELEASE, GatewayFull, RemoteProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
@@ -178,26 +178,28 @@ class _Coordinator(OperatorCoordinator):
         if self.context.handles_restored:  # nobody would give back what it gets
             return None
         match request:
-            case ["acquire", int(number), bool(needs_slot), int() | float() as timeout_s] if number > 0 <= timeout_s:
+            case [str("acquire"), int(number), bool(needs_slot), int() | float() as timeout_s] if (
+                number > 0 <= timeout_s
+            ):
                 ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
                 return self._desk.ask(self, ticket, needs_slot, timeout_s)
             case _:
-                raise ValueError(f"not a request for permits: {show(request, 80)}")
+                raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if self.context.handles_restored:  # of an attempt that is over, and has nothing any more
             return
         asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
-            case ["more", int(count)]:
+            case [str("more"), int(count)]:
                 delays = book.take_ahead(asker, min(max(count, 1), 1000), self.now)
                 await self.context.gateways.send(subtask, ["permits", delays], attempt=attempt, urgent=True)
-            case ["give up", int(number)] if number > 0:
+            case [str("give up"), int(number)] if number > 0:
                 self._desk.carry_out(book.give_up(Ticket(asker, number), self.now), self.now)
-            case ["release", [*numbers]] if {int}.issuperset(map(type, numbers)):
+            case [str("release"), [*numbers]] if {int}.issuperset(map(type, numbers)):
                 self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:
-                raise ValueError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
+                raise RemoteProtocolError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
 
     def _contended(self) -> list[Any]:
         return ["contended", self._desk.changes, self._desk.contended]

@@ -19,7 +19,7 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.arguments import NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE, AttemptOver, GatewayFull, LocalProtocolError
+from protocol.errors import SAME_RELEASE, AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.ids import ExecutionAttempt
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.primitives.shared_value.encoding import (
@@ -279,18 +279,18 @@ class _Coordinator(OperatorCoordinator):
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
-            case ["applied", int(version)]:
+            case [str("applied"), int(version)]:
                 for waiting in self._waiting:
                     if version >= waiting.version:
                         waiting.done(self._operator_id, subtask, attempt)
-            case ["want", int(), bool(wants_answer)]:
+            case [str("want"), int(), bool(wants_answer)]:
                 if self._whole_sent.get((subtask, attempt)) != self._newest.number:
                     self._whole_sent[subtask, attempt] = self._newest.number
                     self._context.run_in_background(
                         partial(self._send_whole, self._newest, subtask, attempt, wants_answer), handler=self._sent
                     )
             case _:
-                raise ValueError(f"not an event of a shared value: {show(event, 80)}; {SAME_RELEASE}")
+                raise RemoteProtocolError(f"not an event of a shared value: {show(event, 80)}; {SAME_RELEASE}")
 
     async def handle_client_request(self, request: Any) -> int:
         """Set the value, for a program whose sidecar is in another process, and return its version."""

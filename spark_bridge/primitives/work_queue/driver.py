@@ -41,6 +41,7 @@ from spark_bridge.primitives.work_queue.messages import (
     ReturnItems,
     id_of_child,
     id_of_key,
+    parse_item,
     parse_report,
 )
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY, WorkQueueInTask, WorkQueuePart
@@ -173,7 +174,7 @@ class _Enumerator(SplitEnumerator):
         self._is_over = False  # nothing is left, and the tasks were told so
         self._returned: dict[int, set[int]] = {}  # attempts whose function has returned, and that may still fail
         self._context: SplitEnumeratorContext
-        self._begun = Begun(self._begin(roots) if state is None else self._restore(state))
+        self._begun = Begun(self._begin(roots) if state is None else self._restore(state, roots))
 
     def _begin(self, roots: Iterable[tuple[int, bytes]]) -> Steps[None]:
         for chunk in in_chunks(roots):
@@ -208,7 +209,7 @@ class _Enumerator(SplitEnumerator):
         report = parse_report(event)
         if self._is_batch:
             self._note_copies(subtask)
-        await in_turns(self._take_report(report, self._undone.get(subtask, {}).get(attempt, set())))
+        await in_turns(self._take_report(subtask, report, self._undone.get(subtask, {}).get(attempt, set())))
         if report.last:
             self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
@@ -220,15 +221,16 @@ class _Enumerator(SplitEnumerator):
             self._wanting.pop(subtask, None)
         await self._hand_out()
 
-    def _take_report(self, report: Report, undone: set[int]) -> Steps[None]:
+    def _take_report(self, subtask: int, report: Report, undone: set[int]) -> Steps[None]:
         """In steps: a hostile task can send as many ids and items as fit into an event."""
         for ids in in_chunks(report.finished):
             for id_ in ids:
                 undone.discard(id_)
-                self._account.move(_ITEMS, _DONE, self._end_work(id_))
+                if self._in_work.get(id_) in (subtask, NOBODY):
+                    self._account.move(_ITEMS, _DONE, self._end_work(id_))
             yield
         for items in in_chunks(report.found):
-            for id_, priority, value in items:
+            for id_, priority, value in map(parse_item, items):
                 if id_ not in self._seen:
                     encoded = encode_event(value)
                     self._account.charge(_ITEMS, len(encoded) + ITEM_BYTES)
@@ -267,7 +269,8 @@ class _Enumerator(SplitEnumerator):
             if not report.last:  # of an attempt that returns: nothing, until it is known which attempt counts
                 await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
             return
-        ids = {id_ for id_ in report.given_back if self._in_work.get(id_) == subtask}
+        ids = self._in_work.keys() & set(report.given_back)
+        ids = {id_ for id_ in ids if self._in_work[id_] == subtask}
         if ids:
             self._put_back(subtask, ids)
 
@@ -435,24 +438,38 @@ class _Enumerator(SplitEnumerator):
         }
         return await in_turns(encode_state_in_steps(QUEUE, fields))
 
-    def _restore(self, state: bytes) -> Steps[None]:
+    def _restore(self, state: bytes, roots: Iterable[tuple[int, bytes]]) -> Steps[None]:
+        """What tasks have added counts as before (H157): otherwise each restart would allow as much again."""
+        own: set[int] = set()
+        for some in in_chunks(roots):
+            own.update(id_ for id_, _ in some)
+            yield
         if not is_state_of(QUEUE, state):
             self._restore_old(state)
-            return
-        fields = yield from decode_state_in_steps(QUEUE, state)
+            fields: dict[str, Any] = {"seen": list(self._seen), "in work": self._in_work, "waiting": []}
+        else:
+            fields = yield from decode_state_in_steps(QUEUE, state)
         same: dict[int, int] = {}  # one object for each id
-        self._account.keep_beside(_IDS, ID_BYTES * len(fields["seen"]))
         for chunk in drain(fields["seen"]):
             self._seen.update(chunk)
             same.update(zip(chunk, chunk, strict=True))
+            ours = len(own.intersection(chunk))
+            self._account.keep_beside(_IDS, ID_BYTES * ours)
+            self._account.keep(_IDS, ID_BYTES * (len(chunk) - ours))
             yield
         self._in_work = dict.fromkeys(fields["in work"], NOBODY)
         for chunk in drain(fields["waiting"]):
             for item in chunk:
                 id_, priority = _ITEM.unpack_from(item)
                 self._put((same.get(id_, id_), item[_ITEM.size :]), priority)
-                self._account.keep_beside(_ITEMS, len(item) + ITEM_BYTES)
             yield
+        for priority, queue in self._waiting.items():
+            self._account.keep(_PRIORITIES, PRIORITY_BYTES if priority else 0)
+            for items in in_chunks(queue):
+                for id_, value in items:
+                    keep = self._account.keep_beside if id_ in own else self._account.keep
+                    keep(_ITEMS, len(value) + ITEM_BYTES - ID_BYTES)
+                yield
 
     def _restore_old(self, state: bytes) -> None:
         """A state of before: the ids in one piece, then the items that wait, each with its length."""

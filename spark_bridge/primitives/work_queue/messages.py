@@ -13,11 +13,20 @@ from hashlib import blake2b
 from typing import Any
 
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.values import value
 from protocol.wire.codec import encode_argument
 
-__all__ = ["KeepItems", "Report", "ReturnItems", "id_of_child", "id_of_key", "parse_report", "parse_return"]
+__all__ = [
+    "KeepItems",
+    "Report",
+    "ReturnItems",
+    "id_of_child",
+    "id_of_key",
+    "parse_item",
+    "parse_report",
+    "parse_return",
+]
 
 _REPORT = "headgate/work-report"
 _RETURN = "headgate/work-return"
@@ -82,14 +91,25 @@ class KeepItems:
 
 
 def parse_report(event: Any) -> Report:
-    """Raises ``ValueError`` for anything else."""
+    """Raises ``RemoteProtocolError`` for anything else. What is found is for ``parse_item``: there may be many."""
     match event:
         case [str(name), [*finished], [*found], [*given_back], int(wanted), bool(last)] if (
-            name == _REPORT and _are_ints(finished) and _are_ints(given_back) and all(map(_is_item, found))
+            name == _REPORT and _are_ints(finished) and _are_ints(given_back)
         ):
-            return Report(tuple(finished), tuple(map(tuple, found)), tuple(given_back), wanted, last)
+            return Report(tuple(finished), tuple(found), tuple(given_back), wanted, last)
         case _:
-            raise ValueError(f"not a report of a work queue: {show(event, 80)}; {SAME_RELEASE}")
+            raise RemoteProtocolError(f"not a report of a work queue: {show(event, 80)}; {SAME_RELEASE}")
+
+
+def parse_item(item: Any) -> Item:
+    """Raises ``RemoteProtocolError`` for anything else."""
+    match item:
+        case [id_, priority, value_] if (
+            type(id_) is int and id_ >= 0 and type(priority) is int and -(2**63) <= priority < 2**63
+        ):
+            return id_, priority, value_
+        case _:
+            raise RemoteProtocolError(f"not a report of a work queue: an item is {show(item, 80)}; {SAME_RELEASE}")
 
 
 def parse_return(event: Any) -> ReturnItems | KeepItems | None:
@@ -105,11 +125,3 @@ def parse_return(event: Any) -> ReturnItems | KeepItems | None:
 
 def _are_ints(values: list[Any]) -> bool:
     return {int}.issuperset(map(type, values))
-
-
-def _is_item(item: Any) -> bool:
-    match item:
-        case [id_, priority, _]:
-            return type(id_) is int and id_ >= 0 and type(priority) is int and -(2**63) <= priority < 2**63
-        case _:
-            return False

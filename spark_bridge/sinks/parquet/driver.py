@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from protocol.describing import show
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkDataLost
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
 from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["ParquetCommitter"]
@@ -63,6 +64,10 @@ class ParquetCommitter(TwoPhaseCommitter):
                 self.log.info("table commit conflict, retry", error=repr(error))
         for part in committables:
             self.folder.forget(part.name)
+
+    def check_payload(self, payload: Any) -> None:
+        if not are_counts(payload, 2):
+            raise ValueError(f"the payload of a part is [rows, bytes], not {show(payload, 80)}")
 
     def abort(self, names: Sequence[str]) -> None:
         """Delete the files. One that is in the table after all is never deleted, no matter who asks."""

@@ -9,14 +9,16 @@ transaction as the rows, so a commit that is repeated is recognised, whatever wa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from protocol.describing import show
 from spark_bridge.sinks.postgres.table import PostgresTable, gid_of, gid_prefix
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
 
 __all__ = ["PreparedCommitter", "StagedCommitter"]
 
@@ -169,6 +171,10 @@ class StagedCommitter(_PostgresCommitter):
             "the constraint or the values there, without deleting rows, or start again without this checkpoint. The "
             f"server says: {error}"
         )
+
+    def check_payload(self, payload: Any) -> None:
+        if not are_counts([payload], 1):
+            raise ValueError(f"the payload of a part is its number of rows, not {show(payload, 80)}")
 
     def abort(self, names: Sequence[str]) -> None:
         with self._table.connect() as connection:

@@ -13,10 +13,11 @@ from typing import Any
 
 import redis
 
+from protocol.describing import show
 from spark_bridge.sinks.redis.keys import RedisStream, connect
 from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
 
 __all__ = ["RedisCommitter"]
 
@@ -93,6 +94,10 @@ class RedisCommitter(TwoPhaseCommitter):
                 "newest checkpoint. If the server lost what it had confirmed, set appendonly yes and appendfsync "
                 "always, and start again without this checkpoint"
             )
+
+    def check_payload(self, payload: Any) -> None:
+        if not are_counts([payload], 1):
+            raise ValueError(f"the payload of a part is its number of rows, not {show(payload, 80)}")
 
     def abort(self, names: Sequence[str]) -> None:
         with self._connected.pipeline() as commands:

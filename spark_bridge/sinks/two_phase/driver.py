@@ -8,6 +8,7 @@ subtasks list again what they held, and committing a part twice has no effect. S
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,8 @@ from actors.threads import USER
 from protocol.arguments import check_settings, checked
 from protocol.attempts import FailureReason
 from protocol.describing import describe, show, text_of
+from protocol.errors import RemoteProtocolError
+from protocol.kept_bytes import KeptBytes
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
 from spark_bridge.sinks.two_phase.gather import WholeCheckpoints
@@ -26,6 +29,13 @@ from spark_bridge.sinks.two_phase.parts import Committable, parse_prepared
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, TwoPhaseSink
 
 __all__ = ["SinkCommits", "TwoPhaseSinkCoordinator"]
+
+LISTED_BYTES_MAX = 2**30
+"""How much is kept of the parts that wait for their checkpoint: about a million."""
+PART_BYTES = 600
+"""What one of them takes beside its name and its payload."""
+PAYLOAD_TIMES = 16
+"""So many times the length of a payload as JSON it has at most in memory."""
 
 T = TypeVar("T")
 
@@ -61,6 +71,11 @@ class SinkCommits:
         self._committer_made = False
         self._ledger: SinkLedger
         self._gather = WholeCheckpoints()
+        self._account = KeptBytes(
+            LISTED_BYTES_MAX,
+            f"what the tasks of sink {sink.name or show(sink, 80)} have prepared, and no checkpoint has committed,",
+            "take checkpoints more often, or prepare fewer and larger parts",
+        )
         self._to_destroy: set[str] = set()  # when no checkpoint is in doubt
 
     @property
@@ -107,8 +122,10 @@ class SinkCommits:
         prepared = parse_prepared(self._sink, self._target, event)
         if prepared is None:
             return False
-        listed = self._gather.covering(subtask, prepared) if self._of.atomic else prepared.committables
-        due = self._ledger.listed(subtask, attempt, list(listed))
+        listed = list(self._gather.covering(subtask, prepared) if self._of.atomic else prepared.committables)
+        for name, size in self._sizes(subtask, listed).items():
+            self._account.charge(name, size)
+        due = self._ledger.listed(subtask, attempt, listed)
         if self._of.atomic:
             self._gather.add(due, self._ledger.completed_id)
             self._gather.listed(subtask, prepared)
@@ -116,6 +133,26 @@ class SinkCommits:
         else:
             await self._commit(due)
         return True
+
+    def _sizes(self, subtask: int, listed: Sequence[Committable]) -> dict[str, int]:
+        """How much those keep that are not known. A task may list what no writer prepares, without an end (H157)."""
+        sizes: dict[str, int] = {}
+        for part in listed:
+            try:
+                self._committer.check_payload(part.payload)
+                size = len(part.name) + PAYLOAD_TIMES * len(json.dumps(part.payload)) + PART_BYTES
+            except (ValueError, TypeError) as error:
+                raise RemoteProtocolError(f"{part.name}, listed by subtask {subtask}: {describe(error)}") from error
+            if not self._account.keeps(part.name):
+                sizes[part.name] = size
+        return sizes
+
+    def _settle(self) -> None:
+        """What is neither in the ledger nor waits for its checkpoint is not kept any more."""
+        kept = {part.name for part in self._gather.held}
+        for name in self._account.owners():
+            if name not in self._ledger.names and name not in kept:
+                self._account.release(name)
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
         """The attempt has ended."""
@@ -127,7 +164,9 @@ class SinkCommits:
 
         While an aborted checkpoint may still be restored, this method and all others postpone that.
         """
-        await self._destroy(self._ledger.subtask_reset(subtask, checkpoint_id))
+        dead = self._ledger.subtask_reset(subtask, checkpoint_id)
+        self._settle()
+        await self._destroy(dead)
         await self._sweep(lambda names: self._ledger.parts_of_failed_attempts(names, subtask=subtask))
 
     def snapshot(self, checkpoint_id: int) -> bytes:
@@ -155,6 +194,7 @@ class SinkCommits:
         else:
             await self._commit(due)
             await self._run(self._committer.committed, checkpoint_id)
+        self._settle()
         if self._ledger.nothing_held:
             await self._sweep(self._ledger.parts_before_the_end)
         await self._destroy(())
@@ -177,8 +217,11 @@ class SinkCommits:
             self._restored = (checkpoint_id, state)
             return
         due, dead, expected = self._ledger.restore(checkpoint_id, state)
+        self._account.clear()
         if self._of.atomic:
             self._gather.restore(checkpoint_id, due, expected)
+            for part in due:
+                self._account.keep(part.name, PART_BYTES)
             await self._commit_whole()
         else:
             await self._commit(due)
@@ -221,6 +264,7 @@ class SinkCommits:
                 await anyio.sleep(delay_s)
         for committable in due:
             self._ledger.committed(committable.name)
+            self._account.release(committable.name)
             self._to_destroy.discard(committable.name)
 
     async def _sweep(self, choose: Callable[[Iterable[str]], list[str]]) -> None:

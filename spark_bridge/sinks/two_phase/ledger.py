@@ -43,7 +43,7 @@ ledger need not know about that, because a part that was removed from it stays r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,11 @@ class SinkLedger:
         return len(self._pending)
 
     @property
+    def names(self) -> Set[str]:
+        """Their names."""
+        return self._pending.keys()
+
+    @property
     def completed_id(self) -> int:
         """The last checkpoint that has completed or was restored."""
         return self._completed
@@ -104,8 +109,8 @@ class SinkLedger:
         ``subtask`` is the one that first sent it, which may have been the sender's predecessor before a change of the
         parallelism. Raises ``SinkMisused``, and changes nothing, if one of the parts cannot belong to this list.
         """
-        for committable in committables:
-            part = committable.part
+        parts = [(committable, committable.part) for committable in committables]
+        for committable, part in parts:
             if part.subtask != subtask or (part.attempt != attempt and part.after >= self._completed):
                 raise SinkMisused(
                     f"attempt {attempt} of subtask {subtask} lists {committable.name}, which another attempt wrote "
@@ -113,8 +118,7 @@ class SinkLedger:
                     "those in the state that it restored"
                 )
         due = []
-        for committable in committables:
-            part = committable.part
+        for committable, part in parts:
             again = part.attempt != attempt or part.after < self._restored
             if again or (not committable.prepared_at_end and committable.checkpoint_id <= self._completed):
                 due.append(committable)

@@ -22,12 +22,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from protocol.arguments import ID, checked
 from protocol.describing import show
+from protocol.errors import RemoteProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
@@ -35,10 +37,11 @@ __all__ = ["Committable", "PartName", "PreparedList", "committables_from", "pars
 
 _PREPARED = "headgate/prepared"
 PARTS_PER_EVENT = 1000  # about 100 bytes each
+NAME_CHARS_MAX = 255
 
 _NAME = re.compile(
-    r"(?P<prefix>[^/]+)-s(?P<subtask>\d{5,})-e(?P<epoch>\d{10,})-a(?P<attempt>\d{5,})-(?P<token>[0-9a-f]{32})"
-    r"-(?P<number>\d{6,})(?P<suffix>(\.[^/]*)?)"
+    r"(?P<prefix>[^/\x00-\x1f]+)-s(?P<subtask>[0-9]{5,18})-e(?P<epoch>[0-9]{10,18})-a(?P<attempt>[0-9]{5,18})"
+    r"-(?P<token>[0-9a-f]{32})-(?P<number>[0-9]{6,18})(?P<suffix>(\.[^/\x00-\x1f]*)?)"
 )
 
 
@@ -66,9 +69,10 @@ class PartName:
         )
 
     @classmethod
+    @lru_cache(2 * PARTS_PER_EVENT)  # those of one list are looked at several times
     def parse(cls, name: str) -> PartName | None:
         """Parse ``name``; None if it is not the name of a part."""
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if len(name) <= NAME_CHARS_MAX else None
         if match is None:
             return None
         return cls(
@@ -160,6 +164,7 @@ def parse_prepared(sink: str, target: str, event: Any) -> PreparedList | None:
     Raises:
         SinkMisused: the parts are in another target, or one was not prepared by the writer of the list.
         ValueError: the list is malformed.
+        RemoteProtocolError: no task of ours sends a list that is so long.
     """
     match event:
         case [str(tag), str(name), str(place), str(proof), int(checkpoint_id), bool(last), list(entries)] if (
@@ -171,6 +176,8 @@ def parse_prepared(sink: str, target: str, event: Any) -> PreparedList | None:
                     "the same target, such as the same URL. A checkpoint can only be restored with the target that it "
                     "was taken with"
                 )
+            if len(entries) > PARTS_PER_EVENT:
+                raise RemoteProtocolError(f"a list of {len(entries)} parts, and one has at most {PARTS_PER_EVENT}")
             committables = committables_from([[*_listed(entry), checkpoint_id] for entry in entries])
             return PreparedList(checkpoint_id, last, _written_with(proof, committables))
         case _:
@@ -199,8 +206,10 @@ def committables_from(entries: Sequence[Any]) -> tuple[Committable, ...]:
     committables = []
     for entry in entries:
         match entry:
-            case [str(name), payload, int(checkpoint_id)] if PartName.parse(name) and type(checkpoint_id) is int:
-                committables.append(Committable(name, payload, checkpoint_id))
+            case [str(name), payload, int(checkpoint_id)] if PartName.parse(name) and (
+                type(checkpoint_id) is int and VIRTUAL_EMPTY_CHECKPOINT <= checkpoint_id < 2**63
+            ):  # that is all that the constructor looks at, which takes long
+                committables.append(_Committable.__new__(Committable, name, payload, checkpoint_id))
             case _:
                 raise ValueError(f"not a prepared part: {show(entry)}: list what prepare() has returned")
     return tuple(committables)

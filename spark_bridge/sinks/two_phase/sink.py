@@ -12,9 +12,21 @@ from protocol.arguments import AT_LEAST_1, ID, checked
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, token_of
 
-__all__ = ["SinkCommitterContext", "SinkWriterContext", "TwoPhaseCommitter", "TwoPhaseSink", "TwoPhaseWriter"]
+__all__ = [
+    "SinkCommitterContext",
+    "SinkWriterContext",
+    "TwoPhaseCommitter",
+    "TwoPhaseSink",
+    "TwoPhaseWriter",
+    "are_counts",
+]
 
 Record_contra = TypeVar("Record_contra", contravariant=True)
+
+
+def are_counts(payload: object, numbers: int) -> bool:
+    """Whether a payload is a list of so many numbers of rows or bytes, as the ready-made sinks have it."""
+    return type(payload) is list and len(payload) == numbers and all(type(one) is int and one >= 0 for one in payload)
 
 
 class SinkWriterContext:
@@ -113,6 +125,12 @@ class TwoPhaseCommitter:
                 job. The restore that follows commits the same parts again.
         """
         raise NotImplementedError(f"{type(self).__name__} must define commit(self, committables)")
+
+    def check_payload(self, payload: Any) -> None:
+        """Raise ``ValueError`` for a payload that no part of this sink has: then the task that lists it fails alone.
+
+        Otherwise a checkpoint may keep it, and each commit would fail. Called on the event loop: do not block.
+        """
 
     def abort(self, names: Sequence[str]) -> None:
         """Destroy these parts, which no checkpoint will ever commit. Some may be gone. An exception is only logged."""

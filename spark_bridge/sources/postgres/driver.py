@@ -24,6 +24,8 @@ from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked
 from protocol.describing import show
+from protocol.errors import RemoteProtocolError
+from protocol.kept_bytes import KeptBytes
 from protocol.source_events import SplitAt, encode_split
 from protocol.wire.state import (
     OLD,
@@ -50,6 +52,11 @@ SLOT_TIMEOUT_S = 30.0
 """The server creates a slot when all transactions that were open have ended."""
 
 POSTGRES = "the enumerator of a PostgreSQL source"
+READ_BYTES_MAX = 2**30
+"""How much is kept of the ranges that were read, with their snapshots."""
+ENTRY_BYTES = 400
+"""What one of them takes beside its texts."""
+_READ = "read"
 _NO_CUT = -1
 """What was read since the last cut belongs to no checkpoint."""
 _KEY_TYPES = ("smallint", "integer", "bigint", "uuid")
@@ -343,6 +350,11 @@ class PostgresEnumerator(SplitEnumerator):
         self._read: dict[str | None, bytes] = {}  # the low end of a range to an encoded ``[low, high, snapshot]``
         self._unsettled: dict[int, dict[str | None, int]] = {_NO_CUT: {}}  # by first cut: low end to who has read it
         self._waiting: dict[int, None] = {}
+        self._account = KeptBytes(
+            READ_BYTES_MAX,
+            f"what tasks say of the ranges of {source!r} that they have read",
+            "choose a larger range_rows",
+        )
         self._restoring = Begun(self._restore(state))
         self._context: SplitEnumeratorContext
 
@@ -360,6 +372,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._changes_to = fields.get("changes_to")
         for chunk in drain(fields["read"]):
             self._read |= {decode_entry(one)[0]: one for one in chunk}
+            self._account.keep(_READ, sum(map(len, chunk)) + ENTRY_BYTES * len(chunk))
             yield
 
     @property
@@ -397,17 +410,28 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
-            case [str(name), low, high, str(snapshot)] if name == RANGE_READ:
+            case [str(name), (str() | None) as low, (str() | None) as high, str(snapshot)] if name == RANGE_READ:
                 if low not in self._read or any(low in cut for cut in self._unsettled.values()):
-                    self._read[low] = encode_entry([low, high, snapshot])
-                    self._unsettled[_NO_CUT][low] = subtask
-            case [str(name), int(until)] if name == CHANGES_READ:
+                    self._note_read(subtask, low, encode_entry([low, high, snapshot]))
+            case [str(name), int(until)] if name == CHANGES_READ and 0 <= until < 2**63:
                 self._changes_to = until
             case _:
                 raise ValueError(
                     f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader: send "
                     "your own events to a coordinator of yours, in another stage"
                 )
+
+    def _note_read(self, subtask: int, low: str | None, entry: bytes) -> None:
+        if low not in self._read and len(self._read) >= self._count:
+            raise RemoteProtocolError(f"a range of the table that it was not divided into, from {show(low, 80)} on")
+        self._forget_read(low)
+        self._account.charge(_READ, len(entry) + ENTRY_BYTES)
+        self._read[low] = entry
+        self._unsettled[_NO_CUT][low] = subtask
+
+    def _forget_read(self, low: str | None) -> None:
+        if (entry := self._read.pop(low, None)) is not None:
+            self._account.release(_READ, len(entry) + ENTRY_BYTES)
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._waiting.pop(subtask, None)
@@ -416,7 +440,7 @@ class PostgresEnumerator(SplitEnumerator):
         for cut in self._unsettled.values():
             for low in [low for low, reader in cut.items() if reader == subtask]:
                 del cut[low]  # it is read again, with another snapshot
-                self._read.pop(low, None)
+                self._forget_read(low)
         await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
 

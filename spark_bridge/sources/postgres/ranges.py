@@ -28,6 +28,11 @@ def pack_ranges(read: Mapping[str | None, bytes], count: int) -> bytes:
     snapshots: dict[str, int] = {}  # of which many ranges may have the same
     at: str | None = None
     for _ in range(count):
+        if at not in read:
+            raise ValueError(
+                f"tasks have read {count} ranges of the table, but none from {at!r} on, where another one ends: a task "
+                "has reported a range that it was not given"
+            )
         _, at, snapshot = decode_entry(read[at])
         highs.append(at)
         numbers.append(snapshots.setdefault(snapshot, len(snapshots)))
