@@ -63,14 +63,16 @@ class Edit:
         filename = f"<mutant of {self.where}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         made: dict[str, Any] = {}
+        late = _LateImports()
+        monkeypatch.setitem(late, old, None)  # the first change is undone last
         flags = __future__.annotations.compiler_flag
         exec(compile(source, filename, "exec", flags=flags, dont_inherit=True), vars(module), made)
         new = made[name]
+        late.mutated = new
         if owner is not module:
             monkeypatch.setattr(owner, name, new)
-        for other in [loaded for key, loaded in sys.modules.items() if key.partition(".")[0] in PRODUCT]:
-            for mapping, key in _places(vars(other), old):
-                monkeypatch.setitem(mapping, key, new)
+        for mapping, key in _everywhere(old):
+            monkeypatch.setitem(mapping, key, new)
 
     def _place(self) -> tuple[ModuleType, Any, str]:
         module_name, _, path = self.where.partition(":")
@@ -90,6 +92,23 @@ class Edit:
         _, owner, name = self._place()
         found = inspect.getattr_static(owner, name)
         return found.fget if isinstance(found, property) else found
+
+
+class _LateImports(dict[Any, Any]):
+    """Undone like a change of a mapping: a module that was imported with the mutant in the product loses it, too."""
+
+    mutated: Any = None
+
+    def __delitem__(self, old: Any) -> None:
+        super().__delitem__(old)
+        for mapping, key in _everywhere(self.mutated):
+            mapping[key] = old
+
+
+def _everywhere(value: object) -> list[tuple[MutableMapping[Any, Any], Any]]:
+    """The places of a function in the modules of the product that are loaded."""
+    loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] in PRODUCT]
+    return [place for module in loaded for place in _places(vars(module), value)]
 
 
 def _places(mapping: MutableMapping[Any, Any], old: object) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
