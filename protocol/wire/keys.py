@@ -70,21 +70,22 @@ class Holder(Enum):
     ATTACHED = "a driver or client that is attached to a sidecar process"
     JVM = "the JVM of a driver"
     CONNECT_SERVER = "a Spark Connect server"
+    INSTALLED = "a Spark Connect server on which the relay is installed"
     PLANNER = "the process in which Spark plans a stream"
     TASK = "a task"
 
 
 _WITH_SIDECAR = frozenset({Holder.DRIVER, Holder.CLIENT, Holder.SIDECAR})
 _WITH_SECRET = _WITH_SIDECAR | {Holder.ATTACHED}
-_SPARK = frozenset({Holder.JVM, Holder.CONNECT_SERVER})  # it passes on what it starts processes with
+_SPARK = frozenset({Holder.JVM, Holder.CONNECT_SERVER, Holder.INSTALLED})  # it passes on what it starts processes with
 
 MAY_HOLD: Mapping[Purpose | None, frozenset[Holder]] = MappingProxyType(
     {
-        None: _WITH_SECRET,
+        None: _WITH_SECRET | {Holder.INSTALLED},  # of the sidecar processes beside it, in its file
         Purpose.TASKS: _WITH_SECRET | _SPARK | {Holder.PLANNER, Holder.TASK},
         Purpose.RELAY: _WITH_SECRET | _SPARK,
         Purpose.CONTROL: frozenset({Holder.SIDECAR, Holder.ATTACHED}),
-        Purpose.STREAMS: _WITH_SECRET | _SPARK | {Holder.PLANNER},
+        Purpose.STREAMS: _SPARK | {Holder.DRIVER, Holder.CLIENT, Holder.PLANNER},
         Purpose.ATTEMPTS: _WITH_SIDECAR,
         Purpose.CERTIFICATE: _WITH_SECRET,
     }
@@ -92,7 +93,8 @@ MAY_HOLD: Mapping[Purpose | None, frozenset[Holder]] = MappingProxyType(
 """Which kinds of processes may have the keys of a purpose in their memory; None is the secret itself (H76).
 
 A task has the key of its operator only, a planning process those of its source, and a JVM those of its driver. A Spark
-Connect server on which the relay is installed has the secrets of its file, too: they are there for its relays.
+Connect server on which the relay is installed has the secrets of its file: one of a client is for its relays only, one
+of a sidecar process is that process's own.
 """
 
 

@@ -69,9 +69,10 @@ def _run_in_one_session(
     session: Any, job: Callable[[Any, Sidecar], T], config: SidecarConfig, back_within_s: float
 ) -> T:
     """Raises ``ServerLost`` for each error whose reason is that the server, or the session there, is gone."""
-    remote = RemoteSession(session)
-    sidecar = Sidecar(session, config)
+    remote = None  # from here on, whatever fails, the session is stopped
     try:
+        remote = RemoteSession(session)
+        sidecar = Sidecar(session, config)
         _wait_for_server(remote, back_within_s)
         with sidecar:
             try:
@@ -83,7 +84,7 @@ def _run_in_one_session(
     except ServerLost:
         raise
     except Exception as error:
-        if (why := remote.why_unreachable()) is not None:
+        if remote is not None and (why := remote.why_unreachable()) is not None:
             raise ServerLost(
                 f"the Spark Connect server is gone: {why}. Make a new session; run_across_sessions() does that by "
                 "itself"
@@ -105,9 +106,9 @@ def _wait_for_server(remote: RemoteSession, within_s: float) -> None:
         time.sleep(LOOK_PAUSE_S)
 
 
-def _stop(session: Any, remote: RemoteSession) -> None:
+def _stop(session: Any, remote: RemoteSession | None) -> None:
     """A server that is gone is not told."""
-    if remote.why_unreachable() is not None:
+    if remote is not None and remote.why_unreachable() is not None:
         remote.watch_retries()
         remote.stop_retries()
     with suppress(Exception):

@@ -157,6 +157,8 @@ class SidecarConfig:
             retained_checkpoints=AT_LEAST_1,
             status_token=ANY,
         )
-        check_no_password(str(self.storage), "storage", "give it in storage_options")
+        for url in (self.storage, *(self.savepoint_roots or ())):
+            name = "storage" if url is self.storage else "savepoint_roots"
+            check_no_password(str(url), name, "give it in storage_options")
         WireLimits.for_events(self.event_bytes_max)
         check_status_access(self.status_host, self.status_port, self.status_token)

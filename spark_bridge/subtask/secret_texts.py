@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from protocol.describing import show, text_of, type_name
@@ -32,12 +33,12 @@ _HARMLESS = re.compile(
 """How the names of settings end whose values are not secret, although a text in them may have a password in it."""
 _WORDS = frozenset({"", "true", "false", "none", "null", "yes", "no"})
 _LOGIN = re.compile(r"://([^:@/?#]*):?(.*)@", re.DOTALL)  # to the last @, because a password may have one in it
+_SECRET_NAMES = r"(?:pass\w*|pwd|secret\w*|\w*token|sig|signature|credential|\w*key|\w*keyid|auth|authorization|sas)"
 _PASSWORD = re.compile(
-    r"(?i)(?:pass\w*|pwd|secret\w*|token|sig|signature|\w*key)\s*=\s*(.*)", re.DOTALL
+    rf"(?i){_SECRET_NAMES}\s*=\s*(.*)", re.DOTALL
 )  # to the end, because where it ends is what parsers disagree about
-
-_SECRET_PARAMETER = re.compile(r"(?i)[?&#;]([^=?&#;/]*(?:pass|pwd|secret|token|sig|credential|key)[^=?&#;/]*)=[^&#;]")
-"""A parameter in the query or the fragment of a URL."""
+_SECRET_PARAMETER = re.compile(rf"(?i)://.*?[?&;#]((?:[\w.-]*[._-])?{_SECRET_NAMES})=", re.DOTALL)
+"""In the query or the fragment of a URL."""
 
 
 def _secrets_in(setting: object, name: str = "password") -> Iterator[str]:
@@ -107,6 +108,10 @@ class Secrets:
         readings = (text, unquote(text), text.replace("\\", ""))
         return any(part in reading for reading in readings for part in self._parts)
 
+    def guarding(self, used: Any) -> Any:
+        """Return what behaves as ``used``, a filesystem, a file or a function, but with ``kept`` around each call."""
+        return _Guarded(used, self) if self._parts else used
+
     def shown(self, text: str) -> str:
         """The text if it may be shown, otherwise that it is left out."""
         return self._left_out if self.are_in(text) else text
@@ -160,6 +165,26 @@ class Secrets:
                 return True
             error = error.__cause__ or error.__context__
         return False
+
+
+class _Guarded:
+    """A filesystem, an open file or a function. What it opens is guarded, too."""
+
+    def __init__(self, used: Any, secrets: Secrets) -> None:
+        self._used = used
+        self._secrets = secrets
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself asks for, such as how to copy it
+            raise AttributeError(name)
+        with self._secrets.kept():
+            found = getattr(self._used, name)
+        return _Guarded(found, self._secrets) if callable(found) else found
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        with self._secrets.kept():
+            result = self._used(*args, **options)
+        return _Guarded(result, self._secrets) if hasattr(result, "readable") else result
 
 
 def _same_kind(error: Exception, text: str) -> Exception:

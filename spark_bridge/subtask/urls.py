@@ -26,8 +26,10 @@ def check_absolute(url: str, *, name: str = "url", error: type[ValueError] = Val
         )
 
 
-def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of ``url``, and the path in it. ``options`` are the arguments for the filesystem.
+def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str, Secrets]:
+    """Return the filesystem of ``url``, the path in it, and what its errors must not show.
+
+    ``options`` are the arguments for the filesystem. Use it as ``secrets.guarding(filesystem)``.
 
     Raises ``ValueError`` if fsspec knows no such filesystem, or ``ImportError`` if its package is missing; the text
     says what to do.
@@ -49,4 +51,4 @@ def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[A
         secrets.kept(),
     ):
         filesystem, path = url_to_fs(url, **(options or {}))
-    return filesystem, str(path)
+    return filesystem, str(path), secrets

@@ -145,4 +145,9 @@ cancelled-scope-stays-outside [feared; H163]
   @ actors.host:Host._forward_scope
   - self._scope.cancel()
   + pass
+session-without-a-sidecar-stays-open [found; H160]
+  A new session is left open if no sidecar can be made for it.
+  @ spark_bridge.connect.sessions:_run_in_one_session
+  - _stop(session, remote)
+  + remote and _stop(session, remote)
 """)

@@ -63,7 +63,9 @@ def _run(tests: Sequence[str], *options: str) -> tuple[str, str]:
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.plugin"]
         arguments += ["-p", "tests.mutants.recorder", "--rootdir", str(ROOT)]
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # a fork has imported some plugins already
-        arguments += ["-m", "not long and not spark", "--timeout", str(TEST_S), "--found", str(found), *options]
+        on_spark = tests[0].startswith("tests/spark/")
+        marks, within_s = ("", TEST_S * 5) if on_spark else ("not long and not spark", TEST_S)
+        arguments += ["-m", marks, "--timeout", str(within_s), "--found", str(found), *options]
         status = _in_a_fork([*arguments, *tests])
         if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # all passed, or all were deselected
             return "", ""

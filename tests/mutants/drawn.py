@@ -110,6 +110,8 @@ def lines_of(mutant: Mutant) -> Iterator[tuple[str, range]]:
             function, source = edit.function(), edit.sources()[0]
         except DoesNotFit:  # another test says so
             continue
+        if edit.is_java or not callable(function):  # nothing is drawn from there
+            continue
         code = inspect.unwrap(function).__code__
         first = inspect.getsourcelines(function)[1] + source[: source.index(edit.old)].count("\n")
         yield str(Path(code.co_filename).relative_to(ROOT)), range(first, first + edit.old.count("\n") + 1)

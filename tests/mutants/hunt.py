@@ -188,6 +188,8 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, p
     rounds = ROUNDS[:-1] if mutant.argued else ROUNDS
     if not any(edit.where.startswith(EXPLORED) for edit in mutant.edits):
         budget = replace(budget, states=0)
+    if mutant.by:
+        return run_cited_tests(mutant, [mutant.by])
     began, before, worlds = time.monotonic(), Budget(worlds=0, states=0, histories=0), Finding("", "", 0, 0.0, "")
     if place is not None and place[0] == cited_tests.HUNTER and (finding := run_cited_tests(mutant, [place[1]])).seen:
         return finding

@@ -3,13 +3,15 @@
 """Defines mutants, and puts their changes into the product without touching a file.
 
 A function is recompiled from its own source with one fragment replaced. The result replaces the original on its class,
-in its module, in the modules that have imported it, and in the tables that dispatch to it. If the product has changed
-and an edit no longer matches its function, the error names the edit.
+in its module, in the modules that have imported it, and in the tables that dispatch to it. A constant of a module is
+replaced in the same way, and for a Java source the function that returns the compiled relays: the jar is built with the
+change when it is asked for. If the product has changed and an edit no longer matches, the error names the edit.
 """
 
 from __future__ import annotations
 import __future__
 
+import ast
 import difflib
 import importlib
 import inspect
@@ -19,10 +21,14 @@ import sys
 import textwrap
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from spark_bridge.jvm_classes import java_source
+from tests.release import relay_jar
 
 PRODUCT = ("protocol", "actors", "spark_bridge")
 
@@ -35,6 +41,8 @@ class DoesNotFit(Exception):
 class Edit:
     """``old`` becomes ``new`` in a function of the product, say ``protocol.gateway.machine:GatewayMachine._take``.
 
+    Or in a constant of a module, or in ``spark_bridge.connect:SessionRelay.java``.
+
     ``old`` must occur exactly once in the source; indentation counts from the ``def``.
     """
 
@@ -44,10 +52,26 @@ class Edit:
 
     def sources(self) -> tuple[str, str]:
         """Return the function's source before and after the edit. Raises ``DoesNotFit``."""
-        source = textwrap.dedent(inspect.getsource(self.function()))
+        source = self._source()
         if (count := source.count(self.old)) != 1:
             raise DoesNotFit(f"{self.where} holds {self.old!r} {count} times, not once")
         return source, source.replace(self.old, self.new)
+
+    @property
+    def is_java(self) -> bool:
+        return self.where.endswith(".java")
+
+    def _source(self) -> str:
+        package, _, name = self.where.partition(":")
+        if self.is_java:
+            return java_source(package, name.removesuffix(".java"))
+        found = self.function()
+        if callable(found):
+            return textwrap.dedent(inspect.getsource(found))
+        text = inspect.getsource(importlib.import_module(package))
+        constants = (one for one in ast.parse(text).body if isinstance(one, ast.AnnAssign))
+        [assigned] = (one for one in constants if ast.unparse(one.target) == name)
+        return ast.get_source_segment(text, assigned) or ""
 
     def diff(self) -> str:
         """Return the changed lines, for people."""
@@ -59,21 +83,29 @@ class Edit:
         """Put the changed function in every place of the old one. Raises ``DoesNotFit``."""
         module, owner, name = self._place()
         old = inspect.getattr_static(owner, name)
+        new = self._changed(module, name)
+        monkeypatch.setitem(_LateImports(old, new), "late", True)  # the first change is undone last
+        if owner is not module:
+            monkeypatch.setattr(owner, name, new)
+        for mapping, key in _everywhere(old):
+            monkeypatch.setitem(mapping, key, new)
+
+    def _changed(self, module: ModuleType, name: str) -> Any:
         source = self.sources()[1]
+        if self.is_java:
+            compiler, relay = relay_jar.javac(), self.where.partition(":")[2]
+            assert compiler is not None, "a mutant of a relay needs a JDK"
+            return cache(lambda: relay_jar.build(compiler, {relay: source}))
         filename = f"<mutant of {self.where}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         made: dict[str, Any] = {}
         flags = __future__.annotations.compiler_flag
         exec(compile(source, filename, "exec", flags=flags, dont_inherit=True), vars(module), made)
-        new = made[name]
-        if owner is not module:
-            monkeypatch.setattr(owner, name, new)
-        for other in [loaded for key, loaded in sys.modules.items() if key.partition(".")[0] in PRODUCT]:
-            for mapping, key in _places(vars(other), old):
-                monkeypatch.setitem(mapping, key, new)
+        return made[name]
 
     def _place(self) -> tuple[ModuleType, Any, str]:
-        module_name, _, path = self.where.partition(":")
+        place = "spark_bridge.relay_jar:jar_bytes" if self.is_java else self.where
+        module_name, _, path = place.partition(":")
         *owners, name = path.split(".")
         module = importlib.import_module(module_name)
         owner: Any = module
@@ -92,6 +124,25 @@ class Edit:
         return found.fget if isinstance(found, property) else found
 
 
+class _LateImports(dict[str, bool]):
+    """Undone like a change of a mapping: a module that was imported with the mutant in the product loses it, too."""
+
+    def __init__(self, old: object, new: object) -> None:
+        super().__init__()
+        self._old, self._new = old, new
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        for mapping, place in _everywhere(self._new):
+            mapping[place] = self._old
+
+
+def _everywhere(value: object) -> list[tuple[MutableMapping[Any, Any], Any]]:
+    """The places of a function in the modules of the product that are loaded."""
+    loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] in PRODUCT]
+    return [place for module in loaded for place in _places(vars(module), value)]
+
+
 def _places(mapping: MutableMapping[Any, Any], old: object) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
     """Yield the places of ``old`` in a module's names and in its tables of functions."""
     for key, value in list(mapping.items()):
@@ -106,7 +157,8 @@ class Mutant:
     """One bug.
 
     ``what``: the bug as a fact, in one sentence. ``origin``: where it is known from. ``rules``: the rules it breaks.
-    ``argued``: why no checker can see it, if it changes nothing that the contract promises.
+    ``argued``: why no checker can see it, if it changes nothing that the contract promises. ``by``: the test that has
+    to see it, if only a real Spark shows it.
     """
 
     name: str
@@ -115,6 +167,7 @@ class Mutant:
     rules: tuple[str, ...]
     edits: tuple[Edit, ...]
     argued: str = ""
+    by: str = ""
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Change the product until ``monkeypatch`` is undone. Raises ``DoesNotFit``, with the mutant's name."""
@@ -138,7 +191,8 @@ def catalogue(text: str) -> tuple[Mutant, ...]:
           + the new fragment
 
     A mutant may have several edits, and an edit several lines. A line that ends with a backslash continues on the next
-    one. ``Argued:`` after the first sentence begins the argument why no checker can see the mutant.
+    one. ``Argued:`` after the first sentence begins the argument why no checker can see the mutant, and ``By:`` names
+    the test on a real Spark that has to see it.
     """
     return tuple(map(_read, re.split(r"\n(?=\S)", text.strip())))
 
@@ -148,8 +202,9 @@ def _read(block: str) -> Mutant:
     head, *prose = about.split("\n")
     parts = re.fullmatch(r"(\S+) \[(.+); ((?:H\d+|invariant)(?: H\d+)*)\]", head)
     assert parts is not None, head
-    what, _, argued = " ".join(line.strip() for line in prose).partition(" Argued: ")
-    return Mutant(parts[1], what, parts[2], tuple(parts[3].split()), tuple(map(_read_edit, edits)), argued)
+    text, _, by = " ".join(line.strip() for line in prose).replace(":: ", "::").partition(" By: ")
+    what, _, argued = text.partition(" Argued: ")
+    return Mutant(parts[1], what, parts[2], tuple(parts[3].split()), tuple(map(_read_edit, edits)), argued, by)
 
 
 def _read_edit(text: str) -> Edit:

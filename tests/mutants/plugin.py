@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_bridge import relay_jar
 from tests.mutants.catalogue import BY_NAME
 
 
@@ -20,3 +21,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--mutant"):
         BY_NAME[name].apply(pytest.MonkeyPatch())  # never undone: the process runs nothing else
+        relay_jar.jar_bytes()  # a Java source that cannot be compiled would look like a mutant that is seen

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import tests.mutants.hunt as hunting
+from protocol.barrier_tracker import rescale
 from protocol.gateway.machine import GatewayMachine
 from protocol.streams import IncomingStream
 from tests.mutants import cited_tests, results, runner
@@ -55,7 +57,7 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         BY_NAME["taken-items-are-lost"].apply(monkeypatch)
         BY_NAME["confirms-before-taken"].apply(monkeypatch)
         BY_NAME["rescale-loses-held-events"].apply(monkeypatch)
-        from protocol.barrier_tracker import rescale, rescaled, tracker
+        from protocol.barrier_tracker import rescaled, tracker
         from protocol.gateway.machine import _ACTS, _DISPATCH, GatewayState
         from protocol.gateway.types import ItemTaken
 
@@ -71,6 +73,18 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
     stream = IncomingStream()
     stream.advance(5)
     assert stream.confirmable_seq == 0
+
+
+def test_a_module_that_is_imported_with_a_mutant_in_the_product_loses_it_like_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = ModuleType("protocol.imported_late")
+    monkeypatch.setitem(sys.modules, late.__name__, late)
+    with pytest.MonkeyPatch.context() as change:
+        BY_NAME["rescale-loses-held-events"].apply(change)
+        exec("from protocol.barrier_tracker.rescale import rescaled\ntable = {'rescale': rescaled}", vars(late))
+        assert late.rescaled.__code__.co_filename.startswith("<mutant of ")
+    assert late.rescaled is late.table["rescale"] is rescale.rescaled
 
 
 @pytest.mark.parametrize(

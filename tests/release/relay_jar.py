@@ -14,11 +14,13 @@ import re
 import subprocess
 import tempfile
 import zipfile
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pyspark
 
+from spark_bridge.jvm_classes import java_source
 from spark_bridge.relay_jar import SOURCES, sources_digest
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,28 +45,30 @@ def javac_release(compiler: Path) -> str:
     return found[1]
 
 
-def compile_classes(compiler: Path) -> dict[str, bytes]:
+def compile_classes(compiler: Path, changed: Mapping[str, str]) -> dict[str, bytes]:
     """Compile the sources for Java 17 against this PySpark's jars; returns the classes by their names in the jar."""
     jars = Path(pyspark.__file__).parent / "jars" / "*"
     with tempfile.TemporaryDirectory(prefix="headgate-relay-") as folder:
         paths = []
         for package, name in SOURCES:
             paths.append(Path(folder, name))
-            paths[-1].write_bytes(resources.files(package).joinpath(name).read_bytes())
+            paths[-1].write_text(
+                changed.get(name) or java_source(package, name.removesuffix(".java")), encoding="utf-8"
+            )
         out = Path(folder, "classes")
         options = ["--release", "17", "-g:none", "-nowarn", "-XDsuppressNotes", "-proc:none"]
         subprocess.run([compiler, *options, "-cp", str(jars), "-d", out, *paths], check=True)
         return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*.class"))}
 
 
-def build(compiler: Path) -> bytes:
-    """The jar, as bytes."""
+def build(compiler: Path, changed: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """The jar, as bytes. ``changed``: texts in place of those of some sources, by name."""
     manifest = (
         "Manifest-Version: 1.0\r\n"
         f"Headgate-Sources: {sources_digest()[:40]}\r\n"
         f"Headgate-Javac: {javac_release(compiler)}\r\n\r\n"
     )
-    entries = {"META-INF/MANIFEST.MF": manifest.encode(), **compile_classes(compiler)}
+    entries = {"META-INF/MANIFEST.MF": manifest.encode(), **compile_classes(compiler, changed)}
     jar = io.BytesIO()
     with zipfile.ZipFile(jar, "w") as archive:
         for name, data in entries.items():

@@ -39,11 +39,21 @@ def keys_in(pids: list[int], keys: KeyRing, names: dict[str, Name]) -> list[set[
     return [set(found) for found in json.loads(done.stdout)]
 
 
-def check(found: set[str], holder: Holder, must: set[str]) -> None:
-    """``found`` has all of ``must``, and nothing but keys of the purposes that the table allows to the process."""
+DERIVES = {Holder.DRIVER, Holder.CLIENT, Holder.SIDECAR, Holder.ATTACHED}
+"""What has the secret in order to derive keys from it, each of them when it is needed."""
+
+
+def check(found: set[str], holder: Holder, must: set[str], without: frozenset[str] = frozenset()) -> None:
+    """``found`` has all of ``must``, and nothing but keys of the purposes that the table allows to the process.
+
+    A process that derives none has all that the table allows to it, except for ``without``.
+    """
     allowed = {purpose.name if purpose else SECRET for purpose, holders in MAY_HOLD.items() if holder in holders}
-    assert must <= found, f"the search must find what is there: {holder.value}"
-    assert {name.partition(" ")[0] for name in found} <= allowed, f"{holder.value} has {sorted(found)}"
+    purposes = {name.partition(" ")[0] for name in found}
+    assert must <= found, f"the search must find what is there: {holder.value} has {sorted(found)}"
+    assert purposes <= allowed, f"{holder.value} has {sorted(found)}"
+    if holder not in DERIVES:
+        assert purposes == allowed - without, f"the table allows more than {holder.value} has, {sorted(found)}"
 
 
 def can_look() -> bool:

@@ -9,7 +9,6 @@ order to work is looked for as well, so a search that finds nothing fails.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,70 +17,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator
-from headgate.sources import FileSource
-from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, identity_of
-from spark_bridge.sources.files.task import FileReader
-from spark_bridge.standalone.secret_file import read_secret
+from headgate import Sidecar, SidecarConfig, SourceCoordinator, StaticSplitEnumerator
+from protocol.wire.keys import NO_IDENTITY, Holder, identity_of
+from tests.spark.attached_keys import keys_of_an_attached_job, workers
 from tests.spark.conftest import NewProgram, SparkOn
 from tests.spark.counting import Counting
-from tests.spark.faults.file_gates import open_gates, wait_for_files
-from tests.spark.faults.own_process import OPERATOR, attach, callbacks
-from tests.spark.faults.waiting import wait_until
-from tests.spark.memory import SECRET, Name, can_look, check, children, command_of, keys_in, parent_of
+from tests.spark.faults.file_gates import open_gates
+from tests.spark.faults.own_process import OPERATOR, attach
+from tests.spark.held import PLANS, HeldSource, HeldSplits, pid_of
+from tests.spark.memory import SECRET, Name, can_look, check, children, command_of, keys_in
 from tests.spark.test_streams import add_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")]
-
-PLANS = "python_streaming_source_runner"
-
-
-def held(folder: str, name: str) -> None:
-    """In a task: tell which process this is, and wait until the test has looked at it."""
-    Path(folder, f"pid-{name}-{os.getpid()}").touch()
-    wait_for_files(Path(folder), "open-0", 1)
-
-
-def pid_of(folder: Path, name: str) -> int:
-    wait_for_files(folder, f"pid-{name}-*", 1)
-    [found] = folder.glob(f"pid-{name}-*")
-    return int(found.name.rpartition("-")[2])
-
-
-class HeldReader(FileReader):
-    """Waits before its first row."""
-
-    def __init__(self, place: str, *args: Any) -> None:
-        super().__init__(*args)
-        self._place = place
-
-    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
-        held(self._place, "reader")
-        yield from super().read_from(split, position)
-
-
-class HeldSource(FileSource):
-    """A ``FileSource`` whose reader waits."""
-
-    def __init__(self, place: Path, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.place = place
-
-    @property
-    def operator(self) -> Any:
-        make: Any = super().operator
-        return partial(HeldReader, str(self.place), *make.args)
-
-
-class HeldSplits(SplitReader):
-    """Waits before its first split."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def read_split(self, split: int) -> Iterator[int]:
-        held(self._place, "neighbour")
-        yield split
 
 
 @pytest.fixture
@@ -94,11 +41,6 @@ def spark(spark_on: SparkOn) -> SparkSession:
 def jvm(spark: SparkSession) -> int:
     machine: Any = spark.sparkContext._jvm
     return int(machine.java.lang.ProcessHandle.current().pid())
-
-
-def workers(jvm: int) -> list[int]:
-    """The processes of running tasks."""
-    return [pid for pid in children(jvm) if "daemon pyspark.worker" in command_of(pid) and parent_of(pid) != jvm]
 
 
 def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(
@@ -124,9 +66,9 @@ def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(
                 "TASKS growing": ("TASKS", identity_of("growing")),
                 "TASKS neighbour": ("TASKS", identity_of("neighbour")),
                 "RELAY": ("RELAY", runtime._relay._first._key.identity),
-                "CONTROL": ("CONTROL", NO_IDENTITY),
+                "CONTROL": ("CONTROL", runtime._driver.identity),
                 "STREAMS": ("STREAMS", identity_of("growing")),
-                "ATTEMPTS": ("ATTEMPTS", NO_IDENTITY),
+                "ATTEMPTS": ("ATTEMPTS", runtime._driver.identity),
                 "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
             }
             driver, machine, of_planner, *of_tasks = keys_in(
@@ -137,7 +79,7 @@ def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(
             job.result()
             query.stop()
 
-    check(driver, Holder.DRIVER, {SECRET, "TASKS growing", "TASKS neighbour", "RELAY"})
+    check(driver, Holder.DRIVER, {SECRET, "TASKS growing", "TASKS neighbour", "RELAY", "STREAMS"})
     check(machine, Holder.JVM, {"TASKS growing", "TASKS neighbour", "STREAMS", "RELAY"})
     check(of_planner, Holder.PLANNER, {"TASKS growing", "STREAMS"})
     assert "TASKS neighbour" not in of_planner
@@ -168,25 +110,9 @@ def test_each_process_of_an_attached_driver_has_the_keys_of_the_table_and_no_oth
 ) -> None:
     """The sidecar in a separate process, with TLS."""
     process = program("streaming", "--tls")
-    with attach(spark, process, tls=True) as sidecar, ThreadPoolExecutor(1) as thread:
+    with attach(spark, process, tls=True) as sidecar:
         tasks = spark.sparkContext.parallelize([0, 1], 2).mapPartitions(sidecar.operator(OPERATOR).subtask(Counting))
-        job = thread.submit(sidecar.run, tasks.collect)
-        names: dict[str, Name] = {
-            "TASKS": ("TASKS", identity_of(OPERATOR)),
-            "RELAY": ("RELAY", sidecar._driver),
-            "CONTROL": ("CONTROL", sidecar._driver),
-            "ATTEMPTS": ("ATTEMPTS", sidecar._driver),
-            "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
-        }
-        try:
-            wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "both tasks are ready")
-            pids = [os.getpid(), process.pid, jvm, *workers(jvm)]
-            driver, beside, machine, *of_tasks = keys_in(pids, KeyRing(read_secret(process.secret_file)), names)
-        finally:
-            sidecar.request(OPERATOR, "stop")
-            job.result()
-
-    check(driver, Holder.ATTACHED, {SECRET, "TASKS"})
-    check(beside, Holder.SIDECAR, {SECRET})
-    check(machine, Holder.JVM, {"TASKS", "RELAY"})
+        found = keys_of_an_attached_job(sidecar, process, tasks.collect, lambda: [jvm, *workers(jvm)])
+    machine, *of_tasks = found
+    check(machine, Holder.JVM, {"TASKS", "RELAY"}, without=frozenset({"STREAMS"}))
     assert of_tasks == [{"TASKS"}, {"TASKS"}]

@@ -473,6 +473,23 @@ def test_an_error_that_is_not_a_loss_ends_the_job_as_it_is(monkeypatch: pytest.M
     assert [session.stopped for session in runs.sessions] == [1]
 
 
+class Refused:
+    """Fails to be made of whatever it is made."""
+
+    def __init__(self, *made_of: Any) -> None:
+        raise KeyError("refused")
+
+
+@pytest.mark.parametrize("kind", ["Sidecar", "RemoteSession"])
+def test_a_session_with_which_nothing_can_begin_is_stopped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H160: what could not be made may be a sidecar, or the remote session of what is not one of Spark Connect."""
+    runs = Runs(monkeypatch)
+    monkeypatch.setattr(sessions, kind, Refused)
+    with pytest.raises(KeyError, match="refused"):
+        runs.run(lambda session, sidecar: "", restart=FixedDelay(1, 0.0))
+    assert [session.stopped for session in runs.sessions] == [1]
+
+
 def test_an_error_while_nothing_listens_any_more_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch)
 

@@ -13,13 +13,16 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.sax.saxutils import escape
 
 import psycopg
 import pyarrow
@@ -43,6 +46,9 @@ from headgate.sinks import (
 )
 from headgate.sources import FileSource, KafkaSource, PostgresSource, RedisStreamsSource
 from protocol import arguments
+from spark_bridge.sinks.files.directory import SinkDirectory
+from spark_bridge.sinks.parquet.folder import DataFolder
+from spark_bridge.storage import StorageError
 from spark_bridge.subtask.secret_texts import Secrets
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
@@ -280,6 +286,158 @@ def test_random_texts_of_clients_are_left_out_exactly_if_a_part_of_the_secret_is
         raise OSError("nothing of it")
 
 
+@contextmanager
+def a_store_that_says_what_it_heard() -> Iterator[str]:
+    """As S3 answers a request whose signature is wrong: with the key, the token and the canonical request."""
+
+    class Denied(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            said = escape(f"{self.path} {self.headers}")
+            body = f"<Error><Code>SignatureDoesNotMatch</Code><Message>{said}</Message></Error>".encode()
+            self.send_response(403)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Denied)
+    with closing(server.socket):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_a_store_answers_is_in_no_error_of_a_filesystem_a_table_or_a_checkpoint() -> None:
+    """H76: while files are opened, written, closed, moved, listed and read."""
+    with a_store_that_says_what_it_heard() as url:
+        options: dict[str, Any] = {
+            "key": f"{HEAD}key",
+            "secret": f"{TAIL}secret",
+            "token": f"{HEAD}/{TAIL}",
+            "endpoint_url": url,
+            "skip_instance_cache": True,
+        }
+        properties = {
+            "aws_access_key_id": options["key"],
+            "aws_secret_access_key": options["secret"],
+            "aws_session_token": options["token"],
+            "aws_endpoint_url": url,
+            "aws_allow_http": "true",
+            "aws_region": "us-east-1",
+            "retry_timeout": "1s",
+        }
+        catalog = {
+            "type": "sql",
+            "uri": "sqlite://",
+            "s3.endpoint": url,
+            "s3.access-key-id": options["key"],
+            "s3.secret-access-key": options["secret"],
+            "s3.session-token": options["token"],
+            "s3.region": "us-east-1",
+        }
+        sinks: list[Any] = [
+            FileSink("s3://b/x", options=options),
+            DeltaSink("s3://b/x", SCHEMA, options=options, storage_options=properties),
+            IcebergSink(catalog, "n.t", "s3://b/x", SCHEMA, options=options),
+        ]
+        for sink in sinks:
+            check(f"{sink}", use_of_sink(sink))
+            check(f"{sink}", steps_of_a_file(sink, options))
+        check("source", use_of_source(FileSource("s3://b/x", "json", schema=SCHEMA, options=options)))
+        check("split", read_a_split(options))
+        check("checkpoints", use_of_storage(CheckpointStorage("s3://b/x", options=options)))
+        with pytest.raises(PermissionError, match="text left out, because a part of options may be in it"):
+            DataFolder("s3://b/x", "out", options).create("0123.parquet")
+
+
+def steps_of_a_file(sink: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+    """Each step after the ones before it, which failed, so that every one is seen to fail."""
+    directory, data = SinkDirectory("s3://b/x", "out", options), DataFolder("s3://b/x", "out", options)
+    name = "0123.parquet"
+    folders: list[Any] = [directory, data]
+    for folder in folders:
+        filesystem = folder._filesystem
+        yield partial(folder.create, name)
+        file = filesystem.open("b/x/y", "wb")
+        yield partial(file.write, bytes(6 << 20))  # more than a block, so it is sent
+        yield file.close
+        yield partial(folder.delete, name)
+        yield partial(filesystem.cat_file, "b/x/y")
+    yield directory.prepare
+    yield partial(directory.publish, name)
+    yield directory.staged
+    yield partial(directory.read, name)
+    yield partial(directory.write, name, b"x")
+    yield partial(directory._move, "b/x", "b/y")
+    yield partial(data.size, name)
+    yield data.noted
+    committer = sink.committer(SinkCommitterContext("out", "out", get_logger("test")))
+    yield partial(committer.abort, [name])
+
+
+def read_a_split(options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+    reader = FileSource("s3://b/x", "json", schema=SCHEMA, options=options).operator()
+    yield lambda: list(reader.read_from(["s3://b/x", 0, 100], None))
+
+
+def use_of_storage(storage: CheckpointStorage) -> Iterator[Callable[[], Any]]:
+    yield lambda: storage
+    yield storage.prepare
+    yield storage.list
+    yield partial(storage.reserve_ids, 1)
+    yield partial(storage.latest, "out")
+    yield storage.verify
+
+
+WORDS = (
+    *("sig", "Signature", "X-Amz-Signature", "X-Amz-Security-Token", "X-Amz-Credential", "AWSAccessKeyId", "token"),
+    *("access_token", "api_key", "apikey", "password", "%73ig", "X-Goog-Signature", "sas", "client_secret", "auth"),
+)
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("before", ["?", "?a=1&", ";", "#"])
+def test_a_url_with_a_token_in_its_query_is_refused_and_not_shown(word: str, before: str) -> None:
+    """H76: the URL of files is in errors, logs and the status, so it must not have what opens them."""
+    for secret in (f"{HEAD}{TAIL}", f"{HEAD}%2F{TAIL}", f"{HEAD}&{TAIL}"):
+        url = f"s3://bucket/folder{before}{word}={secret}"
+        check("url", of_options(url, {}))
+        for make in OF_A_URL.values():
+            with pytest.raises((ValueError, StorageError), match="must not have the parameter") as refused:
+                make(url)
+            assert marks_in("".join(all_texts(refused.value))) == []
+
+
+OF_A_URL: dict[tuple[str, str], Callable[[str], Any]] = {
+    ("CheckpointStorage", "url"): CheckpointStorage,
+    ("DeltaSink", "url"): lambda url: DeltaSink(url, SCHEMA),
+    ("FileSink", "url"): FileSink,
+    ("FileSinkCoordinator", "url"): headgate.sinks.FileSinkCoordinator,
+    ("FileSinkOperator", "url"): lambda url: headgate.sinks.FileSinkOperator(url, name="out"),
+    ("FileSource", "url"): FileSource,
+    ("IcebergSink", "location"): lambda url: IcebergSink({"type": "sql"}, "n.t", url, SCHEMA),
+    ("SidecarConfig", "savepoint_roots"): lambda url: SidecarConfig(savepoint_roots=[url]),
+    ("SidecarConfig", "storage"): lambda url: SidecarConfig(storage=url),
+    ("SinkCommitter", "url"): lambda url: SinkCommitter(url, name="out"),
+    ("SinkWriter", "url"): lambda url: SinkWriter(url, name="out", subtask=0, attempt=0),
+}
+"""Every public setting that is a URL of files, and what is made of it."""
+
+
+def test_a_url_whose_query_has_no_secret_is_right() -> None:
+    for url in ("s3://b/x?versionId=3", "https://h/x?author=me&design=1", "/data/x?token=1", "s3://b/x/token=1/y"):
+        assert url in repr(FileSource(url))
+
+
 def test_a_command_says_no_password() -> None:
     url = f"ftp://me:{HEAD}@{TAIL}@127.0.0.1:{free_port()}/x"
     done = subprocess.run(
@@ -311,11 +469,14 @@ COVERED = {
 
 
 def test_every_public_setting_that_may_have_a_secret_is_tried_here() -> None:
-    found = set()
+    found, urls = set(), set()
     for module in (headgate, headgate.sinks, headgate.sources):
         for name in module.__all__:
             with suppress(TypeError, ValueError):
                 for parameter in inspect.signature(getattr(module, name)).parameters:
                     if arguments._is_secret(parameter):
                         found.add((name, parameter))
+                    if parameter in ("url", "location", "storage", "savepoint_roots"):
+                        urls.add((name, parameter))
     assert {one for one in found if one[1] != "config" or one[0] == "KafkaSource"} == COVERED
+    assert {one for one in urls if not one[0].startswith("Redis")} == set(OF_A_URL)  # its URL may have a password

@@ -26,6 +26,7 @@ from spark_bridge.task_source import source_format
 
 SCHEMA = StructType().add("id", "long")
 FIRST, SECOND = {"stream": "s", "batch": 4}, {"stream": "s", "batch": 6}
+MARK = 0x5EC12E7A
 
 
 class Task:
@@ -159,3 +160,14 @@ def test_it_travels_to_a_process_that_does_not_find_the_packages() -> None:  # a
     assert told.returncode == 0, told.stderr.decode()
     assert told.stdout.decode().split() == ["pages", "/a", "3", str(folder)]
     assert pickle.loads(pickled).name() == "pages"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_spark_sends_to_tasks_has_nothing_of_what_plans_a_stream(streams: bool) -> None:
+    """H76: Spark sends the reader and, for the texts of errors, the data source. What is sent for planning has it."""
+    made = a_format(Stream(splits=MARK))
+    planned = cloudpickle.dumps(made)  # type: ignore[no-untyped-call]
+    reader = made.streamReader(SCHEMA) if streams else made.reader(SCHEMA)
+    assert MARK.to_bytes(4, "little") in planned
+    for sent in (made, reader):
+        assert MARK.to_bytes(4, "little") not in cloudpickle.dumps(sent)  # type: ignore[no-untyped-call]

@@ -63,11 +63,12 @@ class SinkDirectory:
         check_absolute(url, error=SinkMisused)
         if not name:
             raise SinkMisused("the name of a sink must not be empty")
-        self._filesystem, root = filesystem_of(url, options)
+        filesystem, root, secrets = filesystem_of(url, options)
+        self._filesystem = secrets.guarding(filesystem)
         self._root = root.rstrip("/")
         self._staging = f"{self._root}/.headgate-{quote(name, safe='')}"
-        self._local = isinstance(self._filesystem, LocalFileSystem)
-        self._move = move_on(self._filesystem)
+        self._local = isinstance(filesystem, LocalFileSystem)
+        self._move = secrets.guarding(move_on(filesystem))
         self._made = False
         self.address = str(self._filesystem.unstrip_protocol(self._root or "/"))
         """The full address of the directory, which is the same in every process."""

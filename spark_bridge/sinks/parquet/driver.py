@@ -95,7 +95,8 @@ class ParquetCommitter(TwoPhaseCommitter):
             return self.load()
 
     def _uncommitted(self, table: Any, committables: Sequence[Committable]) -> list[Committable]:
-        numbers = self.committed_numbers(table, {part.writer for part in committables})
+        with self.secrets.kept():
+            numbers = self.committed_numbers(table, {part.writer for part in committables})
         new = {part.name: part for part in committables if part.number > numbers.get(part.writer, -1)}
         return list(new.values())
 

@@ -36,10 +36,11 @@ class DataFolder:
 
     def __init__(self, url: str, sink: str, options: dict[str, Any] | None = None) -> None:
         check_absolute(url, error=SinkMisused)
-        self._filesystem, root = filesystem_of(url, options)
+        filesystem, root, secrets = filesystem_of(url, options)
+        self._filesystem = secrets.guarding(filesystem)
         self._root = root.rstrip("/")
         self._notes = f"{self._root}/_headgate/{quote(sink, safe='')}"
-        self._local = isinstance(self._filesystem, LocalFileSystem)
+        self._local = isinstance(filesystem, LocalFileSystem)
         self._made = False
 
     def create(self, name: str) -> Any:

@@ -15,7 +15,6 @@ from actors.coordination.enumerators import DiscoveringSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, Rule, checked
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
-from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
 from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
@@ -101,15 +100,14 @@ class FileSource(Source):
 
     def _opened(self) -> tuple[Any, str, bool]:
         """The filesystem, the path in it, and whether that is a pattern."""
-        filesystem, root = filesystem_of(self._url, self._settings.storage_options)
-        return filesystem, root, any(mark in root for mark in "*?[")
+        filesystem, root, secrets = filesystem_of(self._url, self._settings.storage_options)
+        return secrets.guarding(filesystem), root, any(mark in root for mark in "*?[")
 
     def files(self) -> list[tuple[str, int]]:
         """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks."""
         filesystem, root, pattern = self._opened()
         filesystem.invalidate_cache()
-        with Secrets("options", self._settings.storage_options).kept():
-            found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
+        found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
         above = os.path.dirname(root) if pattern else root
         return sorted(
             (str(filesystem.unstrip_protocol(path)), int(info["size"]))

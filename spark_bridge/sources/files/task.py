@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.subtask.extras import require
-from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
+from spark_bridge.subtask.urls import filesystem_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,12 +62,9 @@ def is_compressed(path: str) -> bool:
 
 def open_file(path: str, storage_options: dict[str, Any]) -> BinaryIO:
     """Open a file on any filesystem, and decompress it if its name says that it is compressed."""
-    ensure_importable("fsspec")
-    import fsspec
-
+    filesystem, place, secrets = filesystem_of(path, storage_options)
     compression = None if path.endswith(".parquet") else "infer"
-    with Secrets("options", storage_options).kept():
-        return cast("BinaryIO", fsspec.open(path, "rb", compression=compression, **storage_options).open())
+    return cast("BinaryIO", secrets.guarding(filesystem).open(place, "rb", compression=compression))
 
 
 class FileReader(SplitReader):

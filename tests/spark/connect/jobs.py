@@ -9,14 +9,28 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from pyspark import cloudpickle
 
 from headgate import CoordinatorContext, OperatorHandle, Reply, SourceCoordinator, SplitReader, StaticSplitEnumerator
 from headgate.sources import Source, SplitEnumerator
 from tests.spark.counting import Counting
 
 SCHEMA = "split long"
+
+
+@contextmanager
+def travelling_by_value(*modules: ModuleType) -> Iterator[None]:
+    """Send these modules' functions and classes whole, because the server has no tests."""
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 class ReadNumbers(SplitReader):

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +18,21 @@ from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_o
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.errors import ConnectRefused
+from tests.spark import held
+from tests.spark.connect.attached_keys import keys_around
 from tests.spark.connect.foreign_jobs import (
     WAIT_S,
     InAnothersName,
     another_clients_job_cannot_be_told_from_none,
     sessions_that_follow_have_their_own_relays,
 )
-from tests.spark.connect.jobs import DieOnce, Held, Numbers, read
+from tests.spark.connect.jobs import DieOnce, Held, Numbers, read, travelling_by_value
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
-from tests.spark.memory import SECRET, Name, can_look, check, keys_in
+from tests.spark.faults import file_gates, waiting
+from tests.spark.faults.own_process import SidecarProgram, attach
+from tests.spark.memory import SECRET, Name, can_look, check, children, command_of, keys_in
+from tests.spark.test_streams import add_files
 
 pytestmark = pytest.mark.spark
 
@@ -117,31 +123,68 @@ def test_a_client_whose_jobs_bear_the_name_of_another_session_gets_no_relay_for_
 
 
 @pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")
-def test_each_process_of_a_client_has_the_keys_of_the_table_and_no_others(server: ConnectServer, session: Any) -> None:
-    """H76: client, server and task, in all of their memory."""
-    held = Held(range(2))
-    with Sidecar(session) as sidecar, ThreadPoolExecutor(1) as thread:
-        handle = sidecar.coordinate("numbers", lambda: held, parallelism=1)
+def test_each_process_of_a_client_has_the_keys_of_the_table_and_no_others(
+    server: ConnectServer, session: Any, tmp_path: Path
+) -> None:
+    """H76: client, server, planner and tasks, in all of their memory: a stream, and another operator."""
+    add_files(tmp_path / "in", range(1))
+    numbers = Held(range(2))
+    config = SidecarConfig(storage=str(tmp_path / "plans"), tls=True)
+    with (
+        Sidecar(session, config) as sidecar,
+        travelling_by_value(held, file_gates, waiting),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        source = held.HeldSource(tmp_path, str(tmp_path / "in"), discover_every_s=0.01)
+        sidecar.source("growing", source, parallelism=1)
+        writer = session.readStream.format("growing").load().writeStream.format("noop")
+        query = writer.option("checkpointLocation", str(tmp_path / "query")).start()
+        handle = sidecar.coordinate("numbers", lambda: numbers, parallelism=1)
         job = thread.submit(read, session, handle)
         runtime: Any = sidecar._entered()[1]
         names: dict[str, Name] = {
-            "TASKS": ("TASKS", identity_of("numbers")),
+            "TASKS growing": ("TASKS", identity_of("growing")),
+            "TASKS numbers": ("TASKS", identity_of("numbers")),
             "RELAY": ("RELAY", runtime._relay._key.identity),
-            "CONTROL": ("CONTROL", NO_IDENTITY),
-            "ATTEMPTS": ("ATTEMPTS", NO_IDENTITY),
+            "CONTROL": ("CONTROL", runtime._driver.identity),
+            "STREAMS": ("STREAMS", identity_of("growing")),
+            "ATTEMPTS": ("ATTEMPTS", runtime._driver.identity),
             "CERTIFICATE": ("CERTIFICATE", NO_IDENTITY),
         }
         try:
-            assert held.waiting.wait(WAIT_S)
-            pids = [os.getpid(), server.process.pid, *held.pids]
-            client, machine, task = keys_in(pids, runtime._driver.keys, names)
+            assert numbers.waiting.wait(WAIT_S)
+            tasks = [held.pid_of(tmp_path, "reader"), *numbers.pids]
+            [planner] = [pid for pid in children(server.process.pid) if held.PLANS in command_of(pid)]
+            client, machine, of_planner, *of_tasks = keys_in(
+                [os.getpid(), server.process.pid, planner, *tasks], runtime._driver.keys, names
+            )
         finally:
-            held.release()
+            file_gates.open_gates(tmp_path, [0])
+            numbers.release()
             job.result()
+            query.stop()
 
-    check(client, Holder.CLIENT, {SECRET, "TASKS", "RELAY"})
-    check(machine, Holder.CONNECT_SERVER, {"TASKS", "RELAY"})
-    check(task, Holder.TASK, {"TASKS"})
+    check(client, Holder.CLIENT, {SECRET, "TASKS growing", "TASKS numbers", "RELAY", "STREAMS"})
+    check(machine, Holder.CONNECT_SERVER, {"TASKS growing", "TASKS numbers", "RELAY", "STREAMS"})
+    check(of_planner, Holder.PLANNER, {"TASKS growing", "STREAMS"})
+    assert "TASKS numbers" not in of_planner
+    assert of_tasks == [{"TASKS growing"}, {"TASKS numbers"}]
+
+
+@pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")
+def test_each_process_of_an_attached_client_has_the_keys_of_the_table_and_no_others(
+    server: ConnectServer, session: Any, tmp_path: Path
+) -> None:
+    """H76: client, sidecar, server and tasks."""
+    program = SidecarProgram(tmp_path, "streaming")
+    program.start()
+    try:
+        with attach(session, program) as sidecar:
+            machine, *of_tasks = keys_around(sidecar, program, session, server)
+    finally:
+        program.kill()
+    check(machine, Holder.CONNECT_SERVER, {"TASKS", "RELAY"}, without=frozenset({"STREAMS"}))
+    assert of_tasks == [{"TASKS"}, {"TASKS"}]
 
 
 def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(session: Any) -> None:

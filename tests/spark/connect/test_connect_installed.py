@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from headgate import Sidecar, SidecarConfig
 from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
-from protocol.wire.keys import KeyRing, Purpose
+from protocol.wire.keys import Holder, KeyRing, Purpose
+from spark_bridge import command
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.connect import attached
 from spark_bridge.connect import relay as connect_relay
@@ -29,6 +30,7 @@ from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.errors import ConnectRefused
 from spark_bridge.standalone.secret_file import read_secret
 from tests.spark.connect import strict_server
+from tests.spark.connect.attached_keys import keys_around
 from tests.spark.connect.beside import run_through_a_kill
 from tests.spark.connect.conftest import SHOWING, WAIT_S
 from tests.spark.connect.foreign_jobs import (
@@ -41,10 +43,9 @@ from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
 from tests.spark.faults.own_process import SidecarProgram, attach
 from tests.spark.faults.waiting import wait_until
+from tests.spark.memory import SECRET, can_look, check
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def options(folder: Path) -> tuple[str, ...]:
     """The options that the documented command prints."""
-    said = ""
+    said = io.StringIO()
     for client in ("ann", "bob", "sidecar"):
-        command = [
-            sys.executable,
-            "-m",
-            "headgate",
-            "connect-server",
-            str(folder),
-            "--new-client",
-            str(folder / client),
-        ]
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    program, *words = said.replace("\\\n", " ").split()
+        said = io.StringIO()
+        with redirect_stdout(said):  # in this process, so that a mutant of the relay's source is in the jar
+            assert command.main(["connect-server", str(folder), "--new-client", str(folder / client)]) == 0
+    program, *words = said.getvalue().replace("\\\n", " ").split()
     assert program == "sbin/start-connect-server.sh"
     return tuple(words)
 
@@ -240,6 +234,23 @@ def test_a_sidecar_beside_the_server_is_served_by_the_installed_relay(
         program.kill()
     session.stop()
     assert "encrypted=False" not in program.log()
+
+
+@pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")
+def test_a_server_with_the_relay_installed_has_the_keys_of_the_table_and_no_others(
+    server: ConnectServer, folder: Path, tmp_path: Path
+) -> None:
+    """H76: a client that is attached to a sidecar beside the server, whose secret is in the server's file."""
+    program = sidecar_program(tmp_path, (folder / "sidecar").read_text())
+    session = server.session()
+    try:
+        with attach(session, program, tls=True, relay_installed=True) as sidecar:
+            machine, *of_tasks = keys_around(sidecar, program, session, server)
+    finally:
+        program.kill()
+    session.stop()
+    check(machine, Holder.INSTALLED, {SECRET, "TASKS", "RELAY"}, without=frozenset({"STREAMS"}))
+    assert of_tasks == [{"TASKS"}, {"TASKS"}]
 
 
 def test_a_sidecar_beside_the_server_whose_secret_the_server_does_not_have_is_refused(

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -24,7 +21,7 @@ from spark_bridge.errors import ConnectRefused
 from tests.spark import test_sources, test_two_phase_sinks
 from tests.spark.connect import frames, strict_server
 from tests.spark.connect.frames import FrameJobs
-from tests.spark.connect.jobs import SCHEMA, Numbers, ReadInPandas, ReadNumbers, ReadRows
+from tests.spark.connect.jobs import SCHEMA, Numbers, ReadInPandas, ReadNumbers, ReadRows, travelling_by_value
 from tests.spark.connect.server import ConnectServer
 from tests.spark.test_streams import ROWS, Stream, add_files
 from tests.spark.test_two_phase_sinks import (  # noqa: F401
@@ -32,16 +29,6 @@ from tests.spark.test_two_phase_sinks import (  # noqa: F401
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-
-
-@contextmanager
-def travelling_by_value(*modules: ModuleType) -> Iterator[None]:
-    """Send these modules' functions and classes whole, because the server has no tests."""
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    yield
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
