@@ -410,7 +410,6 @@ class PostgresEnumerator(SplitEnumerator):
                 )
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        self._waiting.pop(subtask, None)
         if any(_split_of(one)[0] == "changes" for one in splits):
             self._changes_to = None
         for cut in self._unsettled.values():
