@@ -302,10 +302,9 @@ class ActorCell(Generic[M]):
         mailbox, gate, handler = self.mailbox, self.system.gate, self._handler()
         queue, signals = mailbox.queue, mailbox.signals
         while True:
-            if not signals and not queue:
+            while not signals and not queue:
                 mailbox.parked = parked = self.system.loop.create_future()
                 await parked
-                continue
             if gate is not None:
                 await gate.turn(self)
             if signals:

@@ -383,8 +383,6 @@ class GroupMachine:
             if not left.error:
                 self._expected.add(member)
             self._leave(member, f"{_named(member)} left with an error: {left.error}" if left.error else "", effects)
-        elif generation in (0, self._alone.get(member)):
-            self._alone.pop(member, None)
 
     def _leave(self, member: Member, reason: str, effects: list[GroupEffect]) -> None:
         generation = self._current

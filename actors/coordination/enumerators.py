@@ -188,14 +188,12 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         await self._serve()
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        self._waiting.pop(subtask, None)
         await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
 
     async def _add_encoded_back(self, splits: list[bytes], subtask: int) -> None:
         if type(self).add_splits_back is not DiscoveringSplitEnumerator.add_splits_back:
             return await super()._add_encoded_back(splits, subtask)
-        self._waiting.pop(subtask, None)
         await in_turns(self._pending.put_encoded_back_in_steps(splits))
         return await self._serve()
 

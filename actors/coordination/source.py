@@ -544,7 +544,7 @@ class SourceCoordinator(OperatorCoordinator):
                 " action, so that all of it is computed"
             ) from self._broken
         for subtask in range(self._context.parallelism):
-            if subtask not in self._recomputed and (subtask in self._known_readers or self._splits.assigned(subtask)):
+            if subtask in self._known_readers or self._splits.assigned(subtask):
                 await self.subtask_reset(subtask, VIRTUAL_EMPTY_CHECKPOINT)
 
     async def _begin_anew(self) -> None:

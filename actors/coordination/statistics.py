@@ -42,16 +42,20 @@ class SourceBacklog(NamedTuple):
 class LatencyRecorder:
     """The newest samples of one latency, in microseconds. Bounded: the oldest sample goes first."""
 
-    __slots__ = ("_samples", "count")
+    __slots__ = ("_samples", "count", "show")
 
     def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
         self._samples: deque[float] = deque(maxlen=samples_max)
         self.count = 0
+        self.show: Callable[[float, object], None] | None = None
+        """Called with each sample and with what it is about."""
 
     def record(self, microseconds: float, subject: object = None) -> None:
-        """Add a sample. ``subject``, what it is about, is for a recorder that takes the place of this one."""
+        """Add a sample. ``subject`` is what it is about."""
         self._samples.append(microseconds)
         self.count += 1
+        if self.show is not None:
+            self.show(microseconds, subject)
 
     def samples(self) -> list[float]:
         """Return the kept samples, oldest first."""

@@ -482,12 +482,8 @@ class World:
     def _gateway_opened(
         self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
     ) -> None:
-        task = self._find(attempt.task_attempt_id)
-        task.gateway_ref = ref
-        if task.connection is None:
-            ref.tell(ConnectionClosed(connection.connection_id, "the task has ended"))
-        else:
-            self._open[attempt.task_attempt_id] = ref
+        self._find(attempt.task_attempt_id).gateway_ref = ref
+        self._open[attempt.task_attempt_id] = ref
 
     def _gateway_closed(self, attempt: ExecutionAttempt) -> None:
         self._open.pop(attempt.task_attempt_id, None)

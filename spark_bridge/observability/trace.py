@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from actors import Actor, ActorContext
-from actors.coordination import LatencyRecorder
 from actors.coordination.call_watch import Call
 from actors.coordination.operator_config import Observed
 from actors.logs import get_logger
@@ -191,30 +190,6 @@ class Budget:
             self._second, self._left = int(now), self._per_s
         self._left -= 1
         return self._left >= 0
-
-
-class ConfirmHook(LatencyRecorder):
-    """Passes samples on to the recorder that it replaces, and shows them to the trace."""
-
-    __slots__ = ("_show", "recorder")
-
-    def __init__(self, recorder: LatencyRecorder, show: Callable[[float, object], None]) -> None:
-        super().__init__(1)
-        self.recorder = recorder
-        self._show = show
-
-    def record(self, microseconds: float, subject: object = None) -> None:
-        self.recorder.record(microseconds)
-        self._show(microseconds, subject)
-
-    def samples(self) -> list[float]:
-        return self.recorder.samples()
-
-    def since(self, count: int) -> list[float]:
-        return self.recorder.since(count)
-
-    def percentiles(self) -> dict[str, float | None]:
-        return self.recorder.percentiles()
 
 
 class _Traced:
@@ -424,20 +399,17 @@ class Trace:
         return traced
 
     def _is_hooked(self, operator_id: str) -> bool:
-        return isinstance(self._operators()[operator_id].statistics.confirm_us, ConfirmHook)
+        return self._operators()[operator_id].statistics.confirm_us.show is not None
 
     def _hook(self, operator_id: str, traced: _Traced) -> None:
         operator = self._operators()[operator_id]
-        statistics, watch = operator.statistics, operator.watch
-        recorder = statistics.confirm_us
+        recorder, watch = operator.statistics.confirm_us, operator.watch
         run = self._journal.displays.run  # these are called in the middle of the operator's work
-        statistics.confirm_us = ConfirmHook(
-            recorder, lambda us, subject: run("trace", self._event_confirmed, traced, us, subject)
-        )
+        recorder.show = lambda us, subject: run("trace", self._event_confirmed, traced, us, subject)
         watch.on_end = lambda call: run("trace", self._call_ended, traced, call, self._now())
 
         def unhook() -> None:
-            statistics.confirm_us = recorder
+            recorder.show = None
             watch.on_end = None
 
         traced.unhook = unhook

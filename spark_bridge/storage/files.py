@@ -253,7 +253,6 @@ class Files:
             self._local.move(source, target, replace=replace)
             return
         self._filesystem.mv(self._full(source), self._full(target))
-        self._filesystem.invalidate_cache(os.path.dirname(self._full(target)))
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root or "/"

@@ -621,7 +621,7 @@ class SubtaskChannel:
             own_reads.waiting = False
         if not (news and self._read_here()):
             own_reads.active = False
-            self.waker.wake()  # the I/O thread reads again
+            self.waker.wake()  # the I/O thread reads again; it may have looked just before, and wait for nothing else
 
     def _await_change(self, left_s: float | None) -> bool:
         """Wait for ``_wake_waiting``, with the lock released; False if ``left_s`` seconds have passed first."""

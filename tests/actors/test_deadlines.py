@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.deadlines import IDLE_LANES_MAX, Deadlines
 from actors.testing import VirtualClock
+from tests.actors.actors_under_test import Counter, GetTotal, running_system
 
 
 async def no_pause() -> None:
@@ -80,3 +81,11 @@ def test_closing_cancels_every_timer() -> None:
         deadlines.start(timeout_s, lambda: None)
     deadlines.close()
     assert clock.next_due_s() is None
+
+
+async def test_asks_with_unique_timeouts_leave_no_lanes() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter)
+        for number in range(IDLE_LANES_MAX + 10):
+            await counter.ask(GetTotal, timeout_s=60.0 + number)
+        assert len(system.deadlines._lanes) <= IDLE_LANES_MAX + 1

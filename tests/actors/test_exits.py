@@ -122,8 +122,9 @@ async def test_unhandled_exit_leaves_the_system_as_an_ordinary_exception(error: 
 class Abandoning(Actor[str]):
     """Reads the first item of an async generator that yields inside a cancel scope, and keeps the generator."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, stopped: list[str]) -> None:
         self._deadline_s = deadline_s
+        self._stopped = stopped
         self.kept: list[AsyncGenerator[int, None]] = []
 
     async def _numbers(self) -> AsyncGenerator[int, None]:
@@ -139,15 +140,20 @@ class Abandoning(Actor[str]):
         self.kept.append(numbers)
         assert await anext(numbers) == 1
 
+    async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
+        await asyncio.sleep(0)  # the cancelled scope is around it, too
+        self._stopped.append("to its end")
+
 
 @pytest.mark.parametrize("deadline_s", [0.0, 3600.0], ids=["cancelled by its deadline", "when it stops"])
 async def test_cancel_scope_that_is_never_left_fails_its_actor_and_no_other(deadline_s: float) -> None:
     causes: list[BaseException | None] = []
+    stopped: list[str] = []
 
     class Watching(Actor[str]):
         async def started(self, context: ActorContext[str]) -> None:
             child = context.spawn(
-                lambda: Abandoning(deadline_s), name="careless", supervision=Supervision(Directive.STOP)
+                lambda: Abandoning(deadline_s, stopped), name="careless", supervision=Supervision(Directive.STOP)
             )
             context.watch(child)
             child.tell("go")
@@ -167,6 +173,7 @@ async def test_cancel_scope_that_is_never_left_fails_its_actor_and_no_other(dead
         system.spawn(Watching, name="watching")
         await over.wait()
         assert system.actor_count == 1
+    assert stopped == ["to its end"]
     assert isinstance(causes[0], ScopeLeftOpen)
     assert "watching/careless" in str(causes[0])
 
@@ -174,5 +181,5 @@ async def test_cancel_scope_that_is_never_left_fails_its_actor_and_no_other(dead
 async def test_cancel_scope_that_is_never_left_ends_the_system_with_the_name_of_the_actor() -> None:
     with pytest.raises(ScopeLeftOpen, match="'careless'"):  # noqa: PT012 - the exit of the `async with` raises
         async with running_system() as system:
-            system.spawn(lambda: Abandoning(0.0), name="careless").tell("go")
+            system.spawn(lambda: Abandoning(0.0, []), name="careless").tell("go")
             await asyncio.Event().wait()

@@ -228,10 +228,12 @@ class StartsAtThird(Actor[GetTotal]):
         message.reply_to.answer(type(self).built)
 
 
-async def test_failure_while_starting_is_supervised_too() -> None:
+@pytest.mark.parametrize("directive", [Directive.RESTART, Directive.RESUME])
+async def test_failure_while_starting_is_supervised_too(directive: Directive) -> None:
+    """An instance that has not started handles nothing, so there is none to resume."""
     StartsAtThird.built = 0
     async with running_system() as system:
-        starter = system.spawn(StartsAtThird, supervision=Supervision(Directive.RESTART))
+        starter = system.spawn(StartsAtThird, supervision=Supervision(directive))
         assert await starter.ask(GetTotal, timeout_s=60.0) == 3
 
 

@@ -83,6 +83,9 @@ async def test_cancelled_timeout_never_fires() -> None:
             return "in time"
 
         ref.tell(finish_in_time)
+        await kit.advance(0.5)
+        assert results == ["in time"]
+        assert kit.clock.next_due_s() is None
         await kit.advance(10.0)
         assert results == ["in time"]
 

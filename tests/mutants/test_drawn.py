@@ -124,13 +124,13 @@ def test_the_tests_of_the_mutants_package_come_first_and_those_of_files_that_exe
     monkeypatch.setattr(reached, "unrecorded", lambda: [new])
     assert list(trial.stages(line)) == [[new], [near, wide_too, narrow], [far, wide]]
     monkeypatch.setattr(reached, "unrecorded", list)
-    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far]})
-    assert list(trial.stages(line)) == [[real], [], [far]]  # only its import executes it
+    monkeypatch.setattr(reached, "all_tests", lambda: [far, near, narrow])
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: [], 5: [far, narrow]})
+    assert list(trial.stages(line)) == [[real], [narrow], [far], [near]]  # only its import executes it
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {line.line: []})
-    monkeypatch.setattr(reached, "all_tests", lambda: [far, near])
-    assert list(trial.stages(line)) == [[real], [near], []]  # and that of the whole module
+    assert list(trial.stages(line)) == [[real], [], [], [narrow, near]]  # and that of the whole module
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
-    assert list(trial.stages(line)) == [[real], [near], []]  # or nothing, except perhaps other processes
+    assert list(trial.stages(line)) == [[real], [], [], [narrow, near]]  # or nothing, except perhaps other processes
 
 
 def test_a_mutant_whose_tests_take_too_long_together_is_undecided(

@@ -6,8 +6,9 @@ Each process works in a copy of the repository, so the work tree stays as it is,
 the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
 package come first, then the others; files of tests that execute little come before those that execute much, such as
 whole simulations. Before them come the tests that are newer than the record and, for a line that no quick test reaches,
-those on a real Spark that do (``python -m tests.reached --spark``). A test counts only if it passes without the mutant.
-What has not run after ``MUTANT_S`` is left out, and the mutant is undecided; but the test that runs then may end.
+those on a real Spark that do (``python -m tests.reached --spark``). For such a line, as a constant is, all tests of the
+package come last. A test counts only if it passes without the mutant. What has not run after ``MUTANT_S`` is left out,
+and the mutant is undecided; but the test that runs then may end.
 """
 
 from __future__ import annotations
@@ -66,15 +67,16 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
     by_line = reached.tests_by_line(ROOT / drawn.path)
     package = next((area for place, area in AREAS.items() if drawn.path.startswith(place)), "")
     package = package or f"tests/{drawn.path.partition('/')[0]}"
-    tests = by_line.get(drawn.line, [])
+    tests = reaching = by_line.get(drawn.line, [])
     on_spark = [] if tests else reached.spark_tests_by_line(ROOT / drawn.path).get(drawn.line, [])
     if not tests:  # executed by the import only, such as a constant, or in other processes, or not at all
         tests = sorted({test for those in by_line.values() for test in those})
-        tests = tests or [test for test in reached.all_tests() if test.startswith(package)]
     tests = _narrow_first(tests)
     yield [*reached.unrecorded(), *_narrow_first(on_spark)]
     yield [test for test in tests if test.startswith(package)]
     yield [test for test in tests if not test.startswith(package)]
+    if not reaching:
+        yield _narrow_first({test for test in reached.all_tests() if test.startswith(package)}.difference(tests))
 
 
 def _narrow_first(tests: Iterable[str]) -> list[str]:

@@ -749,6 +749,15 @@ def test_a_run_whose_job_was_never_known_is_in_the_way_while_a_task_of_it_runs()
     assert book.feed(status({10: (TaskState.RUNNING, 1)}, jobs={})) == ["refuse task 20 CONCURRENT_RUN"]
 
 
+@pytest.mark.parametrize("jobs", [{}, {0: True}])
+def test_a_run_of_which_an_answer_says_nothing_is_not_ended_by_the_next(jobs: dict[int, bool]) -> None:
+    book = Playbook()  # H19, H55: its job is known in one case, and Spark has lost sight of its task in both
+    book.feed(*([job()] if jobs else []), start(10, 1), reg(10, 1), opened(10), reg(20, 1, run=2))
+    book.wait(5)
+    known = {10: TaskState.UNKNOWN, 20: TaskState.RUNNING}
+    assert "end run 1 badly" not in book.feed(StatusReported({}, known, {20: TaskPlace(2, 1)}))
+
+
 def test_the_end_of_a_job_whose_start_was_lost_ends_the_run_that_waits_for_it() -> None:
     book = Playbook(parallelism=1)  # H19, H57
     book.feed(reg(10, 0), opened(10), end(10, 0, OK))

@@ -252,10 +252,12 @@ def test_a_claimed_run_in_another_stage_of_the_job_does_not_keep_the_real_one_ou
 
 
 def test_a_refused_claim_does_not_keep_spark_from_confirming_the_real_task() -> None:
-    book = a_running_attempt()  # H75: found by the histories of forged claims
+    book = Playbook(operators=("words", "others"))  # H75: found by the histories of forged claims
+    book.feed(job(), stage(), start(10, 1), reg(10, 1), opened(10))
     book.feed(reg(11, 1), ConnectionExpired("words", 11), reg(900, 2))
     assert book.feed(reg(11, 2)) == []
     assert "accept 2#1 task 11" in look(book, 10, t10=(RUNNING, 1), t11=(RUNNING, 2))
+    assert book.feed(reg(11, 2, operator="others")) == ["start run 1", "accept 2#0 task 11"], "Spark's place counts"
 
 
 def test_no_history_of_forged_claims_costs_a_real_task_its_place() -> None:

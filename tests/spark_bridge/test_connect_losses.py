@@ -289,6 +289,7 @@ class Owner:
 async def a_relay(lease_s: float, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Owner, Server, Dialling]]:
     monkeypatch.setattr(relay, "LOOK_PAUSE_S", 0.0)
     server, dialling = Server(), Dialling(asyncio.get_running_loop())
+    others = asyncio.all_tasks()
     owner = Owner(server, dialling, lease_s)
     with anyio.fail_after(60):
         await owner.relay.start()
@@ -297,6 +298,7 @@ async def a_relay(lease_s: float, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         finally:
             await owner.relay.close()
             await dialling.hang_up()
+            assert asyncio.all_tasks() <= others, "a relay that is closed does nothing any more"
 
 
 async def test_a_relay_says_where_it_listens_and_leaves_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

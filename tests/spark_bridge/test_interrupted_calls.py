@@ -296,6 +296,15 @@ def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | Non
     assert descriptors() <= files
 
 
+def test_leaving_raises_what_could_not_be_closed() -> None:  # H160
+    class Stuck(SimulatedDriver):
+        async def close(self) -> None:
+            raise OSError("the relay cannot be closed")
+
+    with pytest.raises(OSError, match="the relay cannot be closed"), Sidecar(context_of(Stuck())):
+        pass
+
+
 def test_a_sidecar_stops_when_the_interpreter_ends_and_no_thread_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

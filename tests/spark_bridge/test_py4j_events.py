@@ -19,8 +19,9 @@ from protocol.facts import (
     TaskEnded,
     TaskOutcome,
     TaskStarted,
+    TaskState,
 )
-from spark_bridge.bridge.relay.py4j_listener import _READERS, _BusListener
+from spark_bridge.bridge.relay.py4j_listener import _READERS, _BusListener, _state
 
 
 class Java:
@@ -138,3 +139,15 @@ def test_what_cannot_be_read_is_told_and_what_nobody_needs_is_passed_over() -> N
     assert [text.partition(":")[0] for text in failed] == ["onTaskStart"]
     with pytest.raises(AttributeError):
         _ = listener.toString
+
+
+@pytest.mark.parametrize(
+    ("task", "state"),
+    [
+        (Java(finished=False), TaskState.RUNNING),
+        (Java(finished=True, successful=True), TaskState.SUCCEEDED),
+        (Java(finished=True, successful=False), TaskState.ENDED),
+    ],
+)
+def test_the_state_of_a_task_is_read_as_this(task: Java, state: TaskState) -> None:
+    assert _state(task) is state

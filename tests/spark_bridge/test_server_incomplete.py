@@ -258,6 +258,21 @@ async def test_other_messages_leave_between_the_parts_for_a_peer_that_reads_slow
         await until(lambda: connection.unsent_bytes == 0)
 
 
+async def test_what_waits_behind_a_large_message_for_a_peer_that_does_not_read_has_a_limit() -> None:  # H157
+    async with a_running_server(replace(NO_CHECKS, write_buffer_bytes_max=1_000_000)) as running:
+        peer, connection = await a_task(running)
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        connection.send(EventMessage(7, 1, bytes(32 * 2**20)))
+        await until(lambda: connection.is_write_paused)
+        count = 0
+        while is_open(connection) and count < 20:
+            count += 1
+            connection.send(EventMessage(7, 1 + count, bytes(100_000)))
+        assert not is_open(connection)
+        assert count > 5, "the large one does not count"
+        await running.handler.until(lambda: "does not read" in " ".join(running.handler.reasons))
+
+
 async def test_a_connection_that_is_dropped_forgets_what_it_was_sending() -> None:  # H115
     async with a_running_server(NO_CHECKS) as running:
         peer, connection = await a_task(running)

@@ -10,8 +10,10 @@ import pytest
 
 from actors import Actor, ActorContext
 from actors.testing import deterministic_system
-from protocol.attempts import CancelJobs, KillTask, QueryStatus
+from protocol.attempts import CancelJobs, KillTask, LedgerConfig, QueryStatus
 from protocol.facts import TaskPlace
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.messages import UnknownAttemptResumed
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 
@@ -105,3 +107,13 @@ async def test_nothing_is_repeated_when_spark_is_gone() -> None:  # H57
 async def test_a_query_is_not_repeated_because_the_ledger_repeats_it() -> None:  # H19
     spark = Spark(RelayError("no answer"))
     assert await asked_of(spark, QueryStatus(frozenset({7}), frozenset()), within_s=3600.0) == ["look"]
+
+
+@pytest.mark.asyncio
+async def test_the_bridge_repeats_what_has_failed() -> None:  # H19, H61
+    spark = Spark(RelayError("no answer"))
+    async with deterministic_system() as kit:
+        bridge = kit.system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: cast(Relay, spark)))
+        bridge.tell(UnknownAttemptResumed(7))
+        await kit.advance(3600.0)
+    assert spark.asked == ["kill 7: the sidecar was started again: the attempt's coordinator is gone"] * 2

@@ -95,8 +95,13 @@ def test_a_streaming_operator_runs_in_a_micro_batch_only_if_it_was_begun_for_it(
 
 
 class Async(SubtaskOperator):
+    closed = 0
+
     async def process(self, records: Iterator[Any]) -> Any:
         yield 1
+
+    def close(self) -> None:
+        Async.closed += 1
 
 
 @pytest.mark.usefixtures("inside_a_task")
@@ -108,11 +113,13 @@ class Async(SubtaskOperator):
     ],
 )
 def test_what_a_function_makes_is_checked_in_the_task_and_refused_with_the_fix(make: Any, said: str) -> None:  # H59
+    Async.closed = 0
     with Peer() as peer:
         entry = SubtaskTask(make, peer.endpoint())
         task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry(iter([])))
         assert said in peer.register().finish().failure
         assert isinstance(task.error(), TypeError)
+    assert Async.closed == (make is not dict), "what it has opened"
 
 
 @pytest.mark.usefixtures("inside_a_task")

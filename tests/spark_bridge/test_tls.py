@@ -611,3 +611,33 @@ async def test_no_deadline_of_a_driver_is_moved_by_a_byte_at_a_time(step: str, m
     await left.wait()
     assert sent < 30
     server.close()
+
+
+@pytest.mark.parametrize(("tls", "proof"), [(False, False), (True, False), (False, True)])
+async def test_a_driver_whose_connection_is_closed_tries_again_and_more_often_before_its_proof(
+    tls: bool, proof: bool, made: Encryption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H77 H158: a server closes the oldest connections at a limit, also of drivers that know the secret."""
+    monkeypatch.setattr(control, "PAUSE_MAX_S", control.FIRST_PAUSE_S)
+    tries = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        with suppress(ConnectionError):
+            handshake = ServerHandshake(lambda identity: KEYS.key(Purpose.CONTROL, identity), bytes(32))
+            hello = await reader.read(65_536)
+            if proof:
+                writer.write(handshake.receive(hello))
+                await reader.read(65_536)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    certificate = made.certificate_sha256 if tls else b""
+    endpoint = ControlEndpoint(host, port, KEYS.key(Purpose.CONTROL, b"i" * 16), certificate)
+    ask = partial(control.exchange, endpoint, "failures", timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+    with pytest.raises(ControlUnreachable, match="does not know this secret"):
+        await asyncio.to_thread(ask)
+    assert tries == (control.CUT_OFF_MAX if proof else control.CUT_OFF_EARLY_MAX)
+    server.close()

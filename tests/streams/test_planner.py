@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from spark_bridge.errors import StreamRefused
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
-from spark_bridge.streams.task import StreamFailed, batch_between
+from spark_bridge.streams.task import StreamFailed, batch_between, reader_of_batch
 from spark_bridge.subtask.control import ControlUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -259,6 +260,30 @@ async def test_a_format_tells_the_enumerator_of_its_source_which_attempts_have_e
             await world.advance(5.0)
             assert again.outputs == ["a", "b"]
     assert ended == [(0, 0, False), (0, 1, True)]
+
+
+async def test_tasks_of_a_micro_batch_read_its_splits_and_those_of_another_one_are_refused() -> None:  # H133
+    source = Pages("a", "b")
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        offsets = [await planner.answer("initial", None)]
+        for names in (["a", "b"], ["a", "b", "c"]):
+            source.names = names
+            offsets.append(await planner.answer("latest", offsets[-1]))
+        first, second = (StreamBatch(start[0], start[1], end[1]) for start, end in pairwise(offsets))
+
+        class Reader(SplitReader):
+            def read_split(self, split: Any, /) -> list[Any]:
+                return [split]
+
+        coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
+        async with running_operator(coordinator, parallelism=2) as world:
+            reader = await world.launch_operator(0, partial(reader_of_batch, Reader, first))
+            await world.advance(1.0)
+            assert reader.outputs == ["a", "b"]
+            await world.launch_operator(1, partial(reader_of_batch, Reader, second))
+            await world.advance(1.0)
+            assert "tasks of two micro-batches" in str(world.failures[0])
 
 
 async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other() -> None:  # H76

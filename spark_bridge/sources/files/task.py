@@ -35,12 +35,12 @@ class FileFormat:
     """How files are read. ``storage_options`` are the arguments for the filesystem, such as credentials."""
 
     name: str
-    schema: bytes | None = None
+    schema: bytes | None
     """The schema of all batches, in Arrow's own format. None only while it is being found out."""
-    batch_rows: int = 10_000
-    block_bytes: int = 1 << 20
-    delimiter: str = ","
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    batch_rows: int
+    block_bytes: int
+    delimiter: str
+    storage_options: dict[str, Any] = field(repr=False)
 
 
 @contextmanager

@@ -434,7 +434,6 @@ class PostgresEnumerator(SplitEnumerator):
             self._account.release(_READ, len(entry) + ENTRY_BYTES)
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        self._waiting.pop(subtask, None)
         if any(_split_of(one)[0] == "changes" for one in splits):
             self._changes_to = None
         for cut in self._unsettled.values():

@@ -200,12 +200,11 @@ def test_what_is_frequent_is_sampled_and_what_is_long_is_always_drawn(bench: Ben
 
 def test_hooks_are_there_only_while_something_is_traced(bench: Bench) -> None:
     recorder = bench.statistics.confirm_us
-    assert type(recorder).__name__ == "ConfirmHook"
+    assert bench.statistics.confirm_us.show is not None
     recorder.record(5.0)
     assert recorder.percentiles()["count"] == 1
     bench.close()
-    assert type(bench.statistics.confirm_us).__name__ == "LatencyRecorder"
-    assert bench.statistics.confirm_us.samples() == [5.0]
+    assert recorder.show is None
     assert bench.watch.on_end is None
     size = bench.path.stat().st_size
     bench.see(RunStarted("crawl", 8))
@@ -274,7 +273,7 @@ def test_counters_show_rates_and_the_loops_lag(bench: Bench) -> None:
 def test_an_operator_that_is_coordinated_again_is_hooked_again(bench: Bench) -> None:
     bench.operator = SimpleNamespace(statistics=OperatorStatistics("crawl"), watch=CallWatch())
     bench.see(RunStarted("crawl", 8))
-    assert type(bench.operator.statistics.confirm_us).__name__ == "ConfirmHook"
+    assert bench.operator.statistics.confirm_us.show is not None
     bench.close()
     assert bench.operator.watch.on_end is None
 

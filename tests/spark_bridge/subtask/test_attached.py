@@ -16,8 +16,9 @@ import pytest
 from protocol.wire.messages import Opened, Register
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TaskIdentity, run_subtask
 from spark_bridge.subtask.attached import attached_keys
+from spark_bridge.subtask.channel import SubtaskChannel
 from tests.spark_bridge.subtask.operators import Calling, Recorder
-from tests.spark_bridge.subtask.peer import TASK_ID, Peer, RunningTask, registered
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
 
 
 def test_while_a_task_is_attached_threads_take_turns_more_often(peer: Peer) -> None:  # H23; spark-facts 23
@@ -127,6 +128,30 @@ def test_the_garbage_collector_may_end_a_task_on_any_thread(peer: Peer) -> None:
         thread = threading.Thread(target=left.clear)
         thread.start()
         thread.join()
+        yield attached_keys()
+
+    task = RunningTask(Recorder, peer.endpoint(), body=worker)
+    peer.take_task().expect_end()
+    assert task.outputs() == [1, []]
+
+
+def test_the_garbage_collector_may_end_a_task_on_the_io_thread_of_that_task(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H57: which cannot wait for itself, and leaves nothing behind
+    operator, left, pass_time = Recorder(), list[Iterator[Any]](), SubtaskChannel.pass_time
+
+    def collect(channel: SubtaskChannel) -> float | None:
+        left.clear()
+        return pass_time(channel)
+
+    def worker() -> Iterator[Any]:
+        left.append(run_subtask(lambda: operator, peer.endpoint(), _identity(1), [1, 2]))
+        yield next(left[0])
+        channel = operator.context._channel
+        monkeypatch.setattr(SubtaskChannel, "pass_time", collect)
+        channel.waker.wake()
+        assert channel._thread is not None
+        channel._thread.join(PATIENCE_S)
         yield attached_keys()
 
     task = RunningTask(Recorder, peer.endpoint(), body=worker)

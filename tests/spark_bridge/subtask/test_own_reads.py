@@ -116,6 +116,38 @@ def test_it_gives_the_reading_back_when_nothing_comes(peer: Peer, monkeypatch: p
     assert peer.finish(task) == list(range(1, 6))
 
 
+def test_the_io_thread_that_is_about_to_wait_learns_that_the_reading_was_given_back(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H23
+    operator = EventSource()
+    task, connection = peer.run(operator)
+    reads, watch = reads_of(operator), SubtaskChannel.pass_time_and_watch
+    looks: Callable[[SubtaskChannel], int] = vars(SubtaskChannel)["interests"].fget
+    seen: list[int] = []
+    once = [True]
+
+    def look(of: SubtaskChannel) -> int:
+        seen.append(looks(of))
+        return seen[-1]
+
+    def watch_late(of: SubtaskChannel) -> float | None:
+        if once and not seen[-1]:  # it has seen that the task reads, and how long it waits is decided after that
+            once.clear()
+            until(lambda: not reads.active, "the reading is given back")
+        return watch(of)
+
+    monkeypatch.setattr(SubtaskChannel, "interests", property(look))
+    monkeypatch.setattr(SubtaskChannel, "pass_time_and_watch", watch_late)
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnReads, "are_worthwhile", True)
+        connection.send_events(1, 1)
+        until(lambda: reads.active, "the task reads by itself")
+    until(lambda: not (reads.active or reads.waiting), "the reading is given back")
+    connection.send_events(2, 2, "end")
+    assert peer.finish(task) == [1, 2]
+    assert not once
+
+
 def test_a_caller_that_only_waits_for_a_moment_does_not_take_the_reading_over(peer: Peer) -> None:
     """A short deadline says nothing about when data will come."""
 

@@ -5,14 +5,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
+from typing import get_args
 
 import pytest
 
+from protocol.describing import name_of
 from protocol.errors import HandshakeFailed
-from protocol.wire.codec import decode_event
+from protocol.wire.codec import DEFAULT_LIMITS, decode_event
+from protocol.wire.fragments import encode_whole
 from protocol.wire.keys import KeyRing
-from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Finished, Message, RefusalCode, Refused, Resume
+from protocol.wire.messages import (
+    AttemptEnded,
+    Confirm,
+    Downward,
+    EventMessage,
+    Finished,
+    Message,
+    RefusalCode,
+    Refused,
+    Resume,
+    UpMessage,
+)
 from spark_bridge.subtask import AttemptOver, SubtaskContext, io_loop
+from tests.fuzz.samples import message
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import TASK_ID, TOKEN, Peer
 
@@ -106,14 +122,19 @@ def test_a_resume_that_is_refused_ends_the_attempt(peer: Peer, answer: Message) 
         task.outputs()
 
 
+NOT_FOR_TASKS = sorted(set(get_args(UpMessage)) - set(get_args(Downward)), key=name_of)
+
+
+@pytest.mark.parametrize("bad", [None, *NOT_FOR_TASKS], ids=lambda bad: "no frame" if bad is None else bad.__name__)
 def test_a_bad_frame_costs_the_connection_and_nothing_else(
-    peer: Peer, until_it_waits: Callable[[Recorder], None]
-) -> None:  # H62
+    peer: Peer, until_it_waits: Callable[[Recorder], None], bad: type[Message] | None
+) -> None:
+    """H62: also a message that only tasks send."""
     operator = EventSource()
     task, first = peer.run(operator)
     first.send_events(1, "first")
     until_it_waits(operator)
-    first.sock.sendall(b"\xff" * 64)
+    first.sock.sendall(b"\xff" * 64 if bad is None else encode_whole(message(Random(0), bad), DEFAULT_LIMITS))
     first.expect_end()
     second, resume = peer.resume(received_seq=1)
     assert resume.received_seq == 1
