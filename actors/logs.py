@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import is_not
@@ -26,7 +25,18 @@ from typing import Any, TextIO
 
 import structlog
 
-from protocol.describing import TEXT_CHARS_MAX, describe, is_a, line, lines, readable, show, type_name
+from protocol.describing import (
+    LEFT_OUT,
+    TEXT_CHARS_MAX,
+    describe,
+    is_a,
+    line,
+    lines,
+    readable,
+    show,
+    traceback_of,
+    type_name,
+)
 
 __all__ = ["ROOT", "Log", "failures", "get_logger"]
 
@@ -217,10 +227,11 @@ def _printable(keys: dict[str, Any]) -> dict[str, Any]:
         return keys
     try:
         bool(error)
-        traceback.format_exception(error, limit=0)
     except BaseException:  # of the user's class
-        return {**keys, "exc_info": None, "error": describe(error)}
-    return keys
+        shown = None
+    else:
+        shown = traceback_of(error)
+    return keys if shown is not None else {**keys, "exc_info": None, "error": describe(error)}
 
 
 def _rendered(event: str, keys: Mapping[str, Any]) -> str:
@@ -245,12 +256,11 @@ def _shortened(exc_info: Any) -> str | None:
     """The traceback if Python would print it too long, or as something that a terminal obeys or cannot show."""
     if not exc_info or exc_info[1] is None:
         return None
-    try:
-        text = "".join(traceback.format_exception(*exc_info)).rstrip("\n")
-        shown = lines(text)
-    except BaseException:  # as in `_value`
+    text = traceback_of(exc_info[1])
+    if text is None:
         return None
-    return None if shown == text else shown
+    shown = lines(text.rstrip("\n"))
+    return None if shown == text.rstrip("\n") and not text.endswith(LEFT_OUT) else shown
 
 
 def _exc_info(given: Any) -> Any:

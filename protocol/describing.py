@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from math import inf, isfinite, nan
+from traceback import TracebackException
 from types import UnionType
 from typing import Any, Final, TypeGuard, TypeVar
 
 __all__ = [
+    "LEFT_OUT",
     "NOT_FINITE",
     "TEXT_CHARS_MAX",
     "a_type",
@@ -34,6 +36,7 @@ __all__ = [
     "readable",
     "show",
     "text_of",
+    "traceback_of",
     "type_name",
     "with_article",
 ]
@@ -43,6 +46,7 @@ T = TypeVar("T")
 SHOWN_CHARS_MAX: Final = 300
 TEXT_CHARS_MAX: Final = 16_384
 """The texts of exceptions are kept, logged and sent, some of them for a long time."""
+LEFT_OUT: Final = "... and more, which is left out\n"
 NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 """How JSON has the floats for which it has no numbers, as in Protobuf's mapping."""
 _DIGITS_BITS: Final = 14_000
@@ -93,6 +97,24 @@ def full_name(kind: type) -> str:
 def text_of(error: BaseException) -> str:
     """What ``str(error)`` returns, ``readable``, or in angle brackets why there is nothing."""
     return _plain(error, str, "__str__")
+
+
+def traceback_of(error: BaseException, chars_max: float = 2**20) -> str | None:
+    """The traceback as Python writes it, with whatever characters; None if Python cannot, because of the user's class.
+
+    Of endless notes, only the first ``chars_max`` characters or so are read, and then comes ``LEFT_OUT``.
+    """
+    try:
+        pieces, chars = [], 0
+        for piece in TracebackException(type(error), error, error.__traceback__, compact=True).format():
+            if chars > chars_max:
+                pieces.append(LEFT_OUT)
+                break
+            pieces.append(piece)
+            chars += len(piece)
+        return "".join(pieces)
+    except BaseException:  # of the user's class
+        return None
 
 
 def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from actors import ExitRaised
 from actors.coordination.call_watch import Call, current_watch
 from actors.exits import Abandoned, contained
-from protocol.describing import describe, is_a
+from protocol.describing import describe, is_a, traceback_of
 
 T = TypeVar("T")
 
@@ -84,11 +83,7 @@ def true_cause(error: BaseException) -> BaseException:
 
 def traceback_text(error: BaseException) -> str:
     """The traceback of ``error`` as text that can be encoded: its end, at most 8 KiB of UTF-8."""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except BaseException:  # of the user's class
-        text = describe(error)
-    encoded = text.encode("utf-8", "backslashreplace")
+    encoded = (traceback_of(error) or describe(error)).encode("utf-8", "backslashreplace")
     if len(encoded) <= TRACEBACK_BYTES_MAX:
         return encoded.decode()
     mark = b"...\n"

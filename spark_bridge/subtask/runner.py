@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any
 
-from protocol.describing import describe, is_a, readable
+from protocol.describing import describe, is_a, is_encodable, readable, traceback_of
 from protocol.errors import AttemptOver, InputRefused
 from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
@@ -83,14 +83,11 @@ def run_subtask_with(
 
 
 def _escaped(error: BaseException) -> Exception | None:
-    """An exception to raise instead, if the traceback has lone surrogates: Spark's worker would hang with it."""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except BaseException:  # it cannot be shown at all, and Spark says so
-        return None
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    """An exception to raise instead, if Spark's worker could not write the traceback: it would hang."""
+    text = traceback_of(error, chars_max=inf)
+    if text is None:
+        return RuntimeError(f"raised an exception that Python cannot show: {describe(error)}")
+    if not is_encodable(text):
         return RuntimeError(f"raised with a text that is not valid Unicode, and is escaped here:\n{readable(text)}")
     return None
 

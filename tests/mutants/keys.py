@@ -59,8 +59,8 @@ a-task-may-plan [new; H76]
   The table says that a task may have the key of a planner, although none has it.
   By: tests/spark/test_keys_in_memory.py::test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others
   @ protocol.wire.keys:MAY_HOLD
-  - Purpose.STREAMS: _WITH_SECRET | _SPARK | {Holder.PLANNER}
-  + Purpose.STREAMS: _WITH_SECRET | _SPARK | {Holder.PLANNER, Holder.TASK}
+  - Purpose.STREAMS: _SPARK | {Holder.DRIVER, Holder.CLIENT, Holder.PLANNER}
+  + Purpose.STREAMS: _SPARK | {Holder.DRIVER, Holder.CLIENT, Holder.PLANNER, Holder.TASK}
 a-planner-may-have-no-key-of-tasks [new; H76]
   The table leaves out a key that a planner passes on to the tasks.
   By: tests/spark/test_keys_in_memory.py::test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.describing import TEXT_CHARS_MAX, a_type, describe, name_of, show, text_of
+from protocol.describing import LEFT_OUT, TEXT_CHARS_MAX, a_type, describe, name_of, show, text_of, traceback_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -84,6 +84,46 @@ def test_a_text_without_bounds_keeps_its_beginning_and_its_end() -> None:  # H17
 def test_a_text_that_cannot_be_encoded_is_escaped() -> None:  # H178
     assert text_of(LookupError("a\udc80b")) == "a\\udc80b"
     assert describe(LookupError("grün")) == "LookupError: grün"
+
+
+class UnnamedType(type):
+    """Raises when somebody asks for the name of its class, as ``traceback`` does."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("no name")
+        return super().__getattribute__(name)
+
+
+class Unnamed(Exception, metaclass=UnnamedType):
+    pass
+
+
+def test_a_traceback_that_python_cannot_write_is_none_and_the_exception_is_described() -> None:  # H178
+    assert traceback_of(Unnamed("why")) is None
+    assert describe(Unnamed("why")) == "Unnamed: why"
+
+
+def test_of_endless_notes_only_the_first_are_read() -> None:  # H178
+    read: list[int] = []
+
+    class Note(str):
+        def split(self, *_: Any) -> list[str]:
+            read.append(1)
+            return ["n" * 10_000]
+
+        def __str__(self) -> str:
+            return self
+
+    error = LookupError("text")
+    for _ in range(10_000):
+        error.add_note(Note())
+    text = traceback_of(error, chars_max=100_000)
+    assert text is not None
+    assert text.startswith("LookupError: text\nnnn")
+    assert text.endswith(f"n\n{LEFT_OUT}")
+    assert 10 <= len(read) <= 12
+    assert len(text) < 120_000
 
 
 def test_a_callable_without_a_name_is_shown_and_a_broken_one_too() -> None:

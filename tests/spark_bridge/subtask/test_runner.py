@@ -40,6 +40,7 @@ from spark_bridge.subtask import (
     runner,
 )
 from spark_bridge.subtask.channel import SubtaskChannel
+from tests.protocol.test_describing import Unnamed
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier, registered
 
@@ -193,6 +194,19 @@ def test_an_exception_that_sparks_worker_could_not_encode_passes_with_an_escaped
     shown = "".join(traceback.format_exception(error)).encode().decode()
     assert "begins \\udc80 ends" in shown
     assert "in process" in shown
+
+
+def test_an_exception_that_sparks_worker_could_not_write_is_replaced_by_one_that_describes_it(peer: Peer) -> None:
+    """H178: Spark would wait for it without end."""
+
+    def fail(context: SubtaskContext) -> None:
+        raise Unnamed("no")
+
+    task, connection = peer.run(Calling(fail))
+    assert connection.finish().failure == "Unnamed: no"
+    error = task.error()
+    assert str(error) == "raised an exception that Python cannot show: Unnamed: no"
+    assert "Unnamed: no" in "".join(traceback.format_exception(error))
 
 
 def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_not_a_warning(
