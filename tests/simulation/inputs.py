@@ -145,7 +145,8 @@ class Inputs:
         input, done = self._truth[checkpoint_id]
         may = input != NOTHING and not done and self.kind != "batches"
         if may and input in self.given_up:
-            return self.random.choice([None, "other"])  # its next job has another input, whatever it restores
+            # The next job has another input. Names say so by themselves.
+            return self.random.choice([None, "other"]) if self.kind == "named" else "other"
         return self.random.choice([None, None, "same", "other"]) if may else None
 
     def restored(self, checkpoint_id: int, said: RestoredInput | None) -> None:
