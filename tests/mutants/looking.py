@@ -115,14 +115,14 @@ the-value-of-an-unknown-argument-is-shown [found; H156]
   + return argument
 an-option-may-be-abbreviated [found; H156]
   A token is taken for the name of the file in which it should be.
-  @ spark_bridge.command:_Parser.__init__
+  @ spark_bridge.command:parser
   - allow_abbrev=False
   + allow_abbrev=True
 a-value-where-none-is-taken-is-shown [found; H156]
   A secret after an option that takes no value is in the log.
-  @ spark_bridge.command:_Parser.error
-  - _GIVEN.sub(r"\\1 (not shown)", message)
-  + message
+  @ spark_bridge.command:_without_values
+  - return _GIVEN.sub(r"\\1 (not shown)", message)
+  + return message
 a-token-in-a-url-is-shown [found; H156]
   A token in the query of a URL is in errors and logs.
   @ spark_bridge.subtask.secret_texts:check_no_password
@@ -139,12 +139,12 @@ an-older-trace-can-be-read-by-others [found; H155]
   - os.fchmod(descriptor, 0o600)
   + pass
 a-tab-that-cannot-be-opened-is-not-counted [found; H155]
-  The status does not say that there is no tab.
+  The status does not say that the tab is missing.
   @ spark_bridge.observability.spark_ui:SparkTabActor.receive
   - raise SidecarError(f"Spark's UI cannot have a tab: {cause}") from None
   + return
 gauges-that-cannot-be-registered-are-not-counted [found; H155]
-  The status does not say that there are no gauges.
+  The status does not say that the gauges are missing.
   @ spark_bridge.observability.spark_metrics:SparkGaugesActor.receive
   - raise SidecarError(f"Spark cannot register the gauges: {cause}") from None
   + return
