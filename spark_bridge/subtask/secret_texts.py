@@ -36,8 +36,10 @@ _PASSWORD = re.compile(
     r"(?i)(?:pass\w*|pwd|secret\w*|token|sig|signature|\w*key)\s*=\s*(.*)", re.DOTALL
 )  # to the end, because where it ends is what parsers disagree about
 
-_SECRET_PARAMETER = re.compile(r"(?i)[?&#;]([^=?&#;/]*(?:pass|pwd|secret|token|sig|credential|key)[^=?&#;/]*)=[^&#;]")
-"""A parameter in the query or the fragment of a URL."""
+_SECRET_PARAMETER = re.compile(
+    r"(?is)^[a-z][\w+.:-]*:/.*[?&#;]([^=?&#;/]*(?:pass|pwd|secret|token|sig|credential|key)[^=?&#;/]*)=[^&#;]"
+)
+"""A parameter in the query or the fragment of a URL. In a path without a scheme, ``?`` may stand for any character."""
 
 
 def _secrets_in(setting: object, name: str = "password") -> Iterator[str]:

@@ -174,7 +174,7 @@ a-browser-rounds-a-count [found; H156]
   - return str(number) if type(number) is int and abs(number) > FLOATS_EXACT_MAX else number
   + return number
 a-list-of-checkpoints-is-json-that-strict-readers-refuse [found; H156]
-  The name of a file is no Unicode, and is in JSON as a lone surrogate.
+  The name of a file is not Unicode, and is in JSON as a lone surrogate.
   @ spark_bridge.storage.inspection:run
   - plain([asdict(info) for info in infos])
   + [asdict(info) for info in infos]

@@ -43,7 +43,7 @@ from headgate.sinks import (
 )
 from headgate.sources import FileSource, KafkaSource, PostgresSource, RedisStreamsSource
 from protocol import arguments
-from spark_bridge.subtask.secret_texts import Secrets
+from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 
@@ -278,6 +278,14 @@ def test_random_texts_of_clients_are_left_out_exactly_if_a_part_of_the_secret_is
         assert written not in shown, (secret, part)
     with pytest.raises(OSError, match=r"^nothing of it$"), Secrets("options", {"password": "§§§§"}).kept():
         raise OSError("nothing of it")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["/data/?key=*/x", "s3://bucket/key=5/token=6/x", "s3://bucket/x?versionId=abc", "data#1;sort=2", "C:/x?key="],
+)
+def test_a_url_or_a_pattern_without_a_secret_is_taken(url: str) -> None:
+    check_no_password(url, "url", "give it elsewhere")
 
 
 def test_a_command_says_no_password() -> None:
