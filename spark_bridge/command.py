@@ -8,6 +8,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from spark_bridge import installation
@@ -18,13 +19,7 @@ from spark_bridge.storage import inspection
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows no value of an unknown argument, because it may be a secret, and the text of an error gets into logs.
-
-    For the same reason an option must be written in full: ``--status-token X`` is not ``--status-token-file X``.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
+    """Shows no value of an unknown argument, because it may be a secret, and the text of an error gets into logs."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -33,13 +28,17 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        super().error(_GIVEN.sub(r"\1 (not shown)", message))
+        super().error(_without_values(message))
 
 
 _GIVEN = re.compile(
     r"(argument COMMAND: invalid choice:|ignored explicit argument) (?:'.*'|\".*\")(?=$| \(choose)", re.DOTALL
 )
 """A value after an option that takes none, and one before the command, in the texts of argparse."""
+
+
+def _without_values(message: str) -> str:
+    return _GIVEN.sub(r"\1 (not shown)", message)
 
 
 def _shown(argument: str) -> str:
@@ -49,8 +48,10 @@ def _shown(argument: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
-    made: argparse.ArgumentParser = _Parser(prog="python -m headgate", description="Headgate for Apache Spark.")
-    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    # An option is written in full: --status-token X is not --status-token-file X.
+    make: Any = partial(_Parser, allow_abbrev=False)
+    made: argparse.ArgumentParser = make(prog="python -m headgate", description="Headgate for Apache Spark.")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=make)
     inspection.add_command(commands)
     history.add_command(commands)
     command.add_command(commands)

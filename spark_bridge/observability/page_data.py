@@ -15,7 +15,13 @@ from typing import Any
 
 from protocol.describing import as_json, plain
 from spark_bridge.observability.diagnosis import WAITING_S
-from spark_bridge.observability.status import AttemptStatus, CheckpointProgress, OperatorStatus, SidecarStatus
+from spark_bridge.observability.status import (
+    AttemptStatus,
+    CallStatus,
+    CheckpointProgress,
+    OperatorStatus,
+    SidecarStatus,
+)
 
 __all__ = ["CELLS", "cells", "page_json", "page_parts"]
 
@@ -116,7 +122,7 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
             "registrations": [list(one) for one in run.registrations[:REGISTRATIONS_SHOWN]],
             "failed_cause": run.failed_cause[:TEXT_MAX],
         },
-        "call": None if operator.call is None else {**operator.call._asdict(), "name": operator.call.name[:TEXT_MAX]},
+        "call": None if operator.call is None else _call(operator.call),
         "queued": operator.queued,
         "last_completed_checkpoint_id": operator.last_completed_checkpoint_id,
         "in_doubt": operator.in_doubt,
@@ -154,6 +160,10 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
     for name, column in _columns(operator.attempts):
         yield b"," + as_json(name) + b":" + as_json(_one_if_equal(column))
     yield b"}}"
+
+
+def _call(call: CallStatus) -> dict[str, Any]:
+    return call._replace(name=call.name[:TEXT_MAX], waiting_at=call.waiting_at[:TEXT_MAX])._asdict()
 
 
 def _number(value: Any) -> Any:

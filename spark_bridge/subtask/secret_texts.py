@@ -37,8 +37,8 @@ _SECRET_NAMES = r"(?:pass\w*|pwd|secret\w*|\w*token|sig|signature|credential|\w*
 _PASSWORD = re.compile(
     rf"(?i){_SECRET_NAMES}\s*=\s*(.*)", re.DOTALL
 )  # to the end, because where it ends is what parsers disagree about
-_SECRET_PARAMETER = re.compile(rf"(?i)://.*?[?&;#]((?:[\w.-]*[._-])?{_SECRET_NAMES})=", re.DOTALL)
-"""In the query or the fragment of a URL."""
+_SECRET_PARAMETER = re.compile(rf"(?is)^[a-z][\w+.:-]*:/.*?[?&;#]((?:[\w.-]*[._-])?{_SECRET_NAMES})=[^&#;]")
+"""In the query or the fragment of a URL. In a path without a scheme, ``?`` may stand for any character."""
 
 
 def _secrets_in(setting: object, name: str = "password") -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from decimal import Decimal
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -253,7 +254,7 @@ TEXTS = {
     "percent signs": "%E0%A4%A %00 #/operator/other?x=1&y",
     "10 MB": "x" * 10_000_000,
 }
-NUMBERS = {
+NUMBERS: dict[str, tuple[Any, str]] = {
     "NaN": (nan, "NaN"),
     "infinity": (inf, "∞"),
     "a sum above all floats": (10**400 + 1, f"{10**400 + 1:,}"),

@@ -433,9 +433,21 @@ OF_A_URL: dict[tuple[str, str], Callable[[str], Any]] = {
 """Every public setting that is a URL of files, and what is made of it."""
 
 
-def test_a_url_whose_query_has_no_secret_is_right() -> None:
-    for url in ("s3://b/x?versionId=3", "https://h/x?author=me&design=1", "/data/x?token=1", "s3://b/x/token=1/y"):
-        assert url in repr(FileSource(url))
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "/data/?key=*/x",
+            "s3://bucket/key=5/token=6/x",
+            "s3://bucket/x?versionId=abc",
+            "/data#1;sort=2",
+            "C:/x?key=",
+        ),
+        "https://h/x?author=me&design=1",
+    ],
+)
+def test_a_url_or_a_pattern_without_a_secret_is_taken(url: str) -> None:
+    assert url in repr(FileSource(url))
 
 
 def test_a_command_says_no_password() -> None:

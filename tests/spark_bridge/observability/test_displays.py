@@ -20,12 +20,16 @@ from opentelemetry.sdk.trace import TracerProvider
 from structlog.testing import capture_logs
 
 from actors import Actor, ActorContext
+from actors.coordination import OperatorCoordinator
 from actors.coordination.operator_config import UNBOUNDED
 from actors.logs import failures, get_logger
 from actors.testing import deterministic_system
 from headgate.testing import RecordingCoordinator
 from protocol.facts import TaskOutcome
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
+from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.errors import SidecarError
 from spark_bridge.observability import event_log, journal, observer, progress, spark_metrics, spark_ui, trace
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import explain
@@ -43,6 +47,7 @@ from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import Request, Unavailable
 from spark_bridge.observability.tracing import start_tracing
 from tests.conformance.application import OPERATOR, Application, application
+from tests.spark_bridge.simulated_driver import SimulatedDriver
 
 pytestmark = pytest.mark.anyio
 
@@ -368,3 +373,24 @@ def test_a_progress_bar_of_which_anything_breaks_harms_nobody_and_is_counted(
     assert ran
     assert {line["event"] for line in lines} == {"display failed, jobs not affected"}
     assert displays.failures()["progress"] >= 1
+
+
+async def test_a_sidecar_begins_without_its_spans_and_counts_what_its_bars_fail_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H155
+    monkeypatch.setattr(Spans, "__init__", breaks)
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(opentelemetry=True)) as runtime:
+        handle = await runtime.coordinate("crawl", OperatorCoordinator, parallelism=1)
+        monkeypatch.setattr(progress.Progress, "_look", breaks)
+        with handle.progress():
+            pass
+        failures = (await runtime.status()).display_failures
+    assert failures["spans"] == 1
+    assert failures["progress"] >= 1
+
+
+async def test_a_setting_that_cannot_work_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(SidecarError, match=r"pip install 'headgate\[opentelemetry\]'"):
+        async with SidecarRuntime(SimulatedDriver(), SidecarConfig(opentelemetry=True)):
+            pass

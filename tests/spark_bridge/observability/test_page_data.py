@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_bridge.observability.page_data import CELLS, FAILURES_SHOWN, TEXT_MAX, cells, page_json, page_parts
-from spark_bridge.observability.status import CheckpointProgress, FailureRecord, RegistrationStatus
+from spark_bridge.observability.status import CallStatus, CheckpointProgress, FailureRecord, RegistrationStatus
 from tests.browser.synthetic import NOW, a_sidecar, an_attempt, an_eventful_one, an_operator, of_many_subtasks
 
 
@@ -101,3 +101,31 @@ def test_any_text_travels_as_ascii() -> None:
     written = page_json(a_sidecar(an_operator("Größe <☃> \ud800", [], parallelism=1)), ["ü"])
     assert written.isascii()
     assert json.loads(written)["operators"][0]["name"] == "Größe <☃> \\ud800", "no reader takes a lone surrogate"
+
+
+@pytest.mark.parametrize(
+    ("counted", "shown"),
+    [
+        (2**53, 2**53),
+        (2**53 + 1, str(2**53 + 1)),
+        (-(2**70), str(-(2**70))),
+        (10**1200, str(10**1200)),
+        (1.5, 1.5),
+        (inf, "Infinity"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_integer_that_a_browser_would_round_comes_as_its_digits(counted: float, shown: object) -> None:  # H156
+    (operator,) = read(replace(an_operator("a", [], parallelism=1), counters={"n": counted}))["operators"]
+    assert operator["counters"] == [["n", shown]]
+
+
+def test_no_text_of_the_page_is_long() -> None:  # H156
+    text = "x" * 100_000
+    operator = replace(
+        an_eventful_one("a", stuck=True),
+        attempts=(an_attempt(0)._replace(host=text, executor_id=text, failure=text),),
+        counters={text: 1},
+        call=CallStatus(text, 7.0, text),
+    )
+    assert len(page_json(a_sidecar(operator), [text])) < 12 * TEXT_MAX + 20_000
