@@ -62,7 +62,8 @@ class PretendedDriver(QuietRelay):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
+        self.secret = secrets.token_bytes(KEY_BYTES)
+        self.keys = KeyRing(self.secret)
 
     def say(self, fact: EngineFact) -> None:
         """Report a fact to the sidecar, as the relay of a real driver would."""

@@ -93,12 +93,14 @@ class _Speech:
         return tuple(HeldEvent(sender % 9, b"\xc0", sender % 2 == 1) for sender in range(count))
 
 
-async def _registered(intruder: Intruder, slot: Slot) -> Line | None:
+async def registered(
+    intruder: Intruder, slot: Slot, operator: str = "victim", mode: RestoreMode = RestoreMode.BATCH
+) -> Line | None:
     """Return a connection on which the driver has accepted the task; None if it did not."""
-    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    line = await intruder.authenticated(AT_MOST_ONE_LINE, operator)
     register = Register(
-        slot.task_attempt_id, "victim", slot.subtask, slot.run_id, slot.attempt_number, RestoreMode.BATCH,
-        slot.parallelism, "hostile", "3.11",
+        slot.task_attempt_id, operator, slot.subtask, slot.run_id, slot.attempt_number, mode, slot.parallelism,
+        "hostile", "3.11",
     )  # fmt: skip
     await line.say(register)
     answers = await line.messages()
@@ -109,7 +111,7 @@ async def _registered(intruder: Intruder, slot: Slot) -> Line | None:
 
 
 async def talk_at_random(intruder: Intruder, slot: Slot) -> None:
-    line = await _registered(intruder, slot)
+    line = await registered(intruder, slot)
     if line is None:
         return
     speech = _Speech(intruder.random, slot)
@@ -132,7 +134,7 @@ async def talk_at_random(intruder: Intruder, slot: Slot) -> None:
 
 async def never_read(intruder: Intruder, slot: Slot) -> None:
     """Ask for more than the task will ever read; the waiting data is bounded, and the task is dropped at the bound."""
-    line = await _registered(intruder, slot)
+    line = await registered(intruder, slot)
     if line is None:
         return
     task = slot.task_attempt_id
@@ -146,7 +148,7 @@ async def never_read(intruder: Intruder, slot: Slot) -> None:
 
 async def never_open(intruder: Intruder, slot: Slot) -> None:
     """Never become ready, and send everything that a driver might keep until then."""
-    line = await _registered(intruder, slot)
+    line = await registered(intruder, slot)
     if line is None:
         return
     task = slot.task_attempt_id

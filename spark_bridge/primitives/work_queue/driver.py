@@ -58,6 +58,8 @@ ASSIGN_MAX = 256
 QUEUE = "a work queue"
 QUEUE_BYTES_MAX = 2**30
 """How much a queue keeps of what tasks add, by default."""
+ENTRIES_A_STEP = 512
+"""So many entries of a report are looked at in one step: other operators wait for several steps in each round trip."""
 ITEM_BYTES = 400
 """What an item takes beside its value, at most, wherever it is."""
 ID_BYTES = 100
@@ -223,13 +225,13 @@ class _Enumerator(SplitEnumerator):
 
     def _take_report(self, subtask: int, report: Report, undone: set[int]) -> Steps[None]:
         """In steps: a hostile task can send as many ids and items as fit into an event."""
-        for ids in in_chunks(report.finished):
+        for ids in in_chunks(report.finished, ENTRIES_A_STEP):
             for id_ in ids:
                 undone.discard(id_)
                 if self._in_work.get(id_) in (subtask, NOBODY):
                     self._account.move(_ITEMS, _DONE, self._end_work(id_))
             yield
-        for items in in_chunks(report.found):
+        for items in in_chunks(report.found, ENTRIES_A_STEP):
             for id_, priority, value in map(parse_item, items):
                 if id_ not in self._seen:
                     encoded = encode_event(value)
