@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
@@ -138,6 +139,17 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(
 @pytest.mark.parametrize("arguments", [("--help",), ("sidecar", "--help"), ("version",)], ids=" ".join)
 def test_a_reader_that_leaves_ends_what_has_no_records_either(arguments: tuple[str, ...], tmp_path: Path) -> None:
     assert ended_by_its_reader(tmp_path, *arguments) == (0, "")
+
+
+def test_an_output_that_breaks_when_it_is_flushed_ends_a_command(monkeypatch: pytest.MonkeyPatch) -> None:  # H155
+    class Left(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    for arguments in (["--help"], ["version"]):
+        monkeypatch.setattr(sys, "stdout", Left())
+        assert main(arguments) == 0
+        assert sys.stdout is None, "Python would flush it again at the end"
 
 
 def ended_by_its_reader(folder: Path, *arguments: str) -> tuple[int, str]:

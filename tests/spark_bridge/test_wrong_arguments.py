@@ -181,7 +181,7 @@ LABELS = ["a\x00b", "a\nb", "a\x9fb", "a\ud800", "x" * 257, "", " ", "\u2003\xa0
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_the_name_of_an_operator_is_refused_where_it_is_given(name: str) -> None:
+def test_the_name_of_an_operator_is_refused_where_it_is_given(name: str) -> None:  # H156
     text = "operator_id must be a str of 1 to 256 characters"
     with pytest.raises(ValueError, match=text):
         cast("Any", SidecarRuntime).coordinate(None, name, parallelism=1)
