@@ -57,7 +57,7 @@ planners-key-in-a-reader [found; H76]
   + _StreamReader, (self._name, self._task, self._stream, self._parallelism)
 a-task-may-plan [new; H76]
   The table says that a task may have the key of a planner, although none has it.
-  By: tests/spark/test_keys_in_memory.py::test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others
+  By: tests/spark/test_keys_in_memory.py::test_a_batch_of_a_source_is_read_by_tasks_that_cannot_open_its_plan
   @ protocol.wire.keys:MAY_HOLD
   - Purpose.STREAMS: _SPARK | {Holder.DRIVER, Holder.CLIENT, Holder.PLANNER}
   + Purpose.STREAMS: _SPARK | {Holder.DRIVER, Holder.CLIENT, Holder.PLANNER, Holder.TASK}

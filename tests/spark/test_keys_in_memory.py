@@ -79,7 +79,7 @@ def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(
             job.result()
             query.stop()
 
-    check(driver, Holder.DRIVER, {SECRET, "TASKS growing", "TASKS neighbour", "RELAY", "STREAMS"})
+    check(driver, Holder.DRIVER, {SECRET, "TASKS growing", "TASKS neighbour", "RELAY"})
     check(machine, Holder.JVM, {"TASKS growing", "TASKS neighbour", "STREAMS", "RELAY"})
     check(of_planner, Holder.PLANNER, {"TASKS growing", "STREAMS"})
     assert "TASKS neighbour" not in of_planner

@@ -164,7 +164,7 @@ def test_each_process_of_a_client_has_the_keys_of_the_table_and_no_others(
             job.result()
             query.stop()
 
-    check(client, Holder.CLIENT, {SECRET, "TASKS growing", "TASKS numbers", "RELAY", "STREAMS"})
+    check(client, Holder.CLIENT, {SECRET, "TASKS growing", "TASKS numbers", "RELAY"})
     check(machine, Holder.CONNECT_SERVER, {"TASKS growing", "TASKS numbers", "RELAY", "STREAMS"})
     check(of_planner, Holder.PLANNER, {"TASKS growing", "STREAMS"})
     assert "TASKS numbers" not in of_planner
