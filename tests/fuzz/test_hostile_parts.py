@@ -45,7 +45,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("target", parts.TARGETS, ids=lambda target: str(target.name))
 def test_a_hostile_task_hurts_its_own_operator_alone_and_within_its_bounds(target: Any) -> None:  # H157
-    run_cases(target, first=SystemRandom().randrange(10**9), count=2)
+    run_cases(target, first=SystemRandom().randrange(10**9), count=1)
 
 
 # --- findings -----------------------------------------------------------------------------------------------------
