@@ -128,7 +128,7 @@ texts-without-bounds [found; H178]
 tracebacks-without-bounds [found; H178]
   The traceback of a log line is as long as the text of its exception.
   @ actors.logs:_shortened
-  - return None if shown == text else shown
+  - return None if shown == text.rstrip("\n") and not text.endswith(LEFT_OUT) else shown
   + return None
 threads-of-those-who-wait [found; H161]
   Users' blocking code has forty threads, whatever it waits for.

@@ -217,7 +217,11 @@ class InvariantMonitor:
         if isinstance(cell._instance, BridgeActor):
             self.bridge_checker.judge(step.message, step.told_tracker, self._world.now)
         if isinstance(cell._instance, BarrierTrackerActor) and isinstance(step.message, WithdrawCheckpoint):
-            awaited = [one.reply_to for one in cell._instance._requests._open.values() if one.reply_to is not None]
+            awaited = {one.reply_to for one in cell._instance._requests._open.values() if one.reply_to is not None}
+            for waiting in cell.mailbox.queue:
+                message = waiting.message if isinstance(waiting, Envelope) else waiting
+                if isinstance(message, WithdrawCheckpoint):  # another call that was cancelled
+                    awaited.discard(message.reply_to)
             demand(all(reply.open for reply in awaited), "H160: a checkpoint is taken for a call that was cancelled")
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
