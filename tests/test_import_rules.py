@@ -77,6 +77,8 @@ LAYERS = (
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.
     Layer("protocol/describing.py", PURE_STDLIB | {"json"}),
+    # Texts only.
+    Layer("protocol/secret_names.py", PURE_STDLIB | {"re", "urllib.parse.unquote"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/wire/events.py", PURE_STDLIB | {"protocol", "msgpack", "gc"}),
     # Values only: nothing here asks what time it is. NumPy is optional, and imported where it is needed.
