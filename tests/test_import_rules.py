@@ -170,7 +170,8 @@ LAYERS = (
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
-        STDLIB | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.terminal"},
+        STDLIB
+        | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.regular_files", "spark_bridge.terminal"},
     ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(

@@ -28,5 +28,21 @@ a-key-is-taken-for-its-file [found; H76]
   @ protocol.arguments:_is_path
   - "-----BEGIN" not in value
   + True
+a-pipe-is-waited-for [found; H157]
+  A pipe or a device in place of a file is opened and read.
+  @ spark_bridge.regular_files:open_regular
+  - not stat.S_ISREG(os.fstat(descriptor).st_mode)
+  + False
+  By: tests/spark_bridge/test_standalone.py::test_what_is_not_a_regular_file_is_neither_waited_for_nor_read_without_end
+a-long-name-widens-all-rows [found; H157]
+  A table is as wide as its longest name.
+  @ spark_bridge.terminal:cell
+  - line(text, CELL_CHARS_MAX)
+  + line(text)
+a-log-is-kept-whole [found; H157]
+  Notes with long texts fill the memory of the command that shows them.
+  @ spark_bridge.observability.history:read_timeline
+  - len(entries) > ENTRIES_MAX or kept_bytes > KEPT_BYTES_MAX
+  + len(entries) > ENTRIES_MAX
 """
 )
