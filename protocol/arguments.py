@@ -375,6 +375,10 @@ class _Expected:
             expected = (
                 f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
             )
+        if self.rule in (AT_LEAST_0, AT_LEAST_1, ID) and _is(value, int) and value >= _HUGE:
+            expected += ", and less than 2**63"
+        elif self.rule in (POSITIVE, NOT_NEGATIVE, SECONDS, WAIT, FACTOR) and _is(value, int | float) and value > 0:
+            expected += ", and finite"  # what else can be wrong with a positive one
         hint = None if self.rule is not None and self.rule.is_type else self.hint
         return f"{self.name} must be {expected}, not {given(self.name, value, hint)}"
 

@@ -17,6 +17,7 @@ import dataclasses
 import inspect
 import math
 import random
+import re
 import sys
 import types
 import typing
@@ -564,6 +565,19 @@ def test_a_secret_by_another_name_is_not_shown() -> None:
 
 def names_all(text: str, name: str, value: Any) -> bool:
     return f"{name} must be" in text and (show(value, SHOWN_CHARS_MAX) in text or type(value).__name__ in text)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: headgate.FixedDelay(10**30), "restarts_max must be an int of at least 0, and less than 2**63, not 10"),
+        (lambda: headgate.FixedDelay(delay_s=math.inf), ", and finite, not inf"),
+        (lambda: headgate.SidecarConfig(ready_timeout_s=math.inf), "number of seconds, and finite, not inf"),
+    ],
+)
+def test_a_number_that_is_too_large_is_told_its_bound(make: Callable[[], object], says: str) -> None:  # H165
+    with pytest.raises(ValueError, match=re.escape(says)):
+        make()
 
 
 NOT_CARRIED: dict[str, Callable[[Any], object]] = {

@@ -23,6 +23,7 @@ a-quoted-login-is-accepted [found; H76]
   @ spark_bridge.subtask.secret_texts:_has_password
   - unquoted(url[login.start(1) : login.end()])
   + url[login.start(1) : login.end()]
+  By: tests/spark_bridge/test_secret_texts.py::test_a_login_in_a_url_is_refused_in_every_notation
 a-key-is-taken-for-its-file [found; H76]
   The text of a private key is accepted in place of the path of its file, and shown.
   @ protocol.arguments:_is_path
@@ -44,5 +45,20 @@ a-log-is-kept-whole [found; H157]
   @ spark_bridge.observability.history:read_timeline
   - len(entries) > ENTRIES_MAX or kept_bytes > KEPT_BYTES_MAX
   + len(entries) > ENTRIES_MAX
+an-answer-commands-the-terminal [found; H156]
+  The text of a failed request has what a terminal obeys in it.
+  @ protocol.errors:RequestFailed.__init__
+  - super().__init__(lines(text))
+  + super().__init__(text)
+a-value-commands-the-terminal [found; H156]
+  What the repr of a user's class returns is shown as it is.
+  @ protocol.describing:show
+  - line(_plain(value, repr, "__repr__"))
+  + _plain(value, repr, "__repr__")
+the-place-of-a-scalar-is-not-named [found; H21]
+  An integer that an event cannot have is not found.
+  @ protocol.wire.events:_odd_scalar
+  - kind is int and not -(2**63) <= value < 2**64
+  + False
 """
 )
