@@ -35,6 +35,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from protocol.describing import a_type, show, with_article
+from protocol.secret_names import SECRET_WORDS, may_have_secret
 
 __all__ = [
     "ACTION",
@@ -66,6 +67,7 @@ __all__ = [
     "check_settings",
     "check_wait",
     "checked",
+    "given",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,8 +84,9 @@ _USUAL = frozenset({int, float, str, bool, bytes, dict, type(None)})
 """Types of most values, which stay as they are."""
 _SECRET = frozenset({"catalog", "config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
-_SECRET_WORDS = ("credential", "dsn", "pass", "pwd", "secret", "token")
-"""What is in the names of other such arguments, misspelt ones among them; that of a file is not secret."""
+_SEARCHED_CHARS_MAX = 4_096
+_MISPLACED_CHARS_MAX = 8
+"""Of a text where none is expected, more is not shown: it may be a token or a password in the wrong place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ def _is_name(value: str) -> bool:
 
 def _is_text(value: str) -> bool:
     return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def _is_path(value: str) -> bool:
+    return bool(value) and _is_text(value) and "-----BEGIN" not in value
 
 
 def between(least: float, most: float, expected: str) -> Rule:
@@ -368,18 +375,36 @@ class _Expected:
             expected = (
                 f"{expected} whose {'values' if 'Mapping' in expected else 'elements'} are each {self.each.expected}"
             )
-        return f"{self.name} must be {expected}, not {_given(self.name, value)}"
+        if self.rule in (AT_LEAST_0, AT_LEAST_1, ID) and _is(value, int) and value >= _HUGE:
+            expected += ", and less than 2**63"
+        elif self.rule in (POSITIVE, NOT_NEGATIVE, SECONDS, WAIT, FACTOR) and _is(value, int | float) and value > 0:
+            expected += ", and finite"  # what else can be wrong with a positive one
+        hint = None if self.rule is not None and self.rule.is_type else self.hint
+        return f"{self.name} must be {expected}, not {given(self.name, value, hint)}"
 
 
 def _is_secret(name: str) -> bool:
-    return name in _SECRET or (any(word in name.lower() for word in _SECRET_WORDS) and not name.endswith("_file"))
+    return name in _SECRET or (any(word in name.lower() for word in SECRET_WORDS) and not name.endswith("_file"))
 
 
-def _given(name: str, value: Any) -> str:
-    """A value for a message; only its type if it may be, or contain, a password."""
-    shown = show(value, SHOWN_CHARS_MAX)
-    hides = _is_secret(name) or (name in _PATHS and (not {"@", "?"}.isdisjoint(shown) or type(value) is bytes))
-    return a_type(value) if hides else shown
+def given(name: str, value: Any, hint: Any = str) -> str:
+    """A value for a message; only its type if it may be, or contain, a secret (H76). ``hint``: what is expected.
+
+    Arguments are often given in the wrong order, so a secret may be in any of them.
+    """
+    shown = show(value, _SEARCHED_CHARS_MAX)
+    if _is_secret(name) or (name in _PATHS and not {"@", "?"}.isdisjoint(shown)):
+        return a_type(value)
+    if may_have_secret(shown):
+        return f"{a_type(value)} that may contain a secret"
+    if _is(value, str | bytes | bytearray) and len(value) > _MISPLACED_CHARS_MAX and not _takes_text(value, hint):
+        return f"{a_type(value)} of {len(value)} {'characters' if _is(value, str) else 'bytes'}"
+    return show(value, SHOWN_CHARS_MAX)
+
+
+def _takes_text(value: Any, hint: Any) -> bool:
+    kinds = _kinds(hint)
+    return Any in kinds or (_is(value, str) and (str in kinds or any(get_origin(kind) is Literal for kind in kinds)))
 
 
 def _as_annotated(value: Any, hint: Any, name: str) -> object:
@@ -434,6 +459,8 @@ def _rule_for(name: str, hint: Any, default: object) -> Rule | None:
         return AT_LEAST_0
     if str in kinds and name in ("name", "part", "operator_id"):
         return NAME if name == "operator_id" else LABEL
+    if str in kinds and any(hasattr(get_origin(kind), "__fspath__") for kind in kinds):
+        return Rule(f"{_named(hint)} of a file, not what is in the file", _is_path)
     if str in kinds and name in _FOR_PEOPLE:
         return None if default == "" else Rule(f"{_named(hint)} that is not empty", bool)
     if str in kinds and default == "":
@@ -524,10 +551,10 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                         kwargs[name] = expected[name].check(value)
                 elif name not in names and not takes_any:
                     known = ", ".join(one for one in names if one not in ("self", "cls"))
-                    given = f"{name}={_given(name, value)}"
+                    shown = f"{name}={given(name, value, None)}"
                     *owners, called = function.__qualname__.split(".")
                     called = owners[-1] if called == "__init__" else called
-                    raise TypeError(f"{called}() has no argument {name!r}, but was given {given}: it has {known}")
+                    raise TypeError(f"{called}() has no argument {name!r}, but was given {shown}: it has {known}")
             return function(*args, **kwargs)
 
         return cast("F", call)

@@ -118,8 +118,8 @@ def traceback_of(error: BaseException, chars_max: float = 2**20) -> str | None:
 
 
 def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
-    """What ``repr(value)`` returns, cut after so many characters; or the type, and why there is nothing."""
-    shown = _plain(value, repr, "__repr__")
+    """What ``repr(value)`` returns, as one ``line`` of so many characters; or the type, and why there is none."""
+    shown = line(_plain(value, repr, "__repr__"))
     if shown.startswith("<its "):
         shown = f"{type_name(value)} {shown}"
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."

@@ -8,6 +8,8 @@ closes one connection or fails one attempt, and affects nothing else (H62).
 
 from __future__ import annotations
 
+from protocol.describing import lines
+
 SAME_RELEASE = "use the same release of Headgate on the driver and on every executor"
 """What to do about a message that this end does not know."""
 
@@ -71,8 +73,12 @@ class ConfirmationTimeout(AttemptOver):
 class RequestFailed(ProtocolError):
     """The coordinator answered a request with an error; the text is the coordinator's.
 
-    In a task, if ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``.
+    In a task, if ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``. Both escape what a
+    terminal would obey.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(lines(text))
 
 
 class RunRefused(HeadgateError):

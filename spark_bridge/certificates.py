@@ -13,16 +13,17 @@ import secrets
 import ssl
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from protocol.arguments import TEXT, check_fields
 from protocol.wire.keys import KeyRing
 from spark_bridge.errors import SidecarError
+from spark_bridge.regular_files import open_regular, read_small
 from spark_bridge.subtask.tls import digest_of
 
 __all__ = ["Encryption", "TlsCertificate", "certificate_digest", "encryption"]
 
+_PEM_BYTES_MAX = 2**20
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # X.509's way to say that there is no end (RFC 5280)
 
@@ -69,7 +70,8 @@ def certificate_digest(tls: bool | TlsCertificate, keys: KeyRing) -> bytes:
     if tls is True:
         return digest_of(_made_from(keys)[0])
     try:
-        return digest_of(ssl.PEM_cert_to_DER_cert(_first_certificate(Path(tls.certificate).read_text("ascii"))))
+        pem, _ = read_small(tls.certificate, _PEM_BYTES_MAX)
+        return digest_of(ssl.PEM_cert_to_DER_cert(_first_certificate(pem.decode("ascii"))))
     except (OSError, ValueError) as error:
         raise SidecarError(
             f"cannot read the certificate from {os.fspath(tls.certificate)}: {error}; it must be a file in PEM form"
@@ -88,6 +90,8 @@ def _server_context(tls: bool | TlsCertificate, keys: KeyRing) -> ssl.SSLContext
     if tls.private_key is None:
         raise SidecarError("the sidecar needs the private key of its certificate: TlsCertificate(..., private_key=...)")
     try:
+        for file in (tls.certificate, tls.private_key):
+            open_regular(file).close()  # OpenSSL would wait for a pipe
         context.load_cert_chain(tls.certificate, tls.private_key, tls.password or _no_password)
     except (OSError, ValueError) as error:
         raise SidecarError(

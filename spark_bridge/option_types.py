@@ -11,21 +11,21 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from protocol.arguments import LABEL, PORT, SECONDS, SHOWN_CHARS_MAX, TEXT, Rule, between
-from protocol.describing import show
+from protocol.arguments import LABEL, PORT, SECONDS, TEXT, Rule, between, given
 from spark_bridge.addresses import HOST
 
 __all__ = ["host", "label", "open_port", "path", "port", "seconds", "text"]
 
 
 def _option(convert: Callable[[str], Any], rule: Rule) -> Callable[[str], Any]:
-    def parse(given: str) -> Any:
+    def parse(text: str) -> Any:
         try:
-            value = convert(given)
+            value = convert(text)
         except ValueError:
             value = None
         if value is None or not rule.accepts(value):
-            raise argparse.ArgumentTypeError(f"must be {rule.expected}, not {show(given, SHOWN_CHARS_MAX)}")
+            shown = given("", text, str if convert is str else None)
+            raise argparse.ArgumentTypeError(f"must be {rule.expected}, not {shown}")
         return value
 
     parse.__doc__ = f"Parse {rule.expected}."

@@ -8,7 +8,14 @@ from typing import TextIO
 
 from protocol.describing import line
 
-__all__ = ["tell"]
+__all__ = ["cell", "tell"]
+
+CELL_CHARS_MAX = 100
+
+
+def cell(text: str) -> str:
+    """A text for a cell of a table: one long name must not widen all rows."""
+    return line(text, CELL_CHARS_MAX)
 
 
 def tell(stream: TextIO, text: str) -> None:

@@ -16,6 +16,8 @@ import collections.abc
 import dataclasses
 import inspect
 import math
+import random
+import re
 import sys
 import types
 import typing
@@ -509,8 +511,73 @@ def test_a_wrong_argument_is_refused_with_its_name_what_was_given_and_what_is_ex
     assert not bad, f"{parameter}: " + "\n".join(bad)
 
 
+HIDDEN = "Zq7Xw"
+MISPLACED: list[Any] = [
+    {"sasl.password": HIDDEN, "security.protocol": "ssl"},
+    {"a": [{"api_key": HIDDEN}]},
+    [("token", HIDDEN)],
+    f"host=h password={HIDDEN}",
+    f"PGPASSWORD = '{HIDDEN}'",
+    f"Authorization: Bearer {HIDDEN}",
+    f"ftp:u:{HIDDEN}@h/x",
+    f"s3://u%3a{HIDDEN}@b/x",
+    f"s3://u%253a{HIDDEN}%2540b/x",
+    f"https://h/x?sig={HIDDEN}",
+    f"-----BEGIN PRIVATE KEY-----\n{HIDDEN}",
+    f"DefaultEndpointsProtocol=https;AccountKey={HIDDEN}".encode(),
+    f"{HIDDEN}{'x' * 40}".encode(),
+    type("Settings", (), {"__repr__": lambda self: f"Settings(secret={HIDDEN!r})"})(),
+]
+"""Settings with a secret in them, as they are given for another argument by mistake."""
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=str)
+def test_a_secret_in_place_of_another_argument_is_not_shown(parameter: Parameter) -> None:
+    """H76. A text that is right there is shown, however."""
+    if str(parameter) in ("Sidecar.permits(name)", "Permits(name)", "CheckpointStorage.read_file(url)"):
+        return
+    for value in [*MISPLACED, f"{HIDDEN}{'x' * 40}"]:
+        if isinstance(value, str) and "x" * 40 in value and parameter.hint not in (int, float, bool):
+            continue  # a token is a text like others
+        for others in (False, True):
+            error = call_with(parameter, value, others=others)
+            assert HIDDEN not in f"{error} {error!r}", value
+
+
+def test_a_secret_by_another_name_is_not_shown() -> None:
+    """H76: with random names, places and notations."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    names = ["password", "passwd", "Token", "SECRET", "key", "keyId", "dsn", "sas", "credential", "signature", "pwd"]
+    around: list[tuple[str, str]] = [("sasl.", ""), ("", "_1"), ("AWS_", ""), ("", ""), ("x-", "")]
+    notations = ["{}={}", "{} = {}", "{}: {}", '{{"{}": "{}"}}', "('{}', '{}')", "--{} {}", "h?{}={}&", "\n{}\t{}"]
+    for _ in range(2_000):
+        name = chance.choice(names)
+        before, after = chance.choice(around)
+        after = "" if name in ("key", "keyId", "sas", "signature") else after
+        text = chance.choice(notations).format(f"{before}{name}{after}", HIDDEN)
+        value = chance.choice([text, [text], {"a": text}, text.encode(), ("a", {"b": [text]})])
+        with pytest.raises((TypeError, ValueError)) as refused:
+            headgate.FixedDelay(typing.cast("Any", value))
+        assert HIDDEN not in str(refused.value), value
+
+
 def names_all(text: str, name: str, value: Any) -> bool:
     return f"{name} must be" in text and (show(value, SHOWN_CHARS_MAX) in text or type(value).__name__ in text)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: headgate.FixedDelay(10**30), "restarts_max must be an int of at least 0, and less than 2**63, not 10"),
+        (lambda: headgate.FixedDelay(delay_s=math.inf), ", and finite, not inf"),
+        (lambda: headgate.SidecarConfig(ready_timeout_s=math.inf), "number of seconds, and finite, not inf"),
+    ],
+)
+def test_a_number_that_is_too_large_is_told_its_bound(make: Callable[[], object], says: str) -> None:  # H165
+    with pytest.raises(ValueError, match=re.escape(says)):
+        make()
 
 
 NOT_CARRIED: dict[str, Callable[[Any], object]] = {

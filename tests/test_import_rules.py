@@ -77,6 +77,8 @@ LAYERS = (
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.
     Layer("protocol/describing.py", PURE_STDLIB | {"json", "traceback.TracebackException"}),
+    # Texts only.
+    Layer("protocol/secret_names.py", PURE_STDLIB | {"re", "urllib.parse.unquote"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/wire/events.py", PURE_STDLIB | {"protocol", "msgpack", "gc"}),
     # Values only: nothing here asks what time it is. NumPy is optional, and imported where it is needed.
@@ -168,7 +170,8 @@ LAYERS = (
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
-        STDLIB | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.terminal"},
+        STDLIB
+        | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.regular_files", "spark_bridge.terminal"},
     ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from protocol.describing import show
+from protocol.arguments import given
 
 __all__ = [
     "INPUT_ID_CHARS_MAX",
@@ -338,8 +338,11 @@ def check_input_id(input_id: object) -> None:
     if input_id is None:
         return
     if not isinstance(input_id, str):
-        raise TypeError(f"input_id must be a str that names the input, such as '2026-11-26', not {show(input_id)}")
+        raise TypeError(
+            f"input_id must be a str that names the input, such as '2026-11-26', not "
+            f"{given('input_id', input_id, None)}"
+        )
     if not 0 < len(input_id) <= INPUT_ID_CHARS_MAX:
         raise ValueError(f"input_id must have 1 to {INPUT_ID_CHARS_MAX} characters, not {len(input_id)}")
     if not input_id.isprintable():
-        raise ValueError(f"input_id must be printable, but is {show(input_id)}")
+        raise ValueError(f"input_id must be printable, but is {given('input_id', input_id)}")

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakValueDictionary
 
+from protocol.arguments import given
 from protocol.describing import describe, show
 from protocol.errors import HeadgateError
 
@@ -164,7 +165,7 @@ def event(name: Any, /) -> Any:
 def _register(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
         raise TypeError(
-            f"{show(cls, 80)} cannot be an event, because it is neither a class nor the name of one: write "
+            f"{given('cls', cls, None)} cannot be an event, because it is neither a class nor the name of one: write "
             '@headgate.event or @headgate.event("name") above a dataclass, a named tuple or an enumeration'
         )
     _shape_of(cls)  # raises for a class that cannot be an event

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from protocol.describing import class_name, describe, full_name, is_a, show, text_of, type_name
+from protocol.describing import class_name, describe, full_name, is_a, is_encodable, show, text_of, type_name
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
@@ -481,11 +481,31 @@ def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncode
     try:
         if type(value) not in _SCALARS:
             _check_value(value, limits)
+        place, scalar = _odd_scalar(value, limits)
     except EventEncodeError as found:
         return found
     return EventEncodeError(
-        f"{_EVENT} cannot be encoded: {text_of(error)}. Integers have 64 bits; a str must be valid Unicode"
+        f"{_path(place)} cannot be encoded: {text_of(error)}: {show(scalar, 40)}. Integers have 64 bits; a str must be "
+        "valid Unicode"
     )
+
+
+def _odd_scalar(root: object, limits: WireLimits) -> tuple[_Place | None, object]:
+    """The number or the text that cannot be packed, and its place; or the whole."""
+    pending: list[tuple[Any, _Place | None]] = [(root, None)]
+    while pending:
+        value, place = pending.pop()
+        kind = type(value)
+        if (kind is int and not -(2**63) <= value < 2**64) or (kind is str and not is_encodable(value)):
+            return place, value
+        if kind in _SCALARS or _is_leaf(value, place, limits):
+            continue
+        inner, _ = _inside(value, place, limits)
+        if kind is dict:
+            pending.extend((key, (place, _Key(key))) for key in value)
+        entries = zip(value, inner, strict=True) if kind is dict else enumerate(inner)
+        pending.extend((one, (place, key)) for key, one in entries)
+    return None, root
 
 
 def _part_head(name: object, limits: WireLimits) -> bytes:

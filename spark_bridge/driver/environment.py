@@ -14,8 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from protocol.arguments import Rule
-from protocol.describing import show
+from protocol.arguments import Rule, given
 from spark_bridge.bridge.relay import require_driver
 from spark_bridge.errors import SidecarError
 
@@ -40,7 +39,7 @@ def driver_context(spark: Any) -> Any:
     Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
     """
     if not _is_spark(spark):
-        raise TypeError(f"spark must be {SPARK.expected}, not {show(spark)}")
+        raise TypeError(f"spark must be {SPARK.expected}, not {given('spark', spark, None)}")
     return require_driver(spark)
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any, NamedTuple
 
-from protocol.describing import as_json, line, show
+from protocol.describing import as_json, line, plain, show
 from spark_bridge import option_types, terminal
+from spark_bridge.regular_files import open_regular
 
 __all__ = ["Entry", "Timeline", "Unreadable", "add_command", "read_timeline"]
 
@@ -32,7 +33,9 @@ _ROLLED = re.compile(r"events_(\d+)_")
 _OTHER_CODECS = (".lz4", ".snappy", ".lzf")
 LINE_BYTES_MAX = 64 * 2**20
 """Of one event. Spark's largest ones, plans of queries, take a few MB."""
-ENTRIES_MAX = 1_000_000
+ENTRIES_MAX = 250_000
+KEPT_BYTES_MAX = 64 * 2**20
+"""Of the notes and texts of all entries: some have long ones."""
 _READ_BYTES = 1 << 20
 _PACKED_BYTES = 1 << 10
 """What is decompressed in one step: whatever a frame claims, each of its blocks takes 4 bytes, and becomes 128 KiB."""
@@ -117,20 +120,27 @@ def read_timeline(log: Path) -> Timeline:
     """Read the whole event log. Raises ``Unreadable``."""
     application: dict[str, Any] = {}
     entries: list[Entry] = []
-    notes, skipped, first_skipped, problem = 0, 0, "", ""
+    notes, kept_bytes, skipped, first_skipped, problem = 0, 0, 0, "", ""
     for file in _files(log):
         try:
             with closing(_lines(file)) as lines:
                 for number, event in enumerate(lines, 1):
+                    before = len(entries)
                     try:
-                        notes += _take(event, application, entries)
+                        found = _take(event, application, entries)
+                        notes += found
+                        kept_bytes += len(event) if found else sum(len(one.text) for one in entries[before:])
                     except Exception:  # there is no end of the forms that a damaged line can have
                         skipped += 1
                         first_skipped = first_skipped or f"line {number} of {file}"
-                    if len(entries) > ENTRIES_MAX:
-                        raise _Cut(f"after {ENTRIES_MAX} entries, and more are not shown")
+                    if len(entries) > ENTRIES_MAX or kept_bytes > KEPT_BYTES_MAX:
+                        raise _Full
         except _Cut as cut:
             problem = f"{file} ends early ({cut}): the application still runs, or its driver has died"
+        except _Full:
+            del entries[ENTRIES_MAX:]
+            problem = f"only the first {len(entries)} entries are shown, because the log has more: read {file} for them"
+            break
     if not application:
         raise Unreadable(
             f"{log} is not an event log of Spark: it has no event for the start of an application. Name the file or "
@@ -145,6 +155,10 @@ def read_timeline(log: Path) -> Timeline:
 
 class _Cut(Exception):
     """The file ends within a line or a compressed frame."""
+
+
+class _Full(Exception):
+    """There are more entries than are kept."""
 
 
 def _files(log: Path) -> list[Path]:
@@ -171,7 +185,7 @@ def _found(log: Path) -> list[Path]:
 
 def _lines(file: Path) -> Generator[bytes, None, None]:
     try:
-        with file.open("rb", buffering=0) as opened:  # a program that decompresses it reads the same descriptor
+        with open_regular(file) as opened:  # a program that decompresses it reads the same descriptor
             magic = opened.read(4)
             opened.seek(0)
             name = file.name.removesuffix(".inprogress").removesuffix(".compact")
@@ -280,7 +294,7 @@ def _entry(at: Any, operator: Any, text: str, fields: dict[str, Any]) -> Entry:
         raise ValueError(f"not a time: {show(at, 80)}")
     if type(operator) is not str:
         raise TypeError(f"not the name of an operator: {show(operator, 80)}")
-    return Entry(at, line(operator), line(text), fields)
+    return Entry(at, line(operator), line(text), plain(fields))
 
 
 def _of_spark(kind: str, event: dict[str, Any]) -> tuple[float, str] | None:
@@ -346,9 +360,9 @@ def _as_text(application: dict[str, Any], entries: list[Entry]) -> Iterator[str]
     when = datetime.fromtimestamp(began, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     name = line(f"{application.get('id', '?')} {application.get('name', '')}")
     yield f"{name}, Spark {application.get('spark', '?')}, started {when}"
-    width = max((len(entry.operator) for entry in entries), default=0)
+    width = max((len(terminal.cell(entry.operator)) for entry in entries), default=0)
     for entry in entries:
-        yield f"{entry.at - began:+10.3f} s  {entry.operator:{width}}  {entry.text}".rstrip()
+        yield f"{entry.at - began:+10.3f} s  {terminal.cell(entry.operator):{width}}  {entry.text}".rstrip()
 
 
 def _as_json(entries: list[Entry]) -> Iterator[str]:

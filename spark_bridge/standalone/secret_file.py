@@ -12,6 +12,7 @@ from pathlib import Path
 
 from protocol.wire.keys import KEY_BYTES, SECRET_BYTES_MIN
 from spark_bridge.errors import SidecarError
+from spark_bridge.regular_files import read_small
 
 __all__ = ["read_or_make_secret", "read_secret"]
 
@@ -23,14 +24,19 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     """
     file = Path(path)
     try:
-        with file.open(encoding="ascii") as opened:
-            status = os.fstat(opened.fileno())
-            secret = bytes.fromhex(opened.read().strip())
+        content, status = read_small(file)
     except (OSError, ValueError) as error:
         raise SidecarError(
             f"cannot read the secret from {file}: {error}. The sidecar's process creates it when it starts for the "
             "first time; a driver on another machine needs a copy"
         ) from error
+    try:
+        secret = bytes.fromhex(content.decode("ascii").strip())
+    except ValueError:
+        raise SidecarError(
+            f"cannot read the secret from {file}: it is not what a sidecar wrote, which is one line of hexadecimal "
+            "digits. Pass the sidecar's secret file; or delete this one, and the sidecar's process creates a new one"
+        ) from None
     if status.st_uid not in (os.geteuid(), 0):
         raise SidecarError(
             f"{file} belongs to another user (uid {status.st_uid}), who could change the secret: copy it to a file "

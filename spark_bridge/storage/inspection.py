@@ -77,10 +77,9 @@ def _as_text(infos: Sequence[CheckpointInfo], *, with_files: bool) -> list[str]:
     """One line for each, and ``with_files`` the file, because two savepoints may have the same operator and id."""
     if not infos:
         return ["no checkpoints"]
-    rows = [_COLUMNS, *(_row(info) for info in infos)]
+    rows = [_COLUMNS, *(tuple(map(terminal.cell, _row(info))) for info in infos)]
     if with_files:
-        rows = [(*row, file) for row, file in zip(rows, ("FILE", *(info.file for info in infos)), strict=True)]
-    rows = [tuple(map(line, row)) for row in rows]
+        rows = [(*row, line(file)) for row, file in zip(rows, ("FILE", *(info.file for info in infos)), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
         "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1])) for row in rows

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
@@ -28,7 +28,7 @@ from spark_bridge.subtask.context import Counters, SubtaskContext, checked_state
 from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
 
-__all__ = ["COUNTERS", "OperatorChain", "TaskPart", "current_part", "runs_in_task"]
+__all__ = ["COUNTERS", "ON_DRIVER", "OperatorChain", "PartInTask", "TaskPart", "current_part", "runs_in_task"]
 
 COUNTERS = "headgate.counters"
 """The name of the part that every operator has."""
@@ -240,6 +240,27 @@ def current_part(kind: str, name: str) -> Any:
             f"the operator does not use the {kind} {name!r}: pass it to coordinate(..., uses=[...]) as well"
         )
     return part
+
+
+class PartInTask:
+    """What user code sees of a part in a task."""
+
+    _kind: ClassVar[str]
+    _on_driver: ClassVar[frozenset[str]]
+    """Public names that only the object on the driver has."""
+    _name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in type(self)._on_driver:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{name} of the {self._kind} {self._name!r} is for the driver, and this is a task: to tell the driver "
+            "something, count with context.count(), or send an event to your own coordinator"
+        )
+
+
+ON_DRIVER = frozenset({"coordinator", "name", "task_part"})
+"""Names that no part has in tasks."""
 
 
 class PartContext:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from protocol.describing import lines
 from protocol.errors import HeadgateError, ProtocolError, RequestFailed
 from protocol.wire.messages import RefusalCode
 
@@ -47,8 +48,8 @@ class CoordinatorTraceback(Exception):
     """The cause of a ``RequestFailed``: the driver's traceback of ``handle_request``, or its last 8 KiB."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+        self.text = lines(text)
+        super().__init__(self.text)
 
     def __str__(self) -> str:
         return f"\n\nThe coordinator's traceback, on the driver:\n{self.text}"

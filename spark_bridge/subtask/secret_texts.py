@@ -18,6 +18,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from protocol.describing import show, text_of, type_name
 from protocol.errors import HeadgateError
+from protocol.secret_names import SECRET_NAMES, unquoted
 
 __all__ = ["Secrets", "check_login", "check_no_password"]
 
@@ -32,12 +33,12 @@ _HARMLESS = re.compile(
 )
 """How the names of settings end whose values are not secret, although a text in them may have a password in it."""
 _WORDS = frozenset({"", "true", "false", "none", "null", "yes", "no"})
-_LOGIN = re.compile(r"://([^:@/?#]*):?(.*)@", re.DOTALL)  # to the last @, because a password may have one in it
-_SECRET_NAMES = r"(?:pass\w*|pwd|secret\w*|\w*token|sig|signature|credential|\w*key|\w*keyid|auth|authorization|sas)"
+_LOGIN = re.compile(r"(?:://|^[A-Za-z][\w+.-]*:(?!//))([^:@/?#]*):?(.*)@", re.DOTALL)
+"""Also without the slashes; to the last @, because a password may have one in it."""
 _PASSWORD = re.compile(
-    rf"(?i){_SECRET_NAMES}\s*=\s*(.*)", re.DOTALL
+    rf"(?i){SECRET_NAMES}\s*=\s*(.*)", re.DOTALL
 )  # to the end, because where it ends is what parsers disagree about
-_SECRET_PARAMETER = re.compile(rf"(?is)^[a-z][\w+.:-]*:/.*?[?&;#]((?:[\w.-]*[._-])?{_SECRET_NAMES})=[^&#;]")
+_SECRET_PARAMETER = re.compile(rf"(?is)^[a-z][\w+.:-]*:/.*?[?&;#]((?:[\w.-]*[._-])?{SECRET_NAMES})=[^&#;]")
 """In the query or the fragment of a URL. In a path without a scheme, ``?`` may stand for any character."""
 
 
@@ -201,15 +202,20 @@ def _same_kind(error: Exception, text: str) -> Exception:
 
 def check_no_password(url: str, name: str, instead: str, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` for a URL with a password or token in it: URLs of files are in errors, logs and the status."""
-    login = _LOGIN.search(url)
-    if login is not None and ":" in login[0].partition("://")[2]:
+    scheme, slashes, rest = url.partition("://")
+    if _has_password(url) or _has_password(f"{scheme}{slashes}{unquoted(rest[: _end_of_place(rest)])}"):
         raise error(f"{name} must not have a password in it, because it is shown in errors and logs: {instead}")
-    parameter = _SECRET_PARAMETER.search(unquote(url))
+    parameter = _SECRET_PARAMETER.search(unquoted(url))
     if parameter is not None:
         raise error(
             f"{name} must not have the parameter {show(parameter[1], 80)} in it, because it is shown in errors and "
             f"logs: {instead}"
         )
+
+
+def _has_password(url: str) -> bool:
+    login = _LOGIN.search(url)
+    return login is not None and ":" in unquoted(url[login.start(1) : login.end()])
 
 
 def check_login(url: str, name: str, error: type[Exception] = ValueError) -> None:

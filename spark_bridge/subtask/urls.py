@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.arguments import SHOWN_CHARS_MAX
-from protocol.describing import show
+from protocol.arguments import given
 from spark_bridge.bootstrap import ensure_importable
 from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 
@@ -22,7 +21,7 @@ def check_absolute(url: str, *, name: str = "url", error: type[ValueError] = Val
     if "\0" in url or ("://" not in url and not os.path.isabs(url)):
         raise error(
             f"{name} must be an absolute path or a URL, because executors have other working directories, not "
-            f"{show(url, SHOWN_CHARS_MAX)}"
+            f"{given(name, url)}"
         )
 
 

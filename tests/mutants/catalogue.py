@@ -15,6 +15,7 @@ from tests.mutants.hostile_parts import HOSTILE_PARTS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.keys import KEYS
 from tests.mutants.looking import LOOKING
+from tests.mutants.misplaced import MISPLACED
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
@@ -37,5 +38,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOSTILE_PARTS,
     *PEERS,
     *LOOKING,
+    *MISPLACED,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -31,7 +31,7 @@ an-open-file-shows-what-its-store-says [found; H76]
 a-token-in-a-url-is-shown [found; H76]
   The URL of files may have a token in its query.
   @ spark_bridge.subtask.secret_texts:check_no_password
-  - _SECRET_PARAMETER.search(unquote(url))
+  - _SECRET_PARAMETER.search(unquoted(url))
   + None
 savepoint-roots-are-not-looked-at [found; H76]
   A URL below which savepoints may be written may have a password in it.

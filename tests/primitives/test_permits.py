@@ -273,7 +273,7 @@ def test_wrong_limits_are_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "limit nothing"),
         ({"per_s": 0}, "per_s must be a positive number, not 0"),
-        ({"per_s": float("inf")}, "per_s must be a positive number, not inf"),
+        ({"per_s": float("inf")}, "per_s must be a positive number, and finite, not inf"),
         ({"per_s": float("nan")}, "per_s must be a positive number, not nan"),
         ({"per_s": -1.0}, "per_s must be a positive number"),
         ({"per_s": 1, "burst": 0}, "must be an int of at least 1"),

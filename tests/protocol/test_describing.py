@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from protocol.describing import LEFT_OUT, TEXT_CHARS_MAX, a_type, describe, name_of, show, text_of, traceback_of
+from protocol.errors import RequestFailed
+from spark_bridge.subtask.errors import CoordinatorTraceback
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -192,3 +195,15 @@ def test_whatever_is_caught_is_described_with_care(package: str) -> None:
 def test_a_type_has_the_article_of_its_name() -> None:
     kinds: tuple[object, ...] = (1, "x", {}, type("", (), {})())
     assert list(map(a_type, kinds)) == ["an int", "a str", "a dict", "a "]
+
+
+def test_a_text_of_a_peer_or_a_users_value_makes_no_terminal_obey() -> None:  # H156
+    hostile = "one\x1b[2J\x00\u202e\u2028two\nthree"
+    shown = show(type("Hostile", (float,), {"__repr__": lambda self: hostile})())
+    assert shown.isprintable(), shown
+    failed = RequestFailed(hostile)
+    assert all(one.isprintable() for one in str(failed).split("\n"))
+    assert str(failed).endswith("two\nthree")
+    assert str(pickle.loads(pickle.dumps(failed))) == str(failed)
+    told = CoordinatorTraceback(hostile)
+    assert all(one.isprintable() for one in str(told).split("\n"))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from protocol.describing import show
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import leaf_values
 from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_event, decode_event_in_steps, encode_event, run_steps
@@ -404,3 +406,26 @@ def test_arbitrary_data_is_a_value_or_a_remote_error(data: bytes, code: Extensio
     except RemoteProtocolError:
         return
     encode_event(value, DEFAULT_LIMITS)
+
+
+def test_the_place_of_a_number_or_a_text_that_cannot_be_sent_is_named() -> None:
+    """H21"""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(300):
+        odd = chance.choice([2**64, -(2**63) - 1, 10**400, "a\ud800"])
+        value: Any = odd
+        path = ""
+        for _ in range(chance.randrange(1, 6)):
+            if chance.random() < 0.5:
+                before = [chance.choice([1, "x", None, [2], {"k": b"y"}]) for _ in range(chance.randrange(4))]
+                value, path = [*before, value, 2.5], f"[{len(before)}]{path}"
+            else:
+                value, path = {"first": [1], "it": value}, f"['it']{path}"
+        with pytest.raises(EventEncodeError) as refused:
+            encode_event(value)
+        assert str(refused.value).startswith(f"the event{path} cannot be encoded: "), value
+        assert show(odd, 40) in str(refused.value)
+    with pytest.raises(EventEncodeError, match=r"the event\[the key 'a\\ud800'\] cannot be encoded"):
+        encode_event({"a\ud800": 1})

@@ -490,3 +490,40 @@ def test_every_public_setting_that_may_have_a_secret_is_tried_here() -> None:
                         urls.add((name, parameter))
     assert {one for one in found if one[1] != "config" or one[0] == "KafkaSource"} == COVERED
     assert {one for one in urls if not one[0].startswith("Redis")} == set(OF_A_URL)  # its URL may have a password
+
+
+LOGINS = [
+    "{}://u:{}@h/x",
+    "{}://u%3a{}@h/x",
+    "{}://u%253A{}@h/x",
+    "{}://u%3A{}%40h/x",
+    "{}:u:{}@h/x",
+    "{}::ftp://u:{}@h",
+]
+
+
+@pytest.mark.parametrize("setting", OF_A_URL, ids=str)
+def test_a_login_in_a_url_is_refused_in_every_notation(setting: tuple[str, str]) -> None:
+    """H76"""
+    for login in LOGINS:
+        for scheme in ("ftp", "s3", "simplecache", "hdfs"):
+            text = str(refused(OF_A_URL[setting], login.format(scheme, HEAD)))
+            assert marks_in(text) == [], text
+
+
+def refused(make: Callable[[str], Any], url: str) -> Exception:
+    with pytest.raises((ValueError, TypeError, StorageError)) as raised:
+        print(make(url))
+    return raised.value
+
+
+@pytest.mark.parametrize("certificate", ["certificate", "private_key"])
+def test_a_pem_text_in_place_of_its_file_is_refused_and_not_shown(certificate: str) -> None:
+    """H76"""
+    begins = "-----BEGIN PRIVATE KEY-----\n"
+    for text in (begins + HEAD, f"\n{begins}{HEAD}\n-----END PRIVATE KEY-----", Path(begins + HEAD)):
+        files: Any = {"certificate": "c.pem", "private_key": "k.pem", certificate: text}
+        expected = f"^{certificate} must be a str or a path of a file, not what is in"
+        with pytest.raises(ValueError, match=expected) as raised:
+            TlsCertificate(**files)
+        assert marks_in("".join(all_texts(raised.value))) == []

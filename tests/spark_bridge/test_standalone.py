@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import pytest
 
 from actors.coordination import CheckpointFailed
 from protocol.wire.keys import KeyRing
-from spark_bridge.certificates import Encryption, encryption
+from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
 from spark_bridge.command import main
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
@@ -53,7 +54,8 @@ def test_a_secret_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path)
     [
         ("ab" * 32, 0o640, "chmod 600"),
         ("ab" * 4, 0o600, "holds a secret of 4 bytes"),
-        ("no hex at all", 0o600, "cannot read the secret"),
+        ("no hex at all", 0o600, "is not what a sidecar wrote, .* hexadecimal digits. Pass"),
+        ("ab" * 5_000, 0o600, "more than 4096 bytes"),
     ],
 )
 def test_an_invalid_secret_file_is_refused_with_the_fix(tmp_path: Path, content: str, mode: int, text: str) -> None:
@@ -63,6 +65,20 @@ def test_an_invalid_secret_file_is_refused_with_the_fix(tmp_path: Path, content:
     file.write_text(content)
     with pytest.raises(SidecarError, match=text):
         read_secret(file)
+
+
+def test_what_is_not_a_regular_file_is_neither_waited_for_nor_read_without_end(tmp_path: Path) -> None:
+    """H157"""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (zero := tmp_path / "zero").symlink_to("/dev/zero")
+    (certificate := tmp_path / "certificate").write_text(f"{ssl.PEM_HEADER}\nMA==\n{ssl.PEM_FOOTER}\n")
+    for file in (pipe, zero, tmp_path):
+        with pytest.raises(SidecarError, match="it is not a regular file"):
+            read_secret(file)
+        with pytest.raises(SidecarError, match="it is not a regular file"):
+            certificate_digest(TlsCertificate(file), KeyRing(b"k" * 32))
+        with pytest.raises(SidecarError, match="it is not a regular file"):
+            encryption(TlsCertificate(certificate, file), KeyRing(b"k" * 32))
 
 
 def test_a_secret_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

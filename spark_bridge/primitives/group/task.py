@@ -36,7 +36,7 @@ from spark_bridge.primitives.group.messages import (
     parse_broken,
 )
 from spark_bridge.primitives.group.ring import Ring, listen
-from spark_bridge.subtask.chain import TaskPart, current_part
+from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import PeerLost, TimedOut
 
 if TYPE_CHECKING:
@@ -514,8 +514,11 @@ class GroupPart(TaskPart):
         raise PeerLost(answer.generation, answer.reason)
 
 
-class GroupInTask:
+class GroupInTask(PartInTask):
     """A ``Group`` in a task."""
+
+    _kind = "group"
+    _on_driver = ON_DRIVER | {"checkpoint", "generation"}
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -531,14 +534,14 @@ class GroupInTask:
             LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks, or inside the block already.
             AttemptOver: this attempt is over.
         """
-        part: GroupPart = current_part("group", self._name)
+        part: GroupPart = current_part(self._kind, self._name)
         return part.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the generation. The others continue as long as they make no call."""
-        part: GroupPart = current_part("group", self._name)
+        part: GroupPart = current_part(self._kind, self._name)
         part.leave(error)
 
 

@@ -26,7 +26,7 @@ from protocol.arguments import WAIT, checked
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
-from spark_bridge.subtask.chain import TaskPart, current_part
+from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
 
 if TYPE_CHECKING:
@@ -220,8 +220,11 @@ class PermitsPart(TaskPart):
         return self._context.now()
 
 
-class PermitsInTask:
+class PermitsInTask(PartInTask):
     """``Permits`` in a task."""
+
+    _kind = "permits"
+    _on_driver = ON_DRIVER | {"in_use"}
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -230,7 +233,7 @@ class PermitsInTask:
         return f"<Permits {self._name!r}>"
 
     def _part(self) -> PermitsPart:
-        part: PermitsPart = current_part("permits", self._name)
+        part: PermitsPart = current_part(self._kind, self._name)
         return part
 
     @checked(timeout_s=WAIT)

@@ -14,7 +14,7 @@ from protocol.describing import show
 from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError
 from spark_bridge.primitives.shared_value.encoding import COMPLETE, decode_value, digest_of
 from spark_bridge.primitives.shared_value.files import Fetch, ValueFiles
-from spark_bridge.subtask.chain import TaskPart, current_part
+from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
 
 if TYPE_CHECKING:
@@ -217,8 +217,11 @@ def _keep(name: str, digest: bytes, payload: bytes) -> None:
         del _in_process[oldest]
 
 
-class SharedValueInTask(Generic[T]):
+class SharedValueInTask(PartInTask, Generic[T]):
     """A ``SharedValue`` in a task."""
+
+    _kind = "shared value"
+    _on_driver = ON_DRIVER | {"attach", "detach"}
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -227,7 +230,7 @@ class SharedValueInTask(Generic[T]):
         return f"<SharedValue {self._name!r}>"
 
     def _part(self) -> SharedValuePart:
-        part: SharedValuePart = current_part("shared value", self._name)
+        part: SharedValuePart = current_part(self._kind, self._name)
         return part
 
     @property

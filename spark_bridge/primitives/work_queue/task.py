@@ -25,7 +25,7 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_return,
 )
-from spark_bridge.subtask.chain import TaskPart, current_part
+from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -216,8 +216,11 @@ def _items_of(state: bytes) -> list[Item]:
     return [cast("Item", tuple(item)) for item in (fields[OLD] if OLD in fields else fields["items"])]
 
 
-class WorkQueueInTask(Generic[T]):
+class WorkQueueInTask(PartInTask, Generic[T]):
     """A ``WorkQueue`` in a task."""
+
+    _kind = "work queue"
+    _on_driver = ON_DRIVER | {"progress"}
 
     def __init__(self, name: str, key: Callable[[T], Any] | None = None) -> None:
         self._name = name
@@ -233,7 +236,7 @@ class WorkQueueInTask(Generic[T]):
 
         Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks.
         """
-        part: WorkQueuePart = current_part("work queue", self._name)
+        part: WorkQueuePart = current_part(self._kind, self._name)
         return part.items()
 
     @checked(items=ITEMS, key=KEY, priority=INT64)
@@ -250,5 +253,5 @@ class WorkQueueInTask(Generic[T]):
             EventEncodeError: an event cannot carry an item. Those before it are added.
             TypeError: ``items`` is a text, or no collection.
         """
-        part: WorkQueuePart = current_part("work queue", self._name)
+        part: WorkQueuePart = current_part(self._kind, self._name)
         part.add(items, key or self._key, priority)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocol.describing import show
+from protocol.arguments import given
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
@@ -37,7 +37,9 @@ def check_affixes(prefix: str, suffix: str) -> None:
     """Raise ``SinkMisused`` for an affix that would hide the published files, or make their names ambiguous."""
     if not prefix or "/" in prefix or prefix[0] in "._":
         raise SinkMisused(
-            f"prefix must be a str without slashes that begins with neither a dot nor an underscore, not {show(prefix)}"
+            f"prefix must be a str without slashes that begins with neither a dot nor an underscore, not "
+            f"{given('prefix', prefix)}"
         )
     if "/" in suffix or (suffix and suffix[0] != "."):
-        raise SinkMisused(f"suffix must be empty, or begin with a dot and have no slashes, not {show(suffix)}")
+        shown = given("suffix", suffix)
+        raise SinkMisused(f"suffix must be empty, or begin with a dot and have no slashes, not {shown}")

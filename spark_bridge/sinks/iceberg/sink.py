@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import SCHEMA, SHOWN_CHARS_MAX, checked
-from protocol.describing import show
+from protocol.arguments import SCHEMA, checked, given
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
@@ -62,7 +61,7 @@ class IcebergSink(TwoPhaseSink[Any]):
         check_absolute(location, name="location", error=SinkMisused)
         if not all(table.partition(".")):
             raise SinkMisused(
-                f"table must be named with its namespace, as namespace.table, not {show(table, SHOWN_CHARS_MAX)}"
+                f"table must be named with its namespace, as namespace.table, not {given('table', table)}"
             )
         self._catalog = dict(catalog)
         self._table = table

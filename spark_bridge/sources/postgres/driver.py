@@ -22,7 +22,7 @@ from actors.coordination.pending_splits import PendingSplits
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
-from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked
+from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked, given
 from protocol.describing import show
 from protocol.errors import RemoteProtocolError
 from protocol.kept_bytes import KeptBytes
@@ -117,7 +117,7 @@ class PostgresSource(Source):
         ):
             raise ValueError(
                 "changes must be the name of a slot, of lower-case letters, digits and underscores, not "
-                f"{show(changes)}"
+                f"{given('changes', changes)}"
             )
         extra = [one for one in (op_column, lsn_column) if one is not None and changes is not None]
         names = [*(columns or (key,)), *extra]

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
-from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked, given
 from protocol.describing import show
 from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, entry_number, reached
@@ -67,7 +67,8 @@ class RedisStreamsSource(Source):
         if not streams:
             raise ValueError(f"streams must be a list of keys, or a pattern, not {show(streams)}")
         if id_column is not None and id_column not in schema.names:
-            raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {show(id_column)}")
+            shown = given("id_column", id_column)
+            raise ValueError(f"id_column must be a column of the schema ({schema.names}), not {shown}")
         self._url = url
         self._streams = streams if isinstance(streams, str) else tuple(streams)
         self.schema = schema

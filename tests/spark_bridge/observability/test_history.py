@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from protocol.describing import TEXT_CHARS_MAX
 from spark_bridge.command import main
 from spark_bridge.observability import history
 from spark_bridge.observability.history import NOTES, Unreadable, read_timeline
@@ -382,8 +383,24 @@ def test_more_entries_than_anybody_reads_are_left_out(tmp_path: Path, monkeypatc
     monkeypatch.setattr(history, "ENTRIES_MAX", 10)
     log = written(tmp_path / "log", START, *[notes(FAILED, COMPLETED)] * 20)
     timeline = read_timeline(log)
-    assert len(timeline.entries) <= 13
-    assert "after 10 entries" in timeline.problem
+    assert len(timeline.entries) == 10
+    assert timeline.problem.startswith("only the first 10 entries are shown, because the log has more")
+
+
+def test_a_log_with_long_texts_is_kept_only_in_part_and_never_widens_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H157"""
+    monkeypatch.setattr(history, "KEPT_BYTES_MAX", 1 << 20)
+    long = FAILED | {"operator": "o" * 200_000, "why": "w" * 300_000}
+    log = written(tmp_path / "log", START, *[notes(long, COMPLETED)] * 20, END)
+    timeline = read_timeline(log)
+    assert len(timeline.entries) < 10
+    assert "because the log has more" in timeline.problem
+    _, _, out = printed(capsys, log)
+    assert all(row.index("checkpoint 4") < 150 for row in out.splitlines() if "checkpoint 4" in row)
+    main(["history", str(log), "--json"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 3 * TEXT_CHARS_MAX
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -412,3 +429,8 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     with pytest.raises(Unreadable, match="log is neither a file nor a directory"):
         read_timeline(tmp_path / "log")
+    rolled = tmp_path / "eventlog_v2_x"
+    rolled.mkdir()
+    os.mkfifo(rolled / "events_1_x")
+    with pytest.raises(Unreadable, match="events_1_x: it is not a regular file"):
+        read_timeline(rolled)

@@ -19,6 +19,8 @@ import msgpack
 import pytest
 
 from protocol.describing import TEXT_CHARS_MAX
+from protocol.wire.checkpoint_format import StoredCheckpoint, encode_checkpoint
+from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main
 from tests.fuzz.reseal import resealed
 from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, a_storage_with
@@ -61,6 +63,20 @@ def test_it_shows_a_label(root: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert states == ["ok", "ok", "ok, batch 3"]
     main(["checkpoints", str(root), "--operator", "words", "--json"])
     assert [info["label"] for info in json.loads(capsys.readouterr().out)] == ["", "", "batch 3"]
+
+
+def test_a_long_name_does_not_widen_the_other_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """H157"""
+    (tmp_path / "long.hgc").write_bytes(
+        encode_checkpoint(StoredCheckpoint("o" * 100_000, RestoreMode.STREAMING, 1, "r", a_checkpoint(1)))
+    )
+    (tmp_path / "short.hgc").write_bytes(
+        encode_checkpoint(StoredCheckpoint("words", RestoreMode.STREAMING, 1, "r", a_checkpoint(1)))
+    )
+    main(["checkpoints", str(tmp_path)])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 3
+    assert max(map(len, rows)) < 250 + len(str(tmp_path)), rows
 
 
 def test_it_names_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:  # H50
