@@ -169,7 +169,13 @@ class GatewayInbound:
                 raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
             if len(self._unanswered) + self._outbound.answers_pending >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
-        elif not isinstance(item, EventMessage) and self._senders is not None and item.sender not in self._senders:
+        elif item.__class__ is not EventMessage:  # not isinstance(): most items are events (benchmarks/instructions.py)
+            self._check_sender(item)
+
+    def _check_sender(self, item: _Payload) -> None:
+        if not isinstance(item, RestoredEventMessage | RestoredRequestMessage) or self._senders is None:
+            return
+        if item.sender not in self._senders:
             raise RemoteProtocolError(
                 f"{self._attempt} sends an event of subtask {item.sender}, of which its restored snapshot holds none"
             )
