@@ -105,7 +105,7 @@ payloads-are-not-looked-at [found; H157]
   + pass
 restored-events-of-anybody [found; H157]
   A task sends events of any subtask as if its snapshot had held them.
-  @ protocol.gateway.inbound:GatewayInbound._check_window
+  @ protocol.gateway.inbound:GatewayInbound._check_sender
   - item.sender not in self._senders
   + False
 """
