@@ -105,7 +105,7 @@ class Rule:
 def _is_label(value: str, chars_max: int = NAME_CHARS_MAX) -> bool:
     return (
         len(value) <= chars_max
-        and bool(value.strip())
+        and bool(str.strip(value))
         and not any(one < " " or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff" for one in value)
     )
 
@@ -397,8 +397,9 @@ def given(name: str, value: Any, hint: Any = str) -> str:
         return a_type(value)
     if may_have_secret(shown):
         return f"{a_type(value)} that may contain a secret"
-    if _is(value, str | bytes | bytearray) and len(value) > _MISPLACED_CHARS_MAX and not _takes_text(value, hint):
-        return f"{a_type(value)} of {len(value)} {'characters' if _is(value, str) else 'bytes'}"
+    for kind, unit in ((str, "characters"), (bytes, "bytes"), (bytearray, "bytes")):
+        if _is(value, kind) and kind.__len__(value) > _MISPLACED_CHARS_MAX and not _takes_text(value, hint):
+            return f"{a_type(value)} of {kind.__len__(value)} {unit}"
     return show(value, SHOWN_CHARS_MAX)
 
 

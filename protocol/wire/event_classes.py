@@ -153,7 +153,7 @@ def event(name: Any, /) -> Any:
         ValueError: another class has this name, or the name is empty, only blanks or too long.
     """
     if isinstance(name, str):
-        if not 0 < len(name) <= NAME_CHARS_MAX or not name.strip():
+        if not 0 < len(name) <= NAME_CHARS_MAX or not str.strip(name):
             raise ValueError(
                 f"the name of an event must have 1 to {NAME_CHARS_MAX} characters, not only blanks, not {len(name)} as "
                 f"{show(name, 80)}: choose another name, or write @headgate.event without one"
