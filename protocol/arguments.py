@@ -35,7 +35,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from protocol.describing import a_type, show, with_article
-from protocol.secret_names import SECRET_WORDS, may_have_secret
+from protocol.secret_names import PEM, SECRET_WORDS, may_have_secret
 
 __all__ = [
     "ACTION",
@@ -119,7 +119,7 @@ def _is_text(value: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    return bool(value) and _is_text(value) and "-----BEGIN" not in value
+    return bool(value) and _is_text(value) and PEM not in value
 
 
 def between(least: float, most: float, expected: str) -> Rule:

@@ -8,7 +8,7 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["SECRET_NAMES", "SECRET_WORDS", "may_have_secret", "unquoted"]
+__all__ = ["PEM", "SECRET_NAMES", "SECRET_WORDS", "may_have_secret", "unquoted"]
 
 SECRET_WORDS: Final = ("credential", "dsn", "pass", "pwd", "secret", "token")
 """What is in the name of an argument or a setting that is a secret, misspelt ones among them."""
@@ -17,7 +17,9 @@ SECRET_NAMES: Final = (
     r"(?:(?<![a-z])|(?<=\\[nrt]))(?:auth|bearer|cookie|jwt|pw|sas|sig))"
 )
 """A pattern for the ends of such names in texts and URLs, where ``key`` is one, too. Use it with ``(?i)``."""
-_MAY_HAVE_SECRET = re.compile(rf"(?is){SECRET_NAMES}[\"')\]]*(?:[\s=:,]|\\+[ntr])|-----BEGIN|:.*@")
+PEM: Final = "-----BEGIN"
+"""How the content of a key or certificate in PEM form begins."""
+_MAY_HAVE_SECRET = re.compile(rf"(?is){SECRET_NAMES}[\"')\]]*(?:[\s=:,]|\\+[ntr])|{PEM}|:.*@")
 """A name and a value behind it, in whichever notation; a PEM text; a login."""
 _QUOTED_TIMES_MAX = 5
 

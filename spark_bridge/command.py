@@ -28,17 +28,13 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        super().error(_without_values(message))
+        super().error(_GIVEN.sub(r"\1 (not shown)", message))
 
 
 _GIVEN = re.compile(
     r"(argument COMMAND: invalid choice:|ignored explicit argument) (?:'.*'|\".*\")(?=$| \(choose)", re.DOTALL
 )
 """A value after an option that takes none, and one before the command, in the texts of argparse."""
-
-
-def _without_values(message: str) -> str:
-    return _GIVEN.sub(r"\1 (not shown)", message)
 
 
 def _shown(argument: str) -> str:

@@ -18,7 +18,7 @@ from actors.coordination.user_calls import call_each
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, checked
 from protocol.describing import describe, show
-from protocol.errors import RemoteProtocolError
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.known_keys import KnownKeys
 from protocol.source_events import SplitAt
 from protocol.wire.state import (
@@ -484,7 +484,7 @@ class HybridSplitEnumerator(SplitEnumerator):
             case [int(index), inner] if index >= 0:
                 pass
             case _:
-                raise RemoteProtocolError(f"not an event of a hybrid source: {show(event, 80)}")
+                raise RemoteProtocolError(f"not an event of a hybrid source: {show(event, 80)}; {SAME_RELEASE}")
         if index >= len(self._begun):
             raise ValueError(
                 f"subtask {subtask} sent {show(inner)} to source {index}, which has not begun: send it later"

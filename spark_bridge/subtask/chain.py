@@ -254,8 +254,8 @@ class PartInTask:
         if name not in type(self)._on_driver:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(
-            f"{name} of the {self._kind} {self._name!r} is for the driver, and this is a task: to tell the driver "
-            "something, count with context.count(), or send an event to your own coordinator"
+            f"{name} of the {self._kind} {self._name!r} is for the driver, and this is a task: ask a coordinator of "
+            "yours with context.request(), or tell it with an event"
         )
 
 

@@ -106,7 +106,7 @@ a-count-has-no-visible-name [found; H156]
 an-operator-has-no-visible-name [found; H156]
   An operator is named with a blank.
   @ protocol.arguments:_is_label
-  - bool(value.strip())
+  - bool(str.strip(value))
   + value != ""
 the-value-of-an-unknown-argument-is-shown [found; H156]
   A secret that was given with a misspelt option is in the log.
@@ -120,9 +120,9 @@ an-option-may-be-abbreviated [found; H156]
   + allow_abbrev=True
 a-value-where-none-is-taken-is-shown [found; H156]
   A secret after an option that takes no value is in the log.
-  @ spark_bridge.command:_without_values
-  - return _GIVEN.sub(r"\\1 (not shown)", message)
-  + return message
+  @ spark_bridge.command:_Parser.error
+  - _GIVEN.sub(r"\\1 (not shown)", message)
+  + message
 a-reader-that-leaves-is-an-error [found; H155]
   Help that nobody reads to its end ends with a text of Python's.
   @ spark_bridge.command:main

@@ -16,7 +16,7 @@ a-secret-in-the-wrong-place-is-shown [found; H76]
 a-token-in-place-of-a-number-is-shown [found; H76]
   A long text where none is expected is in the error.
   @ protocol.arguments:given
-  - len(value) > _MISPLACED_CHARS_MAX
+  - kind.__len__(value) > _MISPLACED_CHARS_MAX
   + False
 a-quoted-login-is-accepted [found; H76]
   The URL of files may have a login whose colon is percent-encoded.
@@ -27,7 +27,7 @@ a-quoted-login-is-accepted [found; H76]
 a-key-is-taken-for-its-file [found; H76]
   The text of a private key is accepted in place of the path of its file, and shown.
   @ protocol.arguments:_is_path
-  - "-----BEGIN" not in value
+  - PEM not in value
   + True
 a-pipe-is-waited-for [found; H157]
   A pipe or a device in place of a file is opened and read.

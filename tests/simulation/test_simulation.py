@@ -27,6 +27,13 @@ def test_fresh_worlds_keep_the_contract() -> None:
             raise AssertionError(f"python -m tests.simulation --seed {seed}") from error
 
 
+@pytest.mark.parametrize("seed", [600_010, 601_248, 603_466, 620_058_770])
+def test_a_world_in_which_a_checker_was_once_mistaken_is_right(seed: int) -> None:
+    """States of another input meet in a rescaling, a user gives up an input, and two calls are cancelled together."""
+    world, error = run_world(seed)
+    assert error is None, "\n".join(world.story[-100:])
+
+
 @pytest.mark.parametrize("seed", [2083, 23519433, 164962490, 263741694, 506000235, 655497011, 739269127, 966184581])
 def test_a_world_with_ready_made_parts_that_once_broke_a_rule_keeps_it(seed: int) -> None:  # H80, H100, H101
     world, error = run_world(seed, chains=1.0, teams=0.0, inputs=0.0)

@@ -184,7 +184,7 @@ class _Coordinator(OperatorCoordinator):
                 ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
                 return self._desk.ask(self, ticket, needs_slot, timeout_s)
             case _:
-                raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}")
+                raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}; {SAME_RELEASE}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if self.context.handles_restored:  # of an attempt that is over, and has nothing any more

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from protocol.describing import describe, show
+from protocol.describing import describe
 from spark_bridge.sinks.files.directory import Published, SinkDirectory
 from spark_bridge.sinks.files.journal import PublicationJournal
 from spark_bridge.sinks.two_phase.errors import SinkFileLost
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
 
 __all__ = ["FileCommitter"]
 
@@ -58,8 +58,7 @@ class FileCommitter(TwoPhaseCommitter):
         self._report_lost(lost)
 
     def check_payload(self, payload: Any) -> None:
-        if not are_counts(payload, 2):
-            raise ValueError(f"the payload of a part is [rows, bytes], not {show(payload, 80)}")
+        check_rows_and_bytes(payload)
 
     def abort(self, names: Sequence[str]) -> None:
         for name in names:

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from protocol.describing import show
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkDataLost
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
 from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["ParquetCommitter"]
@@ -66,8 +65,7 @@ class ParquetCommitter(TwoPhaseCommitter):
             self.folder.forget(part.name)
 
     def check_payload(self, payload: Any) -> None:
-        if not are_counts(payload, 2):
-            raise ValueError(f"the payload of a part is [rows, bytes], not {show(payload, 80)}")
+        check_rows_and_bytes(payload)
 
     def abort(self, names: Sequence[str]) -> None:
         """Delete the files. One that is in the table after all is never deleted, no matter who asks."""

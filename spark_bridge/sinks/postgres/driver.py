@@ -14,11 +14,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from protocol.describing import show
 from spark_bridge.sinks.postgres.table import PostgresTable, gid_of, gid_prefix
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows
 
 __all__ = ["PreparedCommitter", "StagedCommitter"]
 
@@ -173,8 +172,7 @@ class StagedCommitter(_PostgresCommitter):
         )
 
     def check_payload(self, payload: Any) -> None:
-        if not are_counts([payload], 1):
-            raise ValueError(f"the payload of a part is its number of rows, not {show(payload, 80)}")
+        check_rows(payload)
 
     def abort(self, names: Sequence[str]) -> None:
         with self._table.connect() as connection:

@@ -13,11 +13,10 @@ from typing import Any
 
 import redis
 
-from protocol.describing import show
 from spark_bridge.sinks.redis.keys import RedisStream, connect
 from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, are_counts
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows
 
 __all__ = ["RedisCommitter"]
 
@@ -96,8 +95,7 @@ class RedisCommitter(TwoPhaseCommitter):
             )
 
     def check_payload(self, payload: Any) -> None:
-        if not are_counts([payload], 1):
-            raise ValueError(f"the payload of a part is its number of rows, not {show(payload, 80)}")
+        check_rows(payload)
 
     def abort(self, names: Sequence[str]) -> None:
         with self._connected.pipeline() as commands:

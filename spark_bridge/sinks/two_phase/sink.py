@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from protocol.arguments import AT_LEAST_1, ID, checked
+from protocol.describing import show
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, token_of
 
@@ -18,15 +19,27 @@ __all__ = [
     "TwoPhaseCommitter",
     "TwoPhaseSink",
     "TwoPhaseWriter",
-    "are_counts",
+    "check_rows",
+    "check_rows_and_bytes",
 ]
 
 Record_contra = TypeVar("Record_contra", contravariant=True)
 
 
-def are_counts(payload: object, numbers: int) -> bool:
-    """Whether a payload is a list of so many numbers of rows or bytes, as the ready-made sinks have it."""
-    return type(payload) is list and len(payload) == numbers and all(type(one) is int and one >= 0 for one in payload)
+def check_rows(payload: object) -> None:
+    """Raise ``ValueError`` unless a payload is a number of rows."""
+    if not _is_count(payload):
+        raise ValueError(f"the payload of a part is its number of rows, not {show(payload, 80)}")
+
+
+def check_rows_and_bytes(payload: object) -> None:
+    """Raise ``ValueError`` unless a payload is a list of a number of rows and a number of bytes."""
+    if not (type(payload) is list and len(payload) == 2 and all(map(_is_count, payload))):
+        raise ValueError(f"the payload of a part is [rows, bytes], not {show(payload, 80)}")
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0
 
 
 class SinkWriterContext:
