@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
 from actors.coordination.announcer import Announcer
+from actors.coordination.chain import table_of
 from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
 from actors.coordination.checkpoint_writes import CheckpointWrites
@@ -90,6 +91,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
+from protocol.barrier_tracker.rescale import refitted
 from protocol.describing import describe
 from protocol.errors import InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
@@ -112,11 +114,12 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._ports = ports
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
+        self._table = table_of(coordinator)
         self._machine = BarrierTracker(
             config.operator_id,
             config.parallelism,
             checkpoint,
-            config.restored,
+            None if config.restored is None else refitted(config.restored, self._table),
             barriers_apart=config.inject_barrier is not None,
             limits=config.wire_limits,
         )
@@ -167,6 +170,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 hold_events=self._config.checkpoint.hold_events,
                 watch=self._ports.watch,
                 report_s=self._config.method_report_s,
+                table=self._table,
                 limits=self._config.wire_limits,
                 look_at_run=lambda: self._ports.look_at_run(self._run_id),
                 is_pending=lambda checkpoint_id: checkpoint_id in self._machine.pending_ids,
@@ -175,7 +179,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             mailbox=UNBOUNDED,
         )
         self._gateways = OpenGateways(
-            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer
+            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer, self._table
         )
         self._writes = CheckpointWrites(context)
 
@@ -416,6 +420,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
     def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
+        checkpoint = replace(checkpoint, parts=self._table.names)
         if self._config.mode is RestoreMode.STREAMING:
             checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
         if not savepoint:

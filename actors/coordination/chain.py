@@ -30,12 +30,13 @@ from actors.coordination.turns import in_turns
 from actors.coordination.user_calls import call_each
 from actors.coordination.wrapped_gateway import WrappedGateway
 from protocol.attempts import FailureReason
-from protocol.chain import join_states_in_steps, split_states_in_steps
 from protocol.describing import is_a, type_name
 from protocol.errors import LocalProtocolError
+from protocol.parts import ONE_PART, PartTable, join_states_in_steps, split_states_in_steps
 from protocol.wire.extension_types import PartEvent
+from protocol.wire.messages import OperatorPart
 
-__all__ = ["CoordinatorChain", "NoMainCoordinator", "cut_of", "main_of", "users_coordinators"]
+__all__ = ["CoordinatorChain", "NoMainCoordinator", "cut_of", "main_of", "table_of", "users_coordinators"]
 
 
 class CoordinatorChain(OperatorCoordinator):
@@ -45,10 +46,15 @@ class CoordinatorChain(OperatorCoordinator):
     """
 
     def __init__(
-        self, main: OperatorCoordinator, parts: Mapping[str, OperatorCoordinator], stages: Collection[str] = ()
+        self,
+        main: OperatorCoordinator,
+        parts: Mapping[str, OperatorCoordinator],
+        stages: Collection[str] = (),
+        outside: Collection[str] = (),
     ) -> None:
         self.main = main
         self.stages = tuple(stages)
+        self.outside = frozenset(outside)
         self.cut = PartsCut()
         self._parts = dict(parts)
         self._unclosed = list(self._all())
@@ -219,6 +225,14 @@ def cut_of(coordinator: OperatorCoordinator) -> PartsCut:
     return coordinator.cut if isinstance(coordinator, CoordinatorChain) else PartsCut()
 
 
+def table_of(coordinator: OperatorCoordinator) -> PartTable:
+    """The operator's parts."""
+    if not isinstance(coordinator, CoordinatorChain):
+        return ONE_PART
+    parts = [OperatorPart(name, name in coordinator.outside) for name in ("", *coordinator.parts)]
+    return PartTable(parts, coordinator.stages)
+
+
 def users_coordinators(coordinator: OperatorCoordinator) -> dict[str, OperatorCoordinator]:
     """The user's own coordinators by stage: those of the stages, or the main one, whose name is empty."""
     if isinstance(coordinator, CoordinatorChain) and coordinator.stages:
@@ -240,6 +254,13 @@ class PartContext:
         return self._context.gateways.seen_by(
             lambda gateway: PartGateway(gateway, name), wrap=lambda event: PartEvent(name, event)
         )
+
+    @property
+    def handles_restored(self) -> bool:
+        return self._context.handles_restored_by(self._name)  # type: ignore[attr-defined,no-any-return]
+
+    def events_taken(self, subtask: int) -> int:
+        return self._context.events_taken_by(subtask, self._name)  # type: ignore[attr-defined,no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

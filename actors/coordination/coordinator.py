@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -80,6 +81,7 @@ from protocol.errors import ProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
+from protocol.parts import ONE_PART, PartTable
 from protocol.wire.codec import WireLimits, encode_argument
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
@@ -113,12 +115,14 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         watch: CallWatch,
         report_s: float,
         limits: WireLimits,
+        table: PartTable = ONE_PART,
     ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
         self.mode = mode
         self.store = store
-        self.taken = TakenEvents()
+        self.table = table
+        self.taken = TakenEvents(table)
         self._announcer = announcer
         self._hold_events = hold_events
         self.look_at_run = look_at_run
@@ -363,8 +367,12 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         except ProtocolError as error:
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
-        self._statistics.events_received += 1
-        handler = self._coordinator if type(event) is PartEvent else self._main
+        part = message.part
+        users = self.table.users[part]
+        self._statistics.events_received += users
+        handler = self._coordinator if part else self._main
+        if part:
+            event = PartEvent(self.table.names[part], event)
         if self._ignores_events and handler is self._main:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
@@ -376,8 +384,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += 1
-        self.taken.take(attempt, message.sender, message.payload, after_snapshot=message.after_snapshot)
+            self._statistics.events_restored += users
+        self.taken.take(attempt, message.sender, message.payload, part, after_snapshot=message.after_snapshot)
         try:
             await call_user(
                 "handle_event_from_operator", handler.handle_event_from_operator, subtask, attempt.attempt, event
@@ -388,7 +396,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.raise_global_failure("handle_event_from_operator", error, context)
         self.taken.taken()
         if message.report_taken:
-            message.gateway_ref.tell_direct(ItemTaken(message.seq))
+            message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
 
     def _condemn(self, attempt: ExecutionAttempt, received: str) -> None:
         why = f"the driver received {received}"
@@ -399,16 +407,19 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
+        part = message.part
         deferred: Reply | None = None
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += 1
+            self._statistics.events_restored += self.table.users[part]
         self.taken.take(
-            attempt, message.sender, message.payload, is_request=True, after_snapshot=message.after_snapshot
+            attempt, message.sender, message.payload, part, is_request=True, after_snapshot=message.after_snapshot
         )
         try:
             request = await decode_in_turns(message.payload)
+            if part:
+                request = PartEvent(self.table.names[part], request)
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             if is_a(answer, Reply):
@@ -425,7 +436,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.taken.taken()
         if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
-        message.gateway_ref.tell_direct(ItemTaken(message.seq))
+        message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
         """Answer a client's request; an exception goes to the requester only (R97)."""
@@ -486,7 +497,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def _collect(self, message: CollectRecorded) -> None:
         """Hand over what was recorded. What the subtasks had sent before their snapshots was taken before this."""
         recorded = self.taken.collect(message.checkpoint_id)
-        self._statistics.events_in_snapshots += sum(map(len, recorded.values()))
+        users = self.table.users
+        self._statistics.events_in_snapshots += sum(users[held.part] for held in chain.from_iterable(recorded.values()))
         self._tracker_ref.tell(RecordedCollected(message.checkpoint_id, recorded))
 
     async def _guarded(

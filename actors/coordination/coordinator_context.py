@@ -18,6 +18,7 @@ from actors.coordination.user_calls import is_fatal
 from protocol.arguments import WAIT, checked
 from protocol.describing import is_a
 from protocol.facts import StageLook
+from protocol.parts import OWN_PART
 from protocol.wire.messages import RestoreMode
 
 if TYPE_CHECKING:
@@ -68,7 +69,18 @@ class ContextOfActor:
 
     @property
     def handles_restored(self) -> bool:
-        return self._actor.taken.handles_restored
+        return self._actor.taken.handles_restored(OWN_PART)
+
+    def handles_restored_by(self, name: str) -> bool:
+        return self._actor.taken.handles_restored(self._index(name))
+
+    def events_taken_by(self, subtask: int, name: str) -> int:
+        return self._actor.taken.position(subtask, self._index(name))
+
+    def _index(self, name: str) -> int:
+        index = self._actor.table.index(name)
+        assert index is not None
+        return index
 
     @property
     def input_begins_again(self) -> bool:

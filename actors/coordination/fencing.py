@@ -23,6 +23,7 @@ from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.live_gateways import LiveGateways
+from actors.coordination.parts_cut import inner_of
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.unawaited import AwaitCheck
 from actors.coordination.wrapped_gateway import WrappedGateway
@@ -98,7 +99,7 @@ class FencedGateway(WrappedGateway):
         return self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
 
     def _refused(self, event: Any) -> Confirmation:
-        encode_event(event)  # an event that cannot be encoded raises, as at any other time (H21)
+        encode_event(inner_of(event))  # an event that cannot be encoded raises, as at any other time (H21)
         confirmation = Confirmation()
         confirmation.settle(AttemptOver(f"{self.attempt}: the coordinator that sent this was replaced by a reset"))
         return confirmation

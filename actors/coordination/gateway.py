@@ -79,6 +79,7 @@ from protocol.gateway.types import (
     SendToAttempt,
 )
 from protocol.machine import TimePassed
+from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 
@@ -106,8 +107,11 @@ class GatewayActor(DirectActor[GatewayMessage]):
         report: Callable[[LedgerInput], None],
         statistics: OperatorStatistics,
         line: GatewayLine[GatewayMessage],
+        table: PartTable = ONE_PART,
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
+        self._table = table
+        self._users = table.users
         self._sight = sight
         self._machine = sight.machine
         self._attempt = self._machine.attempt
@@ -152,7 +156,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
         self._peer_log.close()
         for confirmation in self._budget.handed_over:  # still in the mailbox, and will never be handled
-            self._statistics.events_failed += 1
+            self._statistics.events_failed += self._users[confirmation.part]
             confirmation.settle(self._budget.over)
         self._budget.handed_over.clear()
 
@@ -161,11 +165,11 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._event_count += 1
         event_id = self._event_count
         self._unsettled[event_id] = message.confirmation
-        self._statistics.events_sent += 1
-        submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent)
+        submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent, message.part)
         effects = self._machine.handle(submitted, now)
-        if not effects:
-            self._statistics.events_held += 1
+        if self._users[message.part]:
+            self._statistics.events_sent += 1
+            self._statistics.events_held += not effects
         # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
         self._carry_out(effects, now, immediately=len(self._unsettled) == 1 or message.urgent)
 
@@ -289,22 +293,28 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 if self._connection is not None:
                     self._connection.send(effect.message, immediately=immediately and effect is effects[-1])
             elif kind is DeliverEvent:
-                last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
+                last_seq = last_seq or self._last_inside(effects)
                 self._deliver_event(effect, last_seq)
             else:
                 _EFFECTS[kind](self, effect, now)
 
+    def _last_inside(self, effects: Sequence[GatewayEffect]) -> int:
+        outside = self._table.outside
+        seqs = [other.seq for other in effects if isinstance(other, DeliverEvent) and not outside[other.part]]
+        return max(seqs, default=0)
+
     def _deliver_event(self, effect: DeliverEvent, last_seq: int) -> None:
-        seq = effect.seq
-        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
+        seq, part = effect.seq, effect.part
+        # What is outside of checkpoints is taken for itself, so each is reported.
+        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0 or self._table.outside[part]
         self._coordinator_ref.tell(
             EventArrived(
-                self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot
+                self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot, part
             )
         )
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
-        if effect.request_id is not None:
+        if effect.request_id is not None and self._users[effect.part]:
             self._statistics.requests_received += 1
             self._requested_at[effect.request_id] = now
         self._coordinator_ref.tell(
@@ -316,6 +326,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 self._line,
                 effect.sender,
                 effect.after_snapshot,
+                effect.part,
             )
         )
 
@@ -324,14 +335,15 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
-        self._statistics.events_confirmed += 1
-        self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
+        if self._users[confirmation.part]:
+            self._statistics.events_confirmed += 1
+            self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
         self._budget.give_back(confirmation.size)
         confirmation.settle()
 
     def _fail_event(self, effect: FailEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
-        self._statistics.events_failed += 1
+        self._statistics.events_failed += self._users[confirmation.part]
         self._budget.give_back(confirmation.size)
         confirmation.settle(effect.error)
 
@@ -366,7 +378,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))
 
     def _report_acknowledged(self, effect: ReportAcknowledged, now: float) -> None:
-        self._statistics.events_in_snapshots += len(effect.held)
+        self._statistics.events_in_snapshots += sum(self._users[held.part] for held in effect.held)
         self._tracker_ref.tell_direct(
             SubtaskAcknowledged(self._attempt, effect.checkpoint_id, effect.state, effect.held, effect.events_sent)
         )

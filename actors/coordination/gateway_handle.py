@@ -13,10 +13,11 @@ from typing import Any
 from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.messages import GatewayMessage, SendEvent
-from actors.coordination.parts_cut import PartsCut, part_of
+from actors.coordination.parts_cut import PartsCut, inner_of, part_of
 from actors.coordination.unawaited import AwaitCheck, check_thread
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.ids import ExecutionAttempt
+from protocol.parts import ONE_PART, PartTable
 from protocol.wire.codec import WireLimits, encode_event
 
 
@@ -98,7 +99,7 @@ class SendBudget:
 class GatewayHandle:
     """The ``SubtaskGateway`` that coordinators get. Its promises are documented there."""
 
-    __slots__ = ("_attempt", "_budget", "_clock", "_limits", "_ref", "_thread", "cut")
+    __slots__ = ("_attempt", "_budget", "_clock", "_limits", "_ref", "_thread", "cut", "table")
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class GatewayHandle:
         budget: SendBudget,
         clock: Callable[[], float],
         limits: WireLimits,
+        table: PartTable = ONE_PART,
     ) -> None:
         self._attempt = attempt
         self._ref = ref
@@ -115,6 +117,7 @@ class GatewayHandle:
         self._limits = limits
         self._thread = threading.get_ident()
         self.cut: PartsCut | None = None
+        self.table = table
 
     def __repr__(self) -> str:
         return f"<SubtaskGateway {self._attempt}>"
@@ -139,14 +142,14 @@ class GatewayHandle:
 
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
-        payload = encode_event(event, self._limits)
+        payload = encode_event(inner_of(event), self._limits)
         if not self._budget.try_take(len(payload)):
             await self._budget.take(len(payload))
         return self._hand_over(payload, loss_tolerant, urgent, part_of(event))
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         check_thread(self._thread, self._attempt)
-        payload = encode_event(event, self._limits)
+        payload = encode_event(inner_of(event), self._limits)
         if not self._budget.try_take(len(payload)):
             raise GatewayFull(
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
@@ -170,8 +173,10 @@ class GatewayHandle:
         return self._hand_over(payload, loss_tolerant, urgent, part)
 
     def _hand_over(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation:
-        confirmation = Confirmation(len(payload), self._clock())
-        send = SendEvent(payload, loss_tolerant, confirmation, urgent)
+        index = self.table.index(part)
+        assert index is not None
+        confirmation = Confirmation(len(payload), self._clock(), index)
+        send = SendEvent(payload, loss_tolerant, confirmation, urgent, index)
         if not part or self.cut is None or not self.cut.hold(part, partial(self._submit, send)):
             self._submit(send)
         return confirmation

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import SubtaskGateway
-from actors.coordination.parts_cut import PartsCut, part_of
+from actors.coordination.parts_cut import PartsCut, inner_of, part_of
 from protocol.arguments import checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
@@ -291,7 +291,7 @@ class LiveGateways:
         """Return the payload and the name of the part that sends it."""
         self._check_thread()
         wrapped = self._wrap(event)
-        return encode_event(wrapped, self._table.limits), part_of(wrapped)
+        return encode_event(inner_of(wrapped), self._table.limits), part_of(wrapped)
 
     def _all(self) -> list[SendingGateway]:
         if self._is_over():

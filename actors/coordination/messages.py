@@ -37,7 +37,7 @@ from protocol.barrier_tracker import (
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
-from protocol.wire.messages import UpMessage
+from protocol.wire.messages import Positions, UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
 
@@ -48,6 +48,7 @@ class SendEvent:
     loss_tolerant: bool
     confirmation: Confirmation
     urgent: bool = False
+    part: int = 0
 
 
 @value
@@ -134,6 +135,7 @@ class EventArrived:
     report_taken: bool
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
@@ -155,19 +157,20 @@ class RequestArrived:
     gateway_ref: GatewayLine[GatewayMessage]
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
 class SubtaskReadyWithGateway:
     """``SubtaskReady``, with the gateway that the coordinator gets for the attempt.
 
-    ``events_sent``: where the count of the attempt's upward events continues (H32).
+    ``events_sent``: where the counts of the attempt's upward events continue (H32).
     """
 
     attempt: ExecutionAttempt
     gateway: SendingGateway
     gateway_ref: GatewayLine[GatewayMessage]
-    events_sent: int
+    events_sent: Positions
 
 
 @value

@@ -31,7 +31,8 @@ from protocol.errors import AttemptOver
 from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import AttemptIsOver
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import Registered
+from protocol.parts import PartTable
+from protocol.wire.messages import Positions, Registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class _Gateway:
     line: GatewayLine[GatewayMessage]
     budget: SendBudget
     handle: GatewayHandle
-    events_sent: int  # in the attempt's restored history
+    events_sent: Positions  # in the attempt's restored history
 
 
 _VIEW = attrgetter("view")
@@ -58,8 +59,10 @@ class OpenGateways:
         statistics: OperatorStatistics,
         coordinator_ref: ActorRef[CoordinatorMessage],
         announcer: Announcer[GatewayMessage],
+        table: PartTable,
     ) -> None:
         self._announcer = announcer
+        self._table = table
         self._context = context
         self._config = config
         self._ports = ports
@@ -86,6 +89,7 @@ class OpenGateways:
             self._config.checkpoint.hold_events,
             effect.input_begins_again,
             positions_refused,
+            self._table.parts,
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(
@@ -95,6 +99,7 @@ class OpenGateways:
                 barriers_apart=self._config.inject_barrier is not None,
                 hold_events=self._config.checkpoint.hold_events,
                 senders={held.sender for held in effect.held} or (),
+                table=self._table,
             )
         )
         line: GatewayLine[GatewayMessage] = GatewayLine()
@@ -108,7 +113,7 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits)
+        handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits, self._table)
         self._open[attempt.task_attempt_id] = _Gateway(ref, line, budget, handle, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1
@@ -174,6 +179,7 @@ class OpenGateways:
             report=self._ports.report,
             statistics=self._statistics,
             line=line,
+            table=self._table,
             inject_barrier=self._config.inject_barrier,
         )
 

@@ -14,12 +14,17 @@ from typing import Any
 
 from protocol.wire.extension_types import PartEvent
 
-__all__ = ["PartsCut", "part_of"]
+__all__ = ["PartsCut", "inner_of", "part_of"]
 
 
 def part_of(event: Any) -> str:
     """The named part that an event or request belongs to; empty for the main part."""
     return event.name if type(event) is PartEvent else ""
+
+
+def inner_of(event: Any) -> Any:
+    """The event itself."""
+    return event.event if type(event) is PartEvent else event
 
 
 class PartsCut:

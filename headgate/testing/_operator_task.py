@@ -22,6 +22,7 @@ from headgate.testing._task import MemoryConnection, Task
 from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
+from protocol.parts import OWN_PART, PartTable
 from protocol.subtask.types import (
     BarrierArrived,
     EventSubmitted,
@@ -219,9 +220,9 @@ class OperatorTask(Task):
     def _put(self, item: MailboxItem) -> None:
         self._channel.put(item)
 
-    def _handle_urgent(self, payload: bytes) -> bool:
+    def _handle_urgent(self, payload: bytes, part: int) -> bool:
         """Handle it on a separate thread, as a real task does, while the operator's thread and the loop stand still."""
-        thread = threading.Thread(target=self._channel.handle_urgent, args=(payload,), name="urgent", daemon=True)
+        thread = threading.Thread(target=self._channel.handle_urgent, args=(payload, part), name="urgent", daemon=True)
         thread.start()
         thread.join(TURN_LIMIT_S)
         if thread.is_alive():
@@ -249,7 +250,7 @@ class _Channel:
         self._answers: dict[int, tuple[str, bytes] | None] = {}
         self._requests = 0
         self._closed = ""
-        self._urgent: Callable[[bytes], None] = lambda payload: None
+        self._urgent: Callable[[bytes, int], None] = lambda payload, part: None
         self._urgent_thread: int | None = None
         self.failure: BaseException | None = None
 
@@ -258,6 +259,10 @@ class _Channel:
         if self._task._killed:
             return "the task was killed"
         return self._closed or (self._task.ended[0] if self._task.ended else None)
+
+    @property
+    def table(self) -> PartTable:
+        return self._task.table
 
     @property
     def has_news(self) -> bool:
@@ -282,14 +287,14 @@ class _Channel:
         self.mailbox.put(item)
         self.statistics.events_received += isinstance(item, MailboxEvent)
 
-    def handle_urgent(self, payload: bytes) -> None:
+    def handle_urgent(self, payload: bytes, part: int) -> None:
         """Call the operator, on the thread for urgent events. After a failure no more of them are handled."""
         if self.failure is not None or self.over is not None:
             return
         self.statistics.events_received += 1
         self._urgent_thread = threading.get_ident()
         try:
-            self._urgent(payload)
+            self._urgent(payload, part)
         except BaseException as error:
             self.failure = error
         finally:
@@ -321,16 +326,16 @@ class _Channel:
         self,
         *,
         awaits_start: bool,
-        handle_urgent: Callable[[bytes], None] | None = None,
-        parts_without_urgent: frozenset[str] = frozenset(),
+        handle_urgent: Callable[[bytes, int], None] | None = None,
+        parts_without_urgent: frozenset[int] = frozenset(),
     ) -> None:
         self._urgent = handle_urgent or self._urgent
         self._submit(OperatorOpened(awaits_start, handle_urgent is not None, parts_without_urgent))
 
     # --- what the task says ---
 
-    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
-        submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread)
+    def submit_event(self, payload: bytes, part: int = OWN_PART, *, in_snapshot: bool = False) -> None:
+        submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread, part)
         if not self.on_urgent_thread:
             self._submit_with_capacity(submitted, self._endpoint.send_timeout_s)
             return
@@ -339,20 +344,20 @@ class _Channel:
         except GatewayFull as full:  # nothing moves meanwhile, so no capacity would become available
             raise TimedOut(f"no capacity to send inside handle_urgent(), so send from process(): {full}") from full
 
-    def submit_event_nowait(self, payload: bytes) -> None:
-        self._submit(EventSubmitted(payload))
+    def submit_event_nowait(self, payload: bytes, part: int = OWN_PART) -> None:
+        self._submit(EventSubmitted(payload, part=part))
 
-    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+    def ask(self, payload: bytes, timeout_s: float, part: int = OWN_PART) -> bytes:
         deadline = self.now() + timeout_s
         self._requests += 1
         request_id = self._requests
         self._answers[request_id] = None
         try:
-            self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
+            self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
             failure = f"no answer to request {request_id} within {timeout_s:g} s"
             try:
                 while (answer := self._answers[request_id]) is None:
-                    self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
+                    self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure, part)
             except BaseException:
                 if self.over is None:
                     self._submit(RequestAbandoned(request_id))
@@ -391,7 +396,7 @@ class _Channel:
 
     def stop_urgent(self, timeout_s: float) -> None:
         self.failure = None
-        self._urgent = lambda payload: None
+        self._urgent = lambda payload, part: None
 
     def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
         machine = self._task.machine
@@ -445,7 +450,7 @@ class _Channel:
         self.check()
         self._task._drive(fact)
 
-    def _submit_with_capacity(self, fact: SubtaskInput, timeout_s: float) -> None:
+    def _submit_with_capacity(self, fact: EventSubmitted | RequestSubmitted, timeout_s: float) -> None:
         deadline = self.now() + timeout_s
         while True:
             try:
@@ -453,10 +458,17 @@ class _Channel:
             except GatewayFull as full:
                 failure = f"no capacity to send within {timeout_s:g} s: {full}"
             moved = self._task.machine.statistics()
-            self._wait_serving(lambda before=moved: self._task.machine.statistics() != before, deadline, failure)  # type: ignore[misc]
+            self._wait_serving(
+                lambda before=moved: self._task.machine.statistics() != before,  # type: ignore[misc]
+                deadline,
+                failure,
+                fact.part,
+            )
 
-    def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str) -> None:
-        if self.mailbox.barriers:
+    def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str, part: int) -> None:
+        if self.table.outside[part]:  # no checkpoint waits for what it waits for
+            self._wait(wants, deadline, failure)
+        elif self.mailbox.barriers:
             self.at_barrier()
         else:
             self._wait(lambda: wants() or bool(self.mailbox.barriers), deadline, failure)

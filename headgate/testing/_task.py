@@ -14,6 +14,7 @@ from actors.coordination.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
 from protocol.arguments import ANY, check_attributes, checked
 from protocol.ids import ExecutionAttempt
+from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     ConnectionAttached,
@@ -44,6 +45,7 @@ from protocol.subtask.types import (
     UrgentHandled,
 )
 from protocol.wire.codec import decode_event, encode_argument, encode_event, encode_message
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import (
     AttemptEnded,
     CoordinatorAwaited,
@@ -139,6 +141,7 @@ class Task:
         self.connection: MemoryConnection | None = connection
         self.gateway_ref: ActorRef[GatewayMessage]
         self.machine: SubtaskMachine
+        self.table = ONE_PART
         self.registered: Registered | None = None
         self.mailbox: deque[MailboxItem] = deque()
         self.opens_immediately = True
@@ -166,13 +169,15 @@ class Task:
             EventEncodeError: msgpack cannot carry it, or it is too large.
             GatewayFull: the window is full. A real task would wait.
         """
-        self._drive(EventSubmitted(encode_event(event)))
+        event, part = self._addressed(event)
+        self._drive(EventSubmitted(encode_event(event), part=part))
 
     def request(self, payload: Any) -> Answer[Any]:
         """Send a request to the coordinator. The error of a failed one is ``RequestFailed``. Raises as ``send``."""
+        payload, part = self._addressed(payload)
         answer: Answer[Any] = Answer()
         self._requests.append(answer)
-        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload)))
+        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload), part))
         return answer
 
     @checked(failure=ANY)
@@ -201,8 +206,8 @@ class Task:
         """Handle everything in the mailbox."""
         while self.mailbox:
             match self.mailbox.popleft():
-                case MailboxEvent(payload):
-                    self.handled.append(decode_event(payload))
+                case MailboxEvent(payload, part):
+                    self.handled.append(self._received(payload, part))
                 case MailboxBarrier(checkpoint_id) if not self.machine.wants_snapshot(checkpoint_id):
                     pass
                 case MailboxBarrier(checkpoint_id) if self.declines:
@@ -279,6 +284,7 @@ class Task:
                 self._take_note(message)
             case Registered():
                 self.registered = message
+                self.table = PartTable(message.parts)
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
                 self.input_begins_again = message.input_begins_again
@@ -296,6 +302,7 @@ class Task:
                     message.held,
                     message.events_sent,
                     hold_events=message.hold_events,
+                    table=self.table,
                 )
                 self.restore(message)
                 self._drive(ConnectionAttached(0))
@@ -327,10 +334,10 @@ class Task:
                 self._say(message)
             case PutInMailbox(item):
                 self._put(item)
-            case HandleUrgent(payload):
+            case HandleUrgent(payload, part):
                 if not self._urgent_failed:
                     self._drive(UrgentBegan())
-                    self._urgent_failed = not self._handle_urgent(payload)
+                    self._urgent_failed = not self._handle_urgent(payload, part)
                 if not self._urgent_failed:
                     self._drive(UrgentHandled())
             case ResolveRequest(request_id, error, payload):
@@ -338,12 +345,24 @@ class Task:
             case EndAttempt(reason):
                 self.ended.append(reason)
 
-    def _handle_urgent(self, payload: bytes) -> bool:
+    def _handle_urgent(self, payload: bytes, part: int) -> bool:
         """Handle an urgent event. False if that failed: then no other one is handled."""
-        event = decode_event(payload)
+        event = self._received(payload, part)
         self.urgent_events.append(event)
         self.handled.append(event)
         return True
+
+    def _addressed(self, event: Any) -> tuple[Any, int]:
+        """The event, and the index of its part."""
+        if type(event) is not PartEvent:
+            return event, OWN_PART
+        index = self.table.index(event.name)
+        assert index is not None, f"there is no part {event.name!r}"
+        return event.event, index
+
+    def _received(self, payload: bytes, part: int) -> Any:
+        event = decode_event(payload)
+        return PartEvent(self.table.names[part], event) if part else event
 
     def _put(self, item: MailboxItem) -> None:
         self.mailbox.append(item)

@@ -155,11 +155,14 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
         if part.name in named or part.name in stages:
             raise ValueError(f"two parts of operator {operator_id!r} have the name {part.name!r}: give each its own")
         named[part.name] = part
+    outside = [name for name, part in named.items() if part.outside_checkpoints]
     counters = CountersCoordinator()
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
     task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
     if not isinstance(given, Chain):
-        return Composed(CoordinatorChain(built_anew_or_kept(given), coordinators), task_parts, counters)
+        return Composed(
+            CoordinatorChain(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters
+        )
     coordinators |= {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
-    coordinator = CoordinatorChain(NoMainCoordinator(given.stages), coordinators, given.stages)
+    coordinator = CoordinatorChain(NoMainCoordinator(given.stages), coordinators, given.stages, outside)
     return Composed(coordinator, {**task_parts, **stages}, counters, partial(Flow, given.stages))

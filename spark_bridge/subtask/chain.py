@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
-from protocol.chain import join_states, split_states
 from protocol.errors import LocalProtocolError
+from protocol.parts import join_states, split_states
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import Counters, SubtaskContext, checked_state, handles_urgent

@@ -12,6 +12,7 @@ from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, check
 from protocol.describing import type_name
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
+from protocol.parts import OWN_PART
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -21,6 +22,7 @@ from protocol.subtask.types import (
     MailboxStart,
 )
 from protocol.wire.codec import decode_event, encode_argument, encode_event
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Registered
 from spark_bridge.subtask.channel import ChannelStatistics, SubtaskChannel
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -85,7 +87,7 @@ class SubtaskContext(Generic[Sent]):
         self.checkpoint_id = registered.checkpoint_id
         """The checkpoint that ``state`` in ``open`` comes from; -1 if there is none."""
         self.restored_requests: tuple[Any, ...] = tuple(
-            decode_event(held.payload) for held in registered.held if held.is_request
+            self._decoded(held.payload, held.part) for held in registered.held if held.is_request
         )
         """The unanswered requests in the restored checkpoint, in the order in which they were sent.
 
@@ -129,20 +131,19 @@ class SubtaskContext(Generic[Sent]):
             LocalProtocolError: inside ``open``, there was no capacity, and none can come there. Nothing was sent.
             AttemptOver: the attempt is over.
         """
+        payload, part = self._encoded(event)
         if self._runs_inside("open"):
-            self._send_inside_open(encode_event(event, self._limits))
+            self._send_inside_open(payload, part)
         else:
-            self._channel.submit_event(
-                encode_event(event, self._limits), in_snapshot=self._runs_inside("snapshot_state")
-            )
+            self._channel.submit_event(payload, part, in_snapshot=self._runs_inside("snapshot_state"))
 
     def send_event_nowait(self, event: Sent) -> None:
         """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
-        payload = encode_event(event, self._limits)
+        payload, part = self._encoded(event)
         if self._runs_inside("snapshot_state"):
-            self._channel.submit_event(payload, in_snapshot=True)
+            self._channel.submit_event(payload, part, in_snapshot=True)
         else:
-            self._channel.submit_event_nowait(payload)
+            self._channel.submit_event_nowait(payload, part)
 
     def count(self, name: str, by: SupportsIndex | SupportsFloat = 1) -> None:
         """Add ``by`` to the operator's counter ``name``; ``handle.counters()`` has the sums of all tasks.
@@ -195,7 +196,29 @@ class SubtaskContext(Generic[Sent]):
             )
         self._refuse_to_wait_inside_urgent("request")
         self._refuse_to_wait_inside_open("request", "Ask in process()")
-        return decode_event(self._channel.ask(encode_argument("payload", payload, self._limits), timeout_s))
+        part = OWN_PART
+        if type(payload) is PartEvent:
+            part, payload = self._index(payload.name), payload.event
+        return decode_event(self._channel.ask(encode_argument("payload", payload, self._limits), timeout_s, part))
+
+    def _encoded(self, event: Any) -> tuple[bytes, int]:
+        part = OWN_PART
+        if type(event) is PartEvent:
+            part, event = self._index(event.name), event.event
+        return encode_event(event, self._limits), part
+
+    def _index(self, name: str) -> int:
+        index = self._channel.table.index(name)
+        if index is None:
+            raise LocalProtocolError(
+                f"something was sent to the part {name!r}, which this operator does not have: pass it to "
+                "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
+            )
+        return index
+
+    def _decoded(self, payload: bytes, part: int) -> Any:
+        event = decode_event(payload)
+        return PartEvent(self._channel.table.names[part], event) if part else event
 
     @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
@@ -297,7 +320,11 @@ class SubtaskContext(Generic[Sent]):
         self._channel.operator_opened(
             awaits_start=self._awaits_start,
             handle_urgent=self._handle_urgent if handles_urgent(self._operator) else None,
-            parts_without_urgent=getattr(self._operator, "parts_without_urgent", frozenset()),
+            parts_without_urgent=frozenset(
+                index
+                for name in getattr(self._operator, "parts_without_urgent", ())
+                if (index := self._channel.table.index(name)) is not None
+            ),
         )
 
     def wait_until_ready(self) -> None:
@@ -361,13 +388,13 @@ class SubtaskContext(Generic[Sent]):
                 "process() do it"
             )
 
-    def _handle_urgent(self, payload: bytes) -> None:
+    def _handle_urgent(self, payload: bytes, part: int) -> None:
         """On the thread for urgent events."""
-        self._operator.handle_urgent(decode_event(payload))
+        self._operator.handle_urgent(self._decoded(payload, part))
 
-    def _send_inside_open(self, payload: bytes) -> None:
+    def _send_inside_open(self, payload: bytes, part: int) -> None:
         try:
-            self._channel.submit_event_nowait(payload)
+            self._channel.submit_event_nowait(payload, part)
         except GatewayFull as full:
             raise LocalProtocolError(
                 f"send_event() found no capacity inside open(), and the coordinator frees some only after open() has "
@@ -407,9 +434,9 @@ class SubtaskContext(Generic[Sent]):
         operator = self._operator
         try:
             match item:
-                case MailboxEvent(payload=payload):
+                case MailboxEvent(payload=payload, part=part):
                     self._inside = "handle_event"
-                    operator.handle_event(decode_event(payload))
+                    operator.handle_event(self._decoded(payload, part))
                 case MailboxBarrier(checkpoint_id=checkpoint_id):
                     self._inside = "snapshot_state"
                     self._snapshot(checkpoint_id)

@@ -231,7 +231,7 @@ async def test_what_tasks_have_added_counts_after_each_restore_as_before() -> No
 
 
 def _state_of(checkpoint: Any) -> bytes:
-    from protocol.chain import split_states
+    from protocol.parts import split_states
 
     _, states = split_states(checkpoint.coordinator_state, {"part": None, COUNTERS: None})
     return states["part"]

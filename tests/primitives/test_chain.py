@@ -14,8 +14,8 @@ from actors.coordination import OperatorCoordinator, SubtaskGateway
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from headgate import CoordinatorContext, FailureReason, SubtaskContext, SubtaskOperator
 from headgate.testing import RecordingCoordinator, running_operator
-from protocol.chain import MAGIC, join_states, split_states
 from protocol.errors import LocalProtocolError
+from protocol.parts import MAGIC, join_states, split_states
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.subtask.chain import TaskPart

@@ -38,7 +38,7 @@ SMALL = StoredCheckpoint(
         3,
         b"coordinator",
         {
-            0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(4, b"")), (HeldEvent(4, b"\xc0"),), 12),
+            0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(4, b"")), (HeldEvent(4, b"\xc0"),), (12,)),
             2: SubtaskSnapshot(),
         },
     ),
@@ -293,7 +293,7 @@ def with_checkpoint(**changes: Any) -> StoredCheckpoint:
         with_checkpoint(coordinator_state=bytearray(b"x")),
         with_checkpoint(label="\ud800"),
         with_checkpoint(parallelism=2),  # a part of subtask 2 is present
-        with_checkpoint(subtask_states={0: SubtaskSnapshot(events_sent=-1)}),
+        with_checkpoint(subtask_states={0: SubtaskSnapshot(events_sent=(-1,))}),
         with_checkpoint(subtask_states={0: SubtaskSnapshot(states=(SubtaskState(0, "text"),))}),  # type: ignore[arg-type]
         with_checkpoint(subtask_states={0: SubtaskSnapshot(held=(HeldEvent(2**63, b""),))}),
         replace(SMALL, operator_id=""),

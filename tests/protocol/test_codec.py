@@ -57,18 +57,18 @@ SAMPLES: tuple[m.Message, ...] = (
     m.RequestCancelled(7, 3, 1),
     m.ClosedForCheckpoint(7, 3, 5),
     m.CheckpointAcknowledged(
-        7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), 12
+        7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), (12,)
     ),
     m.CheckpointDeclined(7, 5, 5, "no"),
-    m.Finished(7, 6, "", b"", 12),
+    m.Finished(7, 6, "", b"", (12,)),
     m.RestoredEventMessage(7, 7, 3, b"\xc2"),
     m.Heartbeat(7),
     m.RestoredRequestMessage(7, 8, 3, b"\xc3"),
-    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, b"the token of this attempt"),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, (), b"the token of this attempt"),
     m.Registered(
-        7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8
+        7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, (8,)
     ),
-    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, hold_events=False),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, (), hold_events=False),
     m.Resumed(7, 4),
     m.Refused(7, m.RefusalCode.CONCURRENT_RUN, "one at a time"),
     m.AttemptEnded(7, "killed"),
@@ -174,7 +174,7 @@ def test_one_invalid_entry_among_many_is_found(place: int, entry: object, text: 
     with pytest.raises(RemoteProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
         decode_message(body)
     if isinstance(entry, tuple) and len(entry) == 3:
-        acknowledged = m.CheckpointAcknowledged(7, 1, 1, b"state", tuple(m.HeldEvent(*some) for some in held), 0)  # type: ignore[misc]
+        acknowledged = m.CheckpointAcknowledged(7, 1, 1, b"state", tuple(m.HeldEvent(*some) for some in held), ())  # type: ignore[misc]
         with pytest.raises(LocalProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
             encode_message(acknowledged)
 
@@ -264,11 +264,11 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(codec._BARRIER_BODY.pack(0x96, 36, *numbers, 0xCF, count, 0xCF, last))
         head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, *numbers, 0xC6, 2)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(head + b"st" + codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, count, 0xCF, last))
+            decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[1].pack(0x90, 0xC5, 8, count, 0xCF, last))
 
 
 def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
-    end = codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, 0, 0xCF, 0)
+    end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0)
     for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
         head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)
         with pytest.raises(RemoteProtocolError):
@@ -277,7 +277,9 @@ def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused()
 
 def test_an_acknowledgement_that_is_too_large_does_not_leave() -> None:
     limits = WireLimits(message_bytes_max=1000, event_bytes_max=100, text_chars_max=100)
-    fitting = m.CheckpointAcknowledged(1, 1, 1, bytes(1000 - codec._ACKNOWLEDGED_LEAST), (), 0)
+    fitting = m.CheckpointAcknowledged(
+        1, 1, 1, bytes(1000 - codec._ACKNOWLEDGED_BODY.size - codec._ACKNOWLEDGED_ENDS[0].size), (), ()
+    )
     assert len(encode_message(fitting, limits)) == 4 + 1000
     with pytest.raises(LocalProtocolError, match="keep less state"):
         encode_message(replace(fitting, state=bytes(1001)), limits)
@@ -303,9 +305,13 @@ def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
         m.CloseForCheckpoint(1, 1, 2**63),
         m.BarrierMessage(1, 1, 1, -1),
         m.BarrierMessage(1, 1, 2**63, 0),
-        m.CheckpointAcknowledged(1, 0, 1, b"", (), 0),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (), 2**63),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (), 0, 2**63),
+        m.CheckpointAcknowledged(1, 0, 1, b"", (), ()),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (2**63,)),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (1, 0)),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (1,) * 129),
+        m.EventMessage(1, 1, b"", 128),
+        m.EventMessage(1, 1, b"", -1),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (), 2**63),
         m.CheckpointCompleted(1, 1, 1, -1),
         m.BarrierMessage(1, 1, 1, 0, 2**63),
     ],
@@ -333,9 +339,9 @@ def test_a_field_of_another_type_does_not_leave() -> None:
         m.AnswerMessage(1, 1, 1, "", bytes(1001)),
         m.RestoredEventMessage(1, 1, 0, bytes(1001)),
         m.RestoredRequestMessage(1, 1, 0, bytes(1001)),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, bytes(1001)),), 0),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, b""),) * 4, 0),
-        m.Finished(1, 1, "", bytes(5000), 0),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, bytes(1001)),), ()),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, b""),) * 4, ()),
+        m.Finished(1, 1, "", bytes(5000), ()),
         m.Resume(1, "o" * 21, 0),
         m.Resume(1, "", 0),
     ],
@@ -366,7 +372,7 @@ def test_a_long_text_for_people_is_cut_rather_than_refused() -> None:
 
 
 def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
-    message = decode_message(body_of(m.Finished(1, 1, "no file \udcff here", b"", 0)))
+    message = decode_message(body_of(m.Finished(1, 1, "no file \udcff here", b"", ())))
     assert isinstance(message, m.Finished)
     assert message.failure == "no file \\udcff here"
 

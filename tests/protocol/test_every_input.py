@@ -51,7 +51,7 @@ from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.subtask.outbound import SubtaskPhase
 from protocol.wire import messages as m
-from protocol.wire.messages import HeldEvent, Register, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, OperatorPart, Register, RestoreMode, SubtaskState
 from tests.exploration.freezing import freeze
 
 HUGE = 2**63
@@ -66,7 +66,9 @@ DEFAULTS: dict[str, Pool] = {
     "int": ([3], []),
     "float": ([7.0], []),
     "bytes": (PAYLOADS[0], []),
-    "frozenset[str]": ([frozenset(), frozenset({"", "part"})], []),
+    "frozenset[int]": ([frozenset(), frozenset({0, 1})], []),
+    "Positions": ([(), (3,)], []),
+    "tuple[OperatorPart, ...]": ([(OperatorPart(""),)], []),
     "tuple[HeldEvent, ...]": ([(), (HeldEvent(2, b"held"),)], []),
     "tuple[SubtaskState, ...]": ([()], []),
 }
@@ -410,7 +412,7 @@ class SubtaskWalk(EndWalk):
         )
         held = tuple(HeldEvent(5, bytes(n), n % 2 == 1) for n in range(self.dice.choice((0, 0, 2, 6))))
         hold_events = self.dice.choice((False, True, True))
-        return SubtaskMachine(7, 2, limits, held, self.dice.choice((0, 11)), hold_events=hold_events)
+        return SubtaskMachine(7, 2, limits, held, self.dice.choice(((), (11,))), hold_events=hold_events)
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         came, asked = self.machine._inbound.stream.received_seq, sorted(self.machine._outbound._open_requests)
@@ -472,7 +474,7 @@ class TrackerWalk(Walk):
         config = b.CheckpointConfig(
             10.0, failures, pick(modes), pick(intervals), pick(pauses), immediately, hold_events=hold_events
         )
-        snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), 5)
+        snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), (5,))
         restored = b.CompletedCheckpoint(4, pick((3, 2)), b"c", {0: snapshot})
         return b.BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
 
@@ -514,7 +516,7 @@ class TrackerWalk(Walk):
             attempts = [one.attempt for one in known if one.ready and not one.finished]
         attempt = self.pick((attempts, strangers + [one.attempt for one in known]), fits)
         restored = {one.attempt.task_attempt_id: one.events_restored for one in known}
-        sent = restored.get(attempt.task_attempt_id, 0)
+        sent = restored.get(attempt.task_attempt_id, ())
         return {
             "attempt": ([attempt], []),
             "mode": ([machine._mode], RestoreMode),
@@ -526,8 +528,8 @@ class TrackerWalk(Walk):
             ),
             "operator_id": (["words"], []),
             "subtask": (sorted(machine._attempts.resets_owed), [0, 1, 2]),
-            "events_taken": ([restored], [{task: count + HUGE for task, count in restored.items()}]),
-            "events_sent": ([sent], [sent + 1]),
+            "events_taken": ([restored], [{task: (*counts, HUGE) for task, counts in restored.items()}]),
+            "events_sent": ([sent], [(*sent, 1)]),
             "recorded": ([{}], [{task: (HeldEvent(0, b"r"),) for task in restored}]),
             "reason": ([FailureReason(FailureKind.KILLED, "")] if kind is a.SubtaskFailed else ["no"], []),
             "connection_id": ([attempt.task_attempt_id], []),

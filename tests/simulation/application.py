@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from actors.coordination.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
-from protocol.chain import split_states
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode

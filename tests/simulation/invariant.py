@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.chain import split_states
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import HeldEvent
@@ -147,7 +147,7 @@ def check_positions(
 ) -> None:
     """Check that the subtask's own count matches the stored one (H32), and that held events are its last (H31)."""
     if len(states) != 1 or states[0]["generation"] != application.generation:
-        demand(snapshot.events_sent == 0, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
+        demand(not snapshot.events_sent, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
         return
     left = states[0]["submitted"] - len(snapshot.held)
     demand(snapshot.events_sent == left, f"H32: {name}: {left} events have left, {snapshot.events_sent} are stored")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from actors.coordination import CoordinatorChain, CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway, chain
 from protocol.attempts import FailureReason
-from protocol.chain import join_states, split_states
 from protocol.errors import GatewayFull
 from protocol.ids import ExecutionAttempt
+from protocol.parts import join_states, split_states
 from protocol.subtask import types as s
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.subtask.chain import OperatorChain

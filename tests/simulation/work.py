@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from protocol.chain import join_states, split_states
+from protocol.parts import join_states, split_states
 from protocol.wire.messages import Registered
 from tests.simulation.application import PARTS, Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand

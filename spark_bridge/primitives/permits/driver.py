@@ -52,6 +52,8 @@ class Permits(PermitsInTask, Primitive):
         ValueError: there is no limit at all, a limit is too small, or the name is unsuitable.
     """
 
+    outside_checkpoints = True
+
     @checked(name=NAME, per_s=POSITIVE, burst=AT_LEAST_1, concurrency=AT_LEAST_1)
     def __init__(
         self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None

@@ -14,8 +14,8 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, 
 from headgate import CheckpointConfig, FailureReason, SubtaskContext, SubtaskOperator, chain
 from headgate.errors import CheckpointDeclinedByOperator, CheckpointFailed
 from headgate.testing import running_operator
-from protocol.chain import split_states
 from protocol.errors import LocalProtocolError
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.subtask.chain import COUNTERS
 
