@@ -62,7 +62,7 @@ NOW = 0.0
 """The machines' clock, which stands still."""
 EVENT = ["split", 12345, 1.5, b"." * 80]
 PAYLOAD = encode_event(EVENT)
-_SNAPSHOT = CheckpointAcknowledged(TASK, 1, 1, b"", tuple(HeldEvent(0, PAYLOAD) for _ in range(1000)), 0)
+_SNAPSHOT = CheckpointAcknowledged(TASK, 1, 1, b"", tuple(HeldEvent(0, PAYLOAD) for _ in range(1000)), ())
 CHECKPOINT_SUBTASKS = 16
 TELLS_IN_A_ROW = 100
 

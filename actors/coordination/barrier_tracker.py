@@ -115,6 +115,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
         self._table = table_of(coordinator)
+        statistics.begin(self._table)
         self._machine = BarrierTracker(
             config.operator_id,
             config.parallelism,

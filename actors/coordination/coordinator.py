@@ -368,8 +368,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
         part = message.part
-        users = self.table.users[part]
-        self._statistics.events_received += users
+        self._statistics.parts[part].events_received += 1
         handler = self._coordinator if part else self._main
         if part:
             event = PartEvent(self.table.names[part], event)
@@ -384,7 +383,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += users
+            self._statistics.events_restored += self.table.users[part]
         self.taken.take(attempt, message.sender, message.payload, part, after_snapshot=message.after_snapshot)
         try:
             await call_user(

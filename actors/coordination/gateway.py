@@ -167,9 +167,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._unsettled[event_id] = message.confirmation
         submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent, message.part)
         effects = self._machine.handle(submitted, now)
-        if self._users[message.part]:
-            self._statistics.events_sent += 1
-            self._statistics.events_held += not effects
+        self._statistics.parts[message.part].events_sent += 1
+        if not effects:
+            self._statistics.events_held += self._users[message.part]
         # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
         self._carry_out(effects, now, immediately=len(self._unsettled) == 1 or message.urgent)
 
@@ -314,9 +314,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         )
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
-        if effect.request_id is not None and self._users[effect.part]:
-            self._statistics.requests_received += 1
-            self._requested_at[effect.request_id] = now
+        if effect.request_id is not None:
+            self._statistics.parts[effect.part].requests_received += 1
+            if self._users[effect.part]:
+                self._requested_at[effect.request_id] = now
         self._coordinator_ref.tell(
             RequestArrived(
                 self._attempt,
@@ -335,8 +336,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
+        self._statistics.parts[confirmation.part].events_confirmed += 1
         if self._users[confirmation.part]:
-            self._statistics.events_confirmed += 1
             self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
         self._budget.give_back(confirmation.size)
         confirmation.settle()

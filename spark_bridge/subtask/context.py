@@ -290,11 +290,6 @@ class SubtaskContext(Generic[Sent]):
         """The sidecar's address and the operator's settings."""
         return self._endpoint
 
-    @property
-    def checkpoint_waits(self) -> bool:
-        """Whether a checkpoint waits for this task to handle its mailbox. A request would decline it."""
-        return self._channel.mailbox.barriers > 0
-
     @checked()
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known."""

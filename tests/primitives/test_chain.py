@@ -16,7 +16,6 @@ from headgate import CoordinatorContext, FailureReason, SubtaskContext, SubtaskO
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.errors import LocalProtocolError
 from protocol.parts import MAGIC, join_states, split_states
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.primitive import Primitive
 from spark_bridge.subtask.chain import TaskPart
 from tests.primitives.histories import with_held_requests
@@ -187,7 +186,8 @@ async def test_a_restored_request_is_shown_to_the_one_that_had_asked() -> None: 
     async with running_operator(EchoCoordinator("main", story), uses=[EchoPart("one", story)], **kept) as world:
         await world.launch_operator(0, Main)
         await world.checkpoint()
-        restored = with_held_requests(world.checkpoints[-1], PartEvent("one", "of one"), "of main")
+        restored = with_held_requests(world.checkpoints[-1], "of one", part="one")
+        restored = with_held_requests(restored, "of main")
     seen: dict[str, Any] = {}
 
     class Seeing(Main):

@@ -14,7 +14,6 @@ import pytest
 from headgate import Distribution, SubtaskContext, SubtaskOperator
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.counters.book import Book, added_up
 from spark_bridge.subtask.chain import COUNTERS
 from tests.primitives.histories import (
@@ -102,8 +101,8 @@ async def test_reports_in_a_checkpoint_count_once_after_its_restore(parallelism:
         await world.checkpoint()
         restored = world.checkpoints[-1]
     for subtask in range(3):
-        report = PartEvent(COUNTERS, [restored.checkpoint_id, [{"records": subtask + 1}, {}]])
-        restored = with_held(restored, subtask, [report])
+        report = [restored.checkpoint_id, [{"records": subtask + 1}, {}]]
+        restored = with_held(restored, subtask, [report], part=COUNTERS)
     async with running_operator(parallelism=parallelism, mode="streaming", restored=restored) as world:
         for run in range(2):  # the second one after a reset of the whole operator
             for subtask in range(parallelism):

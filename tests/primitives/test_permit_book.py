@@ -448,7 +448,6 @@ class Line:
         self.asker = A
         self.time = 0.0
         self.fails: dict[str, tuple[str, BaseException]] = {}
-        self.checkpoint_waits = False
         self.part: PermitsPart
 
     def now(self) -> float:
@@ -619,21 +618,3 @@ def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None
     line.sleep = give_up_meanwhile  # type: ignore[method-assign]
     part.acquire(600.0)
     assert line.time <= 30.0, "it waits for its look, and for one interval"
-
-
-def test_it_does_not_look_while_a_checkpoint_waits_for_it() -> None:
-    book = PermitBook(0.1, 1, 0)
-    part, line = a_task(book)
-    part.acquire(1.0)
-    line.checkpoint_waits = True
-    asked: list[Any] = []
-    request = line.request
-
-    def count(event: Any, timeout_s: float) -> float | None:
-        asked.append(event)
-        return request(event, timeout_s)
-
-    line.request = count  # type: ignore[method-assign, assignment]
-    part.acquire(60.0)
-    assert len(asked) == 1
-    assert line.time == pytest.approx(10.0)

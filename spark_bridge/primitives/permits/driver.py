@@ -177,8 +177,6 @@ class _Coordinator(OperatorCoordinator):
         return self.clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if self.context.handles_restored:  # nobody would give back what it gets
-            return None
         match request:
             case [str("acquire"), int(number), bool(needs_slot), int() | float() as timeout_s] if (
                 number > 0 <= timeout_s
@@ -189,8 +187,6 @@ class _Coordinator(OperatorCoordinator):
                 raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}; {SAME_RELEASE}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if self.context.handles_restored:  # of an attempt that is over, and has nothing any more
-            return
         asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
             case [str("more"), int(count)]:

@@ -111,8 +111,7 @@ class PermitsPart(TaskPart):
                 self._context.sleep(left_s)
                 return
             self._sleep_before_a_look(due)
-            if not self._context.checkpoint_waits:  # it would be declined
-                due = min(due, self._look(number, False, wait) or due)
+            due = min(due, self._look(number, False, wait) or due)
 
     def _look(self, number: int, needs_slot: bool, wait: _Wait) -> float | None:
         left_s = max(0.0, wait.deadline - self._now())
@@ -240,8 +239,7 @@ class PermitsInTask(PartInTask):
     def acquire(self, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 
-        A checkpoint that begins while this waits for a place is declined, as in ``context.request``. While it waits for
-        the rate, the checkpoint waits for this task.
+        A checkpoint that begins while this waits is taken when the task is done with its record.
 
         Args:
             timeout_s: how many seconds to wait at most. A wait that times out, or ends with another error, uses up

@@ -222,7 +222,7 @@ class ForgetfulTask(Task):
 
     def _say(self, message: UpMessage) -> None:
         if isinstance(message, CheckpointAcknowledged):
-            message = replace(message, events_sent=(*message.events_sent, 1))
+            message = replace(message, events_sent=(message.events_sent[0] + 1,))
         super()._say(message)
 
 
