@@ -160,5 +160,21 @@ async def never_open(intruder: Intruder, slot: Slot) -> None:
     await line.close()
 
 
+async def send_what_nobody_can_read(intruder: Intruder, slot: Slot) -> None:
+    """Send an event that is cut off, for which the driver must have the task killed."""
+    line = await registered(intruder, slot)
+    if line is None:
+        return
+    await line.say(Opened(slot.task_attempt_id, 1), EventMessage(slot.task_attempt_id, 2, LARGE[:-1]))
+    await line.until_closed()
+    await line.close()
+
+
 HostileTask = Callable[[Intruder, Slot], Awaitable[None]]
-HOSTILE_TASKS: tuple[HostileTask, ...] = (talk_at_random, talk_at_random, never_read, never_open)
+HOSTILE_TASKS: tuple[HostileTask, ...] = (
+    talk_at_random,
+    talk_at_random,
+    never_read,
+    never_open,
+    send_what_nobody_can_read,
+)

@@ -527,14 +527,14 @@ class Process:
         self.exit("", flush=True)
 
     def exit(self, failure: str, *, flush: bool = False) -> None:
-        if self.parts is not None:
-            self.parts.close()
         self.die(flush=flush)
         self.world.exited(self.tid, failure)
 
     def die(self, *, flush: bool = False) -> None:
         """Die without a message, except for data already in the socket."""
         self.life = Life.GONE
+        if self.parts is not None:  # also if it was killed: the chain of stages must not outlive it in this process
+            self.parts.close()
         if self.connection is not None:
             self.connection.close_by_task(flush=flush)
             self.connection = None
