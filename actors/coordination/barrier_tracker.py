@@ -24,7 +24,7 @@ from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
 from actors.coordination.given import ResetNotSupported, why_not_resettable
-from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.host.part import Parts
 from actors.coordination.messages import (
     AnnounceBatch,
     AnnounceNext,
@@ -102,12 +102,12 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def __init__(
         self,
-        coordinator: OperatorCoordinator,
+        parts: Parts,
         config: OperatorConfig,
         ports: OperatorPorts,
         statistics: OperatorStatistics,
     ) -> None:
-        self._coordinator = coordinator
+        self._parts = parts
         self._config = config
         self._ports = ports
         self._statistics = statistics
@@ -153,7 +153,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._announcer = Announcer(self._config.gateways_per_turn, next_turn)
         self._coordinator_ref = context.spawn(
             lambda: CoordinatorActor(
-                self._coordinator,
+                self._parts,
                 operator_id=self._config.operator_id,
                 parallelism=self._config.parallelism,
                 mode=self._config.mode,
@@ -405,7 +405,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(_timed(effect, callback_us))
             case OperatorResetToCheckpoint():
                 self._failures.reset()
-                if self._has_run and (problem := why_not_resettable(self._config.operator_id, self._coordinator)):
+                if self._has_run and (problem := why_not_resettable(self._config.operator_id, self._parts)):
                     # This comes before the answer to the registration, so no attempt of the new run is ever ready.
                     self._failures.raise_failure(self._failures.resets, ResetNotSupported(problem), problem)
                 tell(effect)

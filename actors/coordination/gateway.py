@@ -14,10 +14,9 @@ from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
-from actors.coordination.coordinator_context import failing
 from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.gateway_sight import GatewaySight
+from actors.coordination.host.gateway import SendBudget, SendEvent
 from actors.coordination.messages import (
     AttachConnection,
     CancellationArrived,
@@ -30,10 +29,10 @@ from actors.coordination.messages import (
     RequestArrived,
     RequestDeferred,
     Retire,
-    SendEvent,
     SubtaskResponsive,
     SubtaskSuspected,
     TrackerMessage,
+    failing,
 )
 from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics

@@ -17,11 +17,10 @@ from typing import Any
 
 from actors import Reply
 from actors.coordination.announcer import GatewayLine
-from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.inputs import BatchInput
-from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CheckpointView,
@@ -40,14 +39,6 @@ from protocol.values import value
 from protocol.wire.messages import UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
-
-
-@value
-class SendEvent:
-    payload: bytes
-    loss_tolerant: bool
-    confirmation: Confirmation
-    urgent: bool = False
 
 
 @value
@@ -159,13 +150,13 @@ class RequestArrived:
 
 @value
 class SubtaskReadyWithGateway:
-    """``SubtaskReady``, with the gateway that the coordinator gets for the attempt.
+    """``SubtaskReady``, with what the gateways of all parts send through.
 
     ``events_sent``: where the count of the attempt's upward events continues (H32).
     """
 
     attempt: ExecutionAttempt
-    gateway: SendingGateway
+    sends: AttemptSends
     gateway_ref: GatewayLine[GatewayMessage]
     events_sent: int
 
@@ -199,6 +190,15 @@ class CallHandler:
 
     handler: Callable[[], Awaitable[None]]
     caller: str = "call handler"
+
+
+def failing(caller: str, error: Exception) -> CallHandler:
+    """The message that makes the coordinator fail its job when the message's turn comes."""
+
+    async def fail() -> None:
+        raise error
+
+    return CallHandler(fail, caller)
 
 
 @value

@@ -15,8 +15,8 @@ from actors import ActorContext, ActorRef
 from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway import GatewayActor
-from actors.coordination.gateway_handle import GatewayHandle, SendBudget
 from actors.coordination.gateway_sight import GatewaySight, GatewayView
+from actors.coordination.host.gateway import AttemptSends, SendBudget
 from actors.coordination.messages import (
     AttachConnection,
     CoordinatorMessage,
@@ -38,8 +38,7 @@ from protocol.wire.messages import Registered
 class _Gateway:
     ref: ActorRef[GatewayMessage]
     line: GatewayLine[GatewayMessage]
-    budget: SendBudget
-    handle: GatewayHandle
+    sends: AttemptSends
     events_sent: int  # in the attempt's restored history
 
 
@@ -108,8 +107,8 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits)
-        self._open[attempt.task_attempt_id] = _Gateway(ref, line, budget, handle, effect.events_sent)
+        sends = AttemptSends(attempt, line.tell_direct, budget, context.clock.now, self._config.wire_limits)
+        self._open[attempt.task_attempt_id] = _Gateway(ref, line, sends, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1
         ref.tell(AttachConnection(connection, None))
@@ -120,7 +119,7 @@ class OpenGateways:
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is None:
             return None
-        return SubtaskReadyWithGateway(attempt, gateway.handle, gateway.line, gateway.events_sent)
+        return SubtaskReadyWithGateway(attempt, gateway.sends, gateway.line, gateway.events_sent)
 
     def tell(self, attempts: Sequence[ExecutionAttempt], message: GatewayMessage) -> None:
         """Announce a message to the gateways of these attempts, as far as they are open."""
@@ -134,7 +133,7 @@ class OpenGateways:
         """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
-            gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+            gateway.sends.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
 
     def close(self, attempt: ExecutionAttempt, reason: str) -> None:
         """Reject further sends, and fail the events that the gateway had accepted (H26)."""
@@ -148,7 +147,7 @@ class OpenGateways:
 
     def close_all(self, reason: str) -> None:
         for gateway in list(self._open.values()):
-            self.close(gateway.handle.attempt, reason)
+            self.close(gateway.sends.attempt, reason)
 
     def __len__(self) -> int:
         return len(self._open)

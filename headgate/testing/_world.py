@@ -150,9 +150,9 @@ class World:
             completed=self._completed,
         )
         self._composed = composed(config.operator_id, coordinator, uses)
-        kept = self._composed.coordinator
+        parts = self._composed.parts
         self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
-            lambda: BarrierTrackerActor(kept, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+            lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
         self._spark: ActorRef[Any] = kit.system.spawn(
             lambda: _LedgerActor(self, self._tracker, LedgerConfig(attempts_max=attempts_max)),

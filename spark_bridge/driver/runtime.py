@@ -458,7 +458,7 @@ class SidecarRuntime(PartFactories):
     ) -> OperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
-        operator = await self._operators.add(config, parts.coordinator, restore, parts.counters)
+        operator = await self._operators.add(config, parts.parts, restore, parts.counters)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,
