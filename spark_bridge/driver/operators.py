@@ -125,7 +125,7 @@ class Operators:
         self._storage = storage
         self._journal = journal or Journal(0.0)
         self._look_at_run = look_at_run
-        self._coordinator_store = CoordinatorStore()
+        self.coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
         self._stuck: set[str] = set()
         self._heard_failure = heard_failure
@@ -322,7 +322,7 @@ class Operators:
             discard_savepoint=port.discard_savepoint,
             next_checkpoint_id=port.next_checkpoint_id,
             completed=port.completed,
-            coordinator_store=self._coordinator_store,
+            coordinator_store=self.coordinator_store,
             look_at_run=self._look_at_run,
             observe=partial(self._journal.observe, operator_id),
         )

@@ -512,7 +512,8 @@ class SidecarRuntime(PartFactories):
             parallelism = await self._driver.cores() or 1
         config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)
         looked_at = await USER.run(lambda: (columns_of(source, schema), source.operator), abandon_on_cancel=True)
-        planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
+        port = self._storage.port(f"{name}.stream", RestoreMode.STREAMING)
+        planner = StreamPlanner(name, source, port, splits_max, self._operators.coordinator_store)
         add = partial(self._add_source, config, planner, source, session, *looked_at)
         return await self._calls.run(name, partial(self._replaced, name, add, replace=replace))
 
