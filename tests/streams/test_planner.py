@@ -344,9 +344,9 @@ async def test_an_enumerator_that_is_planned_has_everything_of_its_coordinators_
     assert len(seen) == 1
 
 
-def test_an_enumerator_that_is_planned_has_everything_of_its_own_context() -> None:  # H133
+def test_an_enumerator_that_is_planned_has_everything_of_the_context_of_enumerators() -> None:  # H133
     own = {name for name in vars(SplitEnumeratorContext) if not name.startswith("_")} - {"parallelism"}
-    assert own <= set(vars(_PlanningContext)), "each needs an answer of its own, because there is no coordinator"
+    assert own <= set(vars(_PlanningContext)), "each needs an answer, because there is no coordinator"
 
 
 async def test_what_an_enumerator_finds_in_the_background_is_planned() -> None:  # H133

@@ -64,7 +64,7 @@ class HostAlone:
         self._failure = self._failure or as_exception("fail_job", error)
 
     def run_in_thread(self, function: Callable[..., Any], *args: Any, handler: Outcome) -> None:
-        """The function runs in ``run_due``, which waits for it: whoever asks wants what it finds."""
+        """The function runs in ``run_due``, which waits for it, because the plan needs what it finds."""
 
         async def call() -> None:
             await self._handle(USER.run(partial(function, *args)), "call_async", handler)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from actors.clock import Clock
@@ -92,28 +92,11 @@ class Context:
     def __init__(self, host: Host, incarnation: Incarnation, store: CoordinatorStore, log: Any) -> None:
         self._host = host
         self._incarnation = incarnation
+        self.operator_id, self.parallelism, self.mode = host.operator_id, host.parallelism, host.mode
+        self.clock = host.clock
         self.store = store
         self.log = log
-
-    @property
-    def operator_id(self) -> str:
-        return self._host.operator_id
-
-    @property
-    def parallelism(self) -> int:
-        return self._host.parallelism
-
-    @property
-    def mode(self) -> RestoreMode:
-        return self._host.mode
-
-    @property
-    def clock(self) -> Clock:
-        return self._host.clock
-
-    @cached_property
-    def gateways(self) -> LiveGateways:
-        return LiveGateways(self._host.gateways, self._incarnation)
+        self.gateways = LiveGateways(host.gateways, incarnation)
 
     @property
     def checkpoints_in_doubt(self) -> frozenset[int]:

@@ -216,7 +216,7 @@ class Gateway:
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
     ) -> Coroutine[Any, Any, Confirmation]:
         self._check_thread()
-        return self._send(event, loss_tolerant, urgent, _AwaitCheck(self.attempt))
+        return self._send(event, loss_tolerant, urgent, _AwaitCheck(self._sends.attempt))
 
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: _AwaitCheck) -> Confirmation:
         check.begun = True

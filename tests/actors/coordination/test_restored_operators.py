@@ -272,7 +272,7 @@ async def test_what_is_sent_to_the_sender_of_a_restored_message_that_is_gone_rea
     held = asked_in(checkpoint(part(0, "mine"), part(1, "an event", "a request"), part(2), part(3)), 1, 1)
     async with running_tasks(1, coordinator, parallelism=1, restored=held) as (world, (task,)):
         await world.settle()
-        if how == "later":  # that is no restored message any more: 1 is no subtask
+        if how == "later":  # the restored message is handled by then, and there is only subtask 0
             assert "there is no subtask 1" in str(world.failures[0])
         else:
             assert [len(answered) for answered in answers] == [1, 0, 0]
@@ -291,7 +291,7 @@ async def test_a_subtask_that_no_message_names_is_a_mistake_as_ever(subtask: int
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_no_restore_makes_a_coordinator_fail_that_answers_whoever_has_asked(seed: int) -> None:  # H151, H52
+async def test_no_restore_makes_a_coordinator_fail_that_answers_each_sender(seed: int) -> None:  # H151, H52
     random = Random(seed)
     print(f"seed {seed}")
     before, after = random.randrange(1, 9), random.randrange(1, 9)
