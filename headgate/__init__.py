@@ -64,10 +64,11 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-    from actors.coordination.recreate_on_reset import RecreateOnReset
+    from actors.coordination.host.recreate_on_reset import RecreateOnReset
+    from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
     from actors.coordination.reply import Reply
     from actors.coordination.source import SourceCoordinator, StaticSplitEnumerator
+    from actors.coordination.subtask_gateway import SubtaskGateway
     from protocol.attempts import FailureKind, FailureReason, LedgerConfig
     from protocol.barrier_tracker import CheckpointConfig
     from protocol.errors import HeadgateError
@@ -109,11 +110,11 @@ _MODULES = {
     # Writing the driver's half
     "OperatorCoordinator": "actors.coordination.interface",
     "CoordinatorContext": "actors.coordination.interface",
-    "SubtaskGateway": "actors.coordination.interface",
+    "SubtaskGateway": "actors.coordination.subtask_gateway",
     "Reply": "actors.coordination.reply",
     "FailureReason": "protocol.attempts",
     "FailureKind": "protocol.attempts",
-    "RecreateOnReset": "actors.coordination.recreate_on_reset",
+    "RecreateOnReset": "actors.coordination.host.recreate_on_reset",
     "SourceCoordinator": "actors.coordination.source",
     "StaticSplitEnumerator": "actors.coordination.source",
     # Writing the task's half

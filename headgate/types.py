@@ -30,7 +30,7 @@ from headgate._lazy import lazy
 
 if TYPE_CHECKING:
     from actors.coordination.confirmation import Confirmation
-    from actors.coordination.live_gateways import LiveGateways
+    from actors.coordination.host.gateways import LiveGateways
     from actors.coordination.statistics import LatencyRecorder, OperatorStatistics
     from actors.coordination.store import CoordinatorStore
     from protocol.barrier_tracker import CompletedCheckpoint
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MODULES = {
     # Of the driver's half
     "Confirmation": "actors.coordination.confirmation",
-    "LiveGateways": "actors.coordination.live_gateways",
+    "LiveGateways": "actors.coordination.host.gateways",
     "ExecutionAttempt": "protocol.ids",
     "CoordinatorStore": "actors.coordination.store",
     "RestoreMode": "protocol.wire.messages",

@@ -39,7 +39,7 @@ import headgate.sources
 import headgate.testing
 import headgate.types
 from actors import cell
-from actors.coordination.coordinator_context import ContextOfActor
+from actors.coordination.host.context import Context
 from protocol.arguments import SHOWN_CHARS_MAX, check_settings, has_type
 from protocol.describing import show
 from protocol.errors import EventEncodeError
@@ -126,7 +126,7 @@ MADE_BY_HEADGATE = {
 }
 """A user is given values of these types, and never makes one."""
 
-INSTEAD: dict[Any, Any] = {headgate.CoordinatorContext: ContextOfActor, headgate.actors.ActorContext: cell._Context}
+INSTEAD: dict[Any, Any] = {headgate.CoordinatorContext: Context, headgate.actors.ActorContext: cell._Context}
 """Interfaces whose methods a user calls, and what has the methods."""
 
 _RECORD = "called for each event or record"
@@ -143,7 +143,7 @@ NOT_FOR_USERS: dict[str, str] = {
                 "SidecarRuntime.marked",
             ),
             *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
-            *("SharedValue.attach", "SharedValue.detach", "types.LiveGateways.seen_by", "types.Confirmation.settle"),
+            *("SharedValue.attach", "SharedValue.detach", "types.Confirmation.settle"),
             *(
                 "SidecarRuntime.end_trace",
                 "SidecarRuntime.start_trace",

@@ -19,10 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("actors", "protocol", "spark_bridge")
 
 ALLOWED = (
-    # The context creates the coordinator's handle on timers and threads; the actor creates the context.
-    {"actors.coordination.coordinator", "actors.coordination.coordinator_context"},
-    # A coordinator's context has its gateways, each of which is a SubtaskGateway of the same interface.
-    {"actors.coordination.interface", "actors.coordination.live_gateways"},
     # An operator's methods take the context, and the context names the operator whose methods run.
     {"spark_bridge.subtask.context", "spark_bridge.subtask.operator"},
 )

@@ -7,14 +7,14 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 """
 
 from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.chain import CoordinatorChain
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.given import GivenCoordinator, ResetNotSupported
-from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.live_gateways import LiveGateways
+from actors.coordination.host.gateways import LiveGateways
+from actors.coordination.host.part import Parts, parts_of
+from actors.coordination.host.recreate_on_reset import RecreateOnReset
+from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
 from actors.coordination.operator_config import OperatorConfig, OperatorPorts
-from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.reply import Reply
 from actors.coordination.source import (
     SourceCoordinator,
@@ -24,12 +24,12 @@ from actors.coordination.source import (
 )
 from actors.coordination.statistics import LatencyRecorder, OperatorStatistics, percentiles_of
 from actors.coordination.store import CoordinatorStore
+from actors.coordination.subtask_gateway import SubtaskGateway
 
 __all__ = [
     "BarrierTrackerActor",
     "CheckpointFailed",
     "Confirmation",
-    "CoordinatorChain",
     "CoordinatorContext",
     "CoordinatorStore",
     "GivenCoordinator",
@@ -39,6 +39,7 @@ __all__ = [
     "OperatorCoordinator",
     "OperatorPorts",
     "OperatorStatistics",
+    "Parts",
     "RecreateOnReset",
     "Reply",
     "ResetNotSupported",
@@ -47,5 +48,6 @@ __all__ = [
     "SplitEnumeratorContext",
     "StaticSplitEnumerator",
     "SubtaskGateway",
+    "parts_of",
     "percentiles_of",
 ]

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
 from actors.coordination.announcer import Announcer
-from actors.coordination.chain import table_of
 from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
 from actors.coordination.checkpoint_writes import CheckpointWrites
@@ -25,7 +24,7 @@ from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
 from actors.coordination.given import ResetNotSupported, why_not_resettable
-from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.host.part import Parts
 from actors.coordination.messages import (
     AnnounceBatch,
     AnnounceNext,
@@ -104,17 +103,17 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def __init__(
         self,
-        coordinator: OperatorCoordinator,
+        parts: Parts,
         config: OperatorConfig,
         ports: OperatorPorts,
         statistics: OperatorStatistics,
     ) -> None:
-        self._coordinator = coordinator
+        self._parts = parts
         self._config = config
         self._ports = ports
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
-        self._table = table_of(coordinator)
+        self._table = parts.table
         statistics.begin(self._table)
         self._machine = BarrierTracker(
             config.operator_id,
@@ -157,7 +156,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._announcer = Announcer(self._config.gateways_per_turn, next_turn)
         self._coordinator_ref = context.spawn(
             lambda: CoordinatorActor(
-                self._coordinator,
+                self._parts,
                 operator_id=self._config.operator_id,
                 parallelism=self._config.parallelism,
                 mode=self._config.mode,
@@ -171,7 +170,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 hold_events=self._config.checkpoint.hold_events,
                 watch=self._ports.watch,
                 report_s=self._config.method_report_s,
-                table=self._table,
                 limits=self._config.wire_limits,
                 look_at_run=lambda: self._ports.look_at_run(self._run_id),
                 is_pending=lambda checkpoint_id: checkpoint_id in self._machine.pending_ids,
@@ -410,7 +408,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(_timed(effect, callback_us))
             case OperatorResetToCheckpoint():
                 self._failures.reset()
-                if self._has_run and (problem := why_not_resettable(self._config.operator_id, self._coordinator)):
+                if self._has_run and (problem := why_not_resettable(self._config.operator_id, self._parts)):
                     # This comes before the answer to the registration, so no attempt of the new run is ever ready.
                     self._failures.raise_failure(self._failures.resets, ResetNotSupported(problem), problem)
                 tell(effect)

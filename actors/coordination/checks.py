@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.coordination.chain import main_of
 from actors.coordination.interface import OperatorCoordinator
-from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.logs import get_logger
 from protocol.describing import show
 from protocol.overrides import errors_in_overrides, names_never_called
 
-__all__ = ["check_coordinator", "handles_events"]
+__all__ = ["check_coordinator"]
 
 log = get_logger("headgate.coordinator")
 
@@ -22,19 +20,6 @@ _MISTAKEN = {
     "snapshot_state": "checkpoint_coordinator",
     "restore_state": "reset_to_checkpoint",
 }
-
-
-def handles_events(coordinator: OperatorCoordinator) -> bool:
-    """Whether the events of subtasks reach a handler.
-
-    They do if the coordinator, or the one to which it passes its calls, overrides ``handle_event_from_operator``.
-    """
-    coordinator = main_of(coordinator)
-    if isinstance(coordinator, RecreateOnReset):
-        inner = coordinator.current
-        return inner is None or handles_events(inner)
-    method = coordinator.handle_event_from_operator
-    return getattr(method, "__func__", None) is not OperatorCoordinator.handle_event_from_operator
 
 
 def check_coordinator(coordinator: Any) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The actor around one ``OperatorCoordinator``.
+"""The actor around the coordinators of one operator: those of its parts.
 
-It calls the user's methods one at a time, in the order of its mailbox (H5). It is the only place that drops messages of
+It calls their methods one at a time, in the order of its mailbox (H5). What is meant for one part reaches that one;
+what concerns the operator reaches each, in the order of ``Parts.in_order``. It is the only place that drops messages of
 attempts that are over, before any handler (H3). When ``checkpoint_coordinator`` returns, the actor announces the cut to
 every live gateway before it takes its next message. So every event that the coordinator sends later comes after the
 checkpoint (H40, H41). If checkpoints hold no events, the actor records from then on what it takes (H79).
@@ -23,13 +24,12 @@ import anyio
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
 from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.call_watch import Call, CallWatch
-from actors.coordination.chain import cut_of, main_of
-from actors.coordination.checks import handles_events
-from actors.coordination.coordinator_context import ContextOfActor
-from actors.coordination.event_decoding import decode_in_turns
 from actors.coordination.failure import FailureLatch
-from actors.coordination.interface import OperatorCoordinator
-from actors.coordination.live_gateways import GatewayTable
+from actors.coordination.host.context import Outcome
+from actors.coordination.host.gateway import Gateway
+from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.incarnation import Sender
+from actors.coordination.host.part import Part, Parts
 from actors.coordination.messages import (
     CallHandler,
     CancellationArrived,
@@ -46,9 +46,8 @@ from actors.coordination.messages import (
     SubtaskSuspected,
     Timed,
     TrackerMessage,
+    failing,
 )
-from actors.coordination.parts_cut import part_of
-from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.reply import (
     OpenReplies,
     Reply,
@@ -60,7 +59,8 @@ from actors.coordination.reply import (
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
-from actors.coordination.user_calls import call_user, is_fatal, true_cause
+from actors.coordination.turns import in_turns
+from actors.coordination.user_calls import call_each, call_user, is_fatal, true_cause
 from actors.exits import as_exception
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
@@ -77,27 +77,26 @@ from protocol.barrier_tracker import (
     SubtaskResetToCheckpoint,
 )
 from protocol.describing import describe, is_a, type_name
-from protocol.errors import ProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.parts import ONE_PART, PartTable
-from protocol.wire.codec import WireLimits, encode_argument
-from protocol.wire.extension_types import PartEvent
+from protocol.parts import join_states_in_steps, split_states_in_steps
+from protocol.wire.codec import EVENT_STEP_BYTES, WireLimits, decode_event, decode_event_in_steps, encode_argument
 from protocol.wire.messages import RestoreMode
 
 PLACE_CHARS_MAX = 1000
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
-    """Call the methods of one coordinator; see the module.
+    """Call the methods of the coordinators of one operator; see the module. It is the ``Host`` of their contexts.
 
     ``report`` passes inputs to the attempt ledger. ``tracker_ref`` is sent the snapshots.
     """
 
     def __init__(
         self,
-        coordinator: OperatorCoordinator,
+        parts: Parts,
         *,
         operator_id: str,
         parallelism: int,
@@ -115,24 +114,22 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         watch: CallWatch,
         report_s: float,
         limits: WireLimits,
-        table: PartTable = ONE_PART,
     ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
         self.mode = mode
         self.store = store
-        self.table = table
-        self.taken = TakenEvents(table)
+        self._table = parts.table
+        self.taken = TakenEvents(parts.table)
         self._announcer = announcer
         self._hold_events = hold_events
         self.look_at_run = look_at_run
         self._is_pending = is_pending
         self.in_doubt: set[int] = set()
         self.input_begins_again = False
-        self._coordinator = coordinator
-        # Whatever is not for a named part reaches the main coordinator directly.
-        self._main = main_of(coordinator)
-        self._cut = cut_of(coordinator)
+        self._parts = parts
+        self._own = parts[0]
+        self._timers = 0
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
         self._tracker_ref = tracker_ref
@@ -146,20 +143,22 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._failure: BaseException | None = None  # the first one since the reset
         self._ended_well = False  # whether the last run succeeded
         self._failed_after = ""  # the first failure after that (H71)
-        self._ignores_events = False  # no method handles events
+        self._ignores_events = False  # the user's own part has no method that handles events
         self._told_unhandled: set[str] = set()  # one warning for each direction
 
     async def started(self, context: ActorContext[CoordinatorMessage]) -> None:
+        self._context = context
+        self.log, self.clock = context.log, context.clock
         self._peer_log = LimitedLog(context.log, context.clock)
         self.gateways = GatewayTable(
             self.parallelism,
             lambda handler: context.self_ref.tell(CallHandler(handler, "when_all_ready")),
             lambda: self._watch.inside,
             self._limits,
-            self._cut,
+            lambda: self.taken.is_restored,
         )
         self._replies = OpenReplies(
-            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits, self._cut
+            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
         )
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
@@ -178,7 +177,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case SubtaskSuspected() | SubtaskResponsive():
                 await self._give_hint(context, message)
             case CallHandler(handler, caller):
-                await self._guarded(context, caller, handler)
+                await self._guarded(context, caller, call_user(caller, handler))
             case StartCoordinator():
                 await self._start(context, message)
             case ClientRequest():
@@ -196,14 +195,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if isinstance(message, Timed):
             message = message.message
         method = message.caller if isinstance(message, CallHandler) else METHODS.get(type(message))
-        coordinator = main_of(self._coordinator)
-        if isinstance(coordinator, RecreateOnReset):
-            coordinator = coordinator.current or coordinator
-        return super().called_for(message) if method is None else f"{type(coordinator).__qualname__}.{method}"
+        return super().called_for(message) if method is None else f"{self._own.kind}.{method}"
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
-            await call_user("close", self._coordinator.close)
+            await call_each("close", [partial(_closed, part) for part in reversed(self._parts.in_order)])
         except Exception:
             context.log.exception("coordinator close failed")
         finally:
@@ -242,13 +238,46 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         else:
             context.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
 
+    # --- what the contexts of the coordinators use: see ``Host`` -----------------------------------------------------
+
+    @property
+    def checkpoints_in_doubt(self) -> frozenset[int]:
+        return frozenset(self.in_doubt)
+
+    def handles_restored(self, part: Sender) -> bool:
+        return self.taken.handles_restored(part.index)
+
+    def events_taken(self, part: Sender, subtask: int) -> int:
+        return self.taken.position(subtask, part.index)
+
+    def fail_job(self, error: BaseException) -> None:
+        self.raise_global_failure("fail_job", error, self._context)
+
+    def run_in_thread(self, function: Callable[..., Any], *args: Any, handler: Outcome) -> None:
+        result, failure = partial(_result, handler), partial(_failure, "call_async", handler)
+        self._context.run_in_thread(function, *args, on_result=result, on_error=failure)
+
+    def run_in_background(self, function: Callable[..., Awaitable[Any]], *args: Any, handler: Outcome) -> None:
+        result, failure = partial(_result, handler), partial(_failure, "run_in_background", handler)
+        self._context.run(function, *args, on_result=result, on_error=failure)
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        self._timers += 1
+        self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        with suppress(SystemNotRunning):
+            self._context.self_ref.tell_threadsafe(CallHandler(handler))
+
+    # --- calls of all parts -----------------------------------------------------------------------------------------
+
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:
             self.input_begins_again = message.restored is not None  # as far as is known before the first run
             if message.restored is not None:
                 context.log.info("coordinator restored", checkpoint_id=message.restored[0])
-                await call_user("reset_to_checkpoint", self._coordinator.reset_to_checkpoint, *message.restored)
-            await call_user("start", self._coordinator.start, ContextOfActor(self, context))
+                await self._reset(*message.restored)
+            await self._of_each(lambda part: part.start(self))
         except Exception as error:
             message.reply_to.fail(error)
             return
@@ -257,19 +286,29 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         else:  # fail_job within start: there is no job yet to fail, and no reset would follow
             message.reply_to.fail(as_exception("fail_job", self._failure))
 
+    async def _reset(self, checkpoint_id: int, state: bytes | None) -> None:
+        """Reset each part to its share of the state."""
+        own, states = state, dict[str, bytes]()
+        if state is not None:
+            own, states = await in_turns(split_states_in_steps(state, [part.name for part in self._parts[1:]]))
+        await self._of_each(
+            lambda part: part.reset_to_checkpoint(checkpoint_id, states.get(part.name) if part.name else own)
+        )
+
+    async def _of_each(self, call: Callable[[Part], Awaitable[object]]) -> None:
+        """Call something of each part, in their order, until one raises."""
+        for part in self._parts.in_order:
+            await _explained(part, call(part))
+
+    async def _tell_each(self, context: ActorContext[CoordinatorMessage], method: str, *args: Any) -> bool:
+        """Call a method of each part's coordinator, and return whether all succeeded."""
+        calls = self._of_each(lambda part: call_user(method, part.method(method), *args))
+        return await self._guarded(context, method, calls)
+
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
-        user = self._coordinator
         match message:
-            case SubtaskReadyWithGateway(attempt, gateway, gateway_ref, events_sent):
-                self._live[attempt.task_attempt_id] = gateway_ref
-                self.gateways.add(gateway)
-                self.taken.begin(attempt, events_sent)
-                self._statistics.ready += 1
-                ready = await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
-                self._ignores_events = not handles_events(user)
-                if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
-                    gateway_ref.tell_direct(ReadyAnnounced())
-                    await self._see_if_all_ready(context)
+            case SubtaskReadyWithGateway():
+                await self._tell_ready(context, message)
             case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
@@ -277,21 +316,17 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._replies.attempt_over(attempt.task_attempt_id)
                 self._count_failure(reason.kind.name.lower())
                 context.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
-                await self._guarded(
-                    context, "subtask_failed", user.subtask_failed, attempt.subtask, attempt.attempt, reason
-                )
+                await self._tell_each(context, "subtask_failed", attempt.subtask, attempt.attempt, reason)
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.gateways.remove(attempt)
                 self._replies.attempt_over(attempt.task_attempt_id)
                 self._statistics.finished += 1
-                await self._guarded(
-                    context, "subtask_finished", user.subtask_finished, attempt.subtask, attempt.attempt
-                )
+                await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
             case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
-                await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
+                await self._tell_each(context, "subtask_reset", subtask, checkpoint_id)
             case OperatorResetToCheckpoint(checkpoint_id, state, begins_again):
                 self.input_begins_again = begins_again
                 self._failure = None
@@ -303,76 +338,94 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self.taken.clear()
                 self._statistics.operator_resets += 1
                 context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
-                await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
+                await self._guarded(context, "reset_to_checkpoint", self._reset(checkpoint_id, state))
             case RunEnded(_, run_id, succeeded, reason_text):
                 self._live.clear()
                 self.gateways.clear()
                 self._replies.attempts_over()
                 self._ended_well = succeeded
                 self._statistics.runs += 1
-                await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
+                await self._tell_each(context, "run_ended", run_id, succeeded, reason_text)
                 self._tell_ignored_by_operator(context)
             case NotifyCheckpointComplete(checkpoint_id):
                 self._tell_ignored_by_operator(context)
-                await self._guarded(
-                    context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
-                )
+                await self._tell_each(context, "notify_checkpoint_complete", checkpoint_id)
             case NotifyCheckpointAborted(checkpoint_id, _, in_doubt):
                 self.taken.drop(checkpoint_id)
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
-                await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
+                await self._tell_each(context, "notify_checkpoint_aborted", checkpoint_id)
             case NotifyCheckpointDiscarded(checkpoint_id):
                 self.in_doubt.discard(checkpoint_id)
-                await self._guarded(
-                    context, "notify_checkpoint_discarded", user.notify_checkpoint_discarded, checkpoint_id
-                )
+                await self._tell_each(context, "notify_checkpoint_discarded", checkpoint_id)
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
+
+    async def _tell_ready(self, context: ActorContext[CoordinatorMessage], message: SubtaskReadyWithGateway) -> None:
+        attempt, sends = message.attempt, message.sends
+        self._live[attempt.task_attempt_id] = message.gateway_ref
+        self.gateways.add(sends)
+        self.taken.begin(attempt, message.events_sent)
+        self._statistics.ready += 1
+        name = "subtask_ready"
+        calls = self._of_each(
+            lambda part: call_user(name, part.method(name), attempt.subtask, Gateway(sends, part.current))
+        )
+        ready = await self._guarded(context, name, calls)
+        self._ignores_events = not self._own.overrides("handle_event_from_operator")
+        if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
+            message.gateway_ref.tell_direct(ReadyAnnounced())
+            await self._see_if_all_ready(context)
 
     async def _give_hint(
         self, context: ActorContext[CoordinatorMessage], message: SubtaskSuspected | SubtaskResponsive
     ) -> None:
         """Hints of an attempt that is over are dropped: there is more certain news of it (H87)."""
-        attempt, user = message.attempt, self._coordinator
+        attempt = message.attempt
         if attempt.task_attempt_id not in self._live:
             return
+        which = attempt.subtask, attempt.attempt
         if isinstance(message, SubtaskSuspected):
             context.log.info("subtask suspected", **attempt_keys(attempt), reason=message.reason)
-            await self._guarded(
-                context,
-                "subtask_suspected",
-                user.subtask_suspected,
-                attempt.subtask,
-                attempt.attempt,
-                message.reason,
-            )
+            await self._tell_each(context, "subtask_suspected", *which, message.reason)
         else:
             context.log.info("subtask responsive again", **attempt_keys(attempt))
-            await self._guarded(
-                context, "subtask_responsive", user.subtask_responsive, attempt.subtask, attempt.attempt
-            )
+            await self._tell_each(context, "subtask_responsive", *which)
 
     async def _see_if_all_ready(self, context: ActorContext[CoordinatorMessage]) -> None:
         """Call what waits for this, before the next message can say that an attempt is over (H88)."""
         if self.gateways.is_awaited:
-            await self._guarded(context, "when_all_ready", self.gateways.call_handlers)
+            name = "when_all_ready"
+            await self._guarded(context, name, call_user(name, self.gateways.call_handlers))
+
+    # --- calls of one part ------------------------------------------------------------------------------------------
+
+    async def _decoded(self, payload: bytes) -> Any:
+        """The value of an event or a request.
+
+        One event of 4 MiB can cost more than a second, if the keys of its maps were chosen so that each collides with
+        those before it. A thread would not help, because msgpack holds the interpreter lock. So a large one is decoded
+        in steps, and other work of the loop gets a turn after each.
+
+        Raises ``RemoteProtocolError`` if it is not an event, or exceeds a limit.
+        """
+        if len(payload) <= EVENT_STEP_BYTES:
+            return decode_event(payload)
+        return await in_turns(decode_event_in_steps(payload))
 
     async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
         attempt = message.attempt
         if not self._is_live(context, attempt, "event"):
             return
         try:
-            event = await decode_in_turns(message.payload)
+            event = await self._decoded(message.payload)
         except ProtocolError as error:
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
-        part = message.part
-        self._statistics.parts[part].events_received += 1
-        handler = self._coordinator if part else self._main
-        if part:
-            event = PartEvent(self.table.names[part], event)
-        if self._ignores_events and handler is self._main:
+        index = message.part
+        part = self._parts[index]
+        self._statistics.parts[index].events_received += 1
+        if self._ignores_events and part is self._own:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
                 context,
@@ -383,19 +436,23 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += self.table.users[part]
-        self.taken.take(attempt, message.sender, message.payload, part, after_snapshot=message.after_snapshot)
+            self._statistics.events_restored += self._table.users[index]
+        self.taken.take(attempt, message.sender, message.payload, index, after_snapshot=message.after_snapshot)
         try:
             await call_user(
-                "handle_event_from_operator", handler.handle_event_from_operator, subtask, attempt.attempt, event
+                "handle_event_from_operator",
+                part.method("handle_event_from_operator"),
+                subtask,
+                attempt.attempt,
+                event,
             )
         except RemoteProtocolError as error:  # what a part refuses, because only a forged task sends it
             self._condemn(attempt, f"a forged event from the task: {error}")
         except Exception as error:
-            self.raise_global_failure("handle_event_from_operator", error, context)
+            self.raise_global_failure("handle_event_from_operator", part.explain(error), context)
         self.taken.taken()
         if message.report_taken:
-            message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
+            message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
 
     def _condemn(self, attempt: ExecutionAttempt, received: str) -> None:
         why = f"the driver received {received}"
@@ -406,23 +463,21 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
-        part = message.part
+        part = self._parts[message.part]
         deferred: Reply | None = None
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += self.table.users[part]
+            self._statistics.events_restored += self._table.users[part.index]
         self.taken.take(
-            attempt, message.sender, message.payload, part, is_request=True, after_snapshot=message.after_snapshot
+            attempt, message.sender, message.payload, part.index, is_request=True, after_snapshot=message.after_snapshot
         )
         try:
-            request = await decode_in_turns(message.payload)
-            if part:
-                request = PartEvent(self.table.names[part], request)
-            method = self._coordinator.handle_request
+            request = await self._decoded(message.payload)
+            method = part.method("handle_request")
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             if is_a(answer, Reply):
-                waiting = WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id, part_of(request))
+                waiting = WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id, part)
                 self._replies.take(answer, waiting)
                 deferred = answer
             else:
@@ -435,13 +490,19 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.taken.taken()
         if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
-        message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
+        message.gateway_ref.tell_direct(ItemTaken(message.seq, part.index))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
         """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
-            answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
+            part = self._parts.named(message.part)
+            if part.name and not part.is_stage and not part.overrides("handle_client_request"):
+                raise LocalProtocolError(
+                    f"the driver cannot ask the part {part.name!r}: request(..., part=...) names a stage of a chain; "
+                    "leave it out to ask the operator's own coordinator"
+                )
+            answer = await call_user("handle_client_request", part.method("handle_client_request"), message.request)
             if is_a(answer, Reply):
                 self._replies.take(answer, WaitingClient(self._replies, message.reply_to))
                 return
@@ -466,20 +527,14 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             scope.cancel()
 
         deadline = context.clock.call_later(timeout_s, give_up)
-        state: object = None
+        state = b""
         try:
             with scope:
-                state = await call_user(
-                    "checkpoint_coordinator", self._coordinator.checkpoint_coordinator, checkpoint_id
-                )
+                state = await self._state(checkpoint_id)
             if scope.cancelled_caught:
                 reason = f"checkpoint_coordinator took longer than {timeout_s:g} s{waited_at}"
                 self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
                 return
-            if not isinstance(state, bytes | bytearray | memoryview):
-                raise TypeError(
-                    f"checkpoint_coordinator returned {type_name(state)}, not bytes; return b'' for no state"
-                )
         except Exception as error:
             reason = f"checkpoint_coordinator: {describe(true_cause(error))}"
             self.raise_global_failure("checkpoint_coordinator", error, context)
@@ -488,15 +543,32 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             if not self._hold_events:
                 self.taken.record(checkpoint_id)
             self._announcer.announce(list(self._live.values()), CutReached(checkpoint_id))
-            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
+            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment()))
         finally:
             deadline.cancel()
-            self._cut.reached()
+            self._parts.cut_reached()
+
+    async def _state(self, checkpoint_id: int) -> bytes:
+        """The state of all parts. What each sends from its own snapshot on is held: see ``Sender``."""
+        states: dict[str, bytes] = {}
+        name = "checkpoint_coordinator"
+
+        async def add(part: Part, checkpoint_id: int) -> None:
+            state = await part.method(name)(checkpoint_id)
+            if not isinstance(state, bytes | bytearray | memoryview):
+                of_part = f" of {part.name!r}" if part.name else ""
+                raise TypeError(f"{name}{of_part} returned {type_name(state)}, not bytes; return b'' for no state")
+            states[part.name] = bytes(state)
+            self._parts.snapshot_taken(part)
+
+        await self._of_each(lambda part: call_user(name, partial(add, part), checkpoint_id))
+        stages = [part.name for part in self._parts if part.is_stage]
+        return await in_turns(join_states_in_steps(states.pop(""), states, stages))
 
     def _collect(self, message: CollectRecorded) -> None:
         """Hand over what was recorded. What the subtasks had sent before their snapshots was taken before this."""
         recorded = self.taken.collect(message.checkpoint_id)
-        users = self.table.users
+        users = self._table.users
         self._statistics.events_in_snapshots += sum(users[held.part] for held in chain.from_iterable(recorded.values()))
         self._tracker_ref.tell(RecordedCollected(message.checkpoint_id, recorded))
 
@@ -504,15 +576,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self,
         context: ActorContext[CoordinatorMessage],
         method: str,
-        call: Callable[..., Awaitable[None]],
-        *args: Any,
+        call: Awaitable[object],
     ) -> bool:
-        """Call a method and return whether it succeeded; an exception is a global failure.
-
-        The guard includes the call itself, so a method with the wrong arguments fails the job, not the driver.
-        """
+        """Await a call of a method, and return whether it succeeded; an exception is a global failure."""
         try:
-            await call_user(method, call, *args)
+            await call
         except Exception as error:
             self.raise_global_failure(method, error, context)
             return False
@@ -571,3 +639,27 @@ def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[],
 
     with suppress(SystemNotRunning):
         context.self_ref.tell_threadsafe(CallHandler(call))
+
+
+async def _explained(part: Part, call: Awaitable[object]) -> None:
+    """Await a call of a part. A failure says which part it comes from."""
+    try:
+        await call
+    except Exception as error:
+        part.explain(error)
+        raise
+
+
+async def _closed(part: Part) -> None:
+    await _explained(part, part.close())
+
+
+def _result(handler: Outcome, result: Any) -> CallHandler:
+    return CallHandler(lambda: handler(result, None))
+
+
+def _failure(caller: str, handler: Outcome, error: Exception) -> CallHandler:
+    """Give an ordinary error to the handler; one that would end the program fails the job."""
+    if is_fatal(error):
+        return failing(caller, error)
+    return CallHandler(lambda: handler(None, error))

@@ -14,10 +14,9 @@ from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
-from actors.coordination.coordinator_context import failing
 from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.gateway_sight import GatewaySight
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.messages import (
     AttachConnection,
     CancellationArrived,
@@ -30,10 +29,10 @@ from actors.coordination.messages import (
     RequestArrived,
     RequestDeferred,
     Retire,
-    SendEvent,
     SubtaskResponsive,
     SubtaskSuspected,
     TrackerMessage,
+    failing,
 )
 from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
@@ -101,7 +100,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         sight: GatewaySight,
         registered: Registered,
         *,
-        budget: SendBudget,
+        sends: AttemptSends,
         coordinator_ref: ActorRef[CoordinatorMessage],
         tracker_ref: ActorRef[TrackerMessage],
         report: Callable[[LedgerInput], None],
@@ -118,7 +117,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._requested_at = sight.requested_at
         self._deferred_at = sight.deferred_at
         self._registered = registered
-        self._budget = budget
+        self._sends = sends
         self._coordinator_ref = coordinator_ref
         self._tracker_ref = tracker_ref
         self._report = report
@@ -155,13 +154,13 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if not self._over:
             self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
         self._peer_log.close()
-        for confirmation in self._budget.handed_over:  # still in the mailbox, and will never be handled
+        for confirmation in self._sends.handed_over:  # still in the mailbox, and will never be handled
             self._statistics.events_failed += self._users[confirmation.part]
-            confirmation.settle(self._budget.over)
-        self._budget.handed_over.clear()
+            confirmation.settle(self._sends.over)
+        self._sends.handed_over.clear()
 
     def _send_event(self, message: SendEvent, now: float) -> None:
-        self._budget.handed_over.pop(0)
+        self._sends.handed_over.pop(0)
         self._event_count += 1
         event_id = self._event_count
         self._unsettled[event_id] = message.confirmation
@@ -268,7 +267,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             return
         reason = message.reason
         self._over = True
-        self._budget.end(AttemptOver(f"{self._attempt} is over: {reason}"))
+        self._sends.end(AttemptOver(f"{self._attempt} is over: {reason}"))
         self._carry_out(self._machine.handle(message, now), now)
         self._hang_up(reason)
 
@@ -339,13 +338,13 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._statistics.parts[confirmation.part].events_confirmed += 1
         if self._users[confirmation.part]:
             self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
-        self._budget.give_back(confirmation.size)
+        self._sends.give_back(confirmation)
         confirmation.settle()
 
     def _fail_event(self, effect: FailEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_failed += self._users[confirmation.part]
-        self._budget.give_back(confirmation.size)
+        self._sends.give_back(confirmation)
         confirmation.settle(effect.error)
 
     def _expire_event(self, effect: ExpireEvent, now: float) -> None:

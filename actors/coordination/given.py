@@ -2,7 +2,7 @@
 
 """How a coordinator is given to an operator, and whether it can serve a second run (H68).
 
-Given a class or a factory, ``RecreateOnReset`` builds a new coordinator for each reset. An instance stays, so its own
+Given a class or a factory, each reset has a new coordinator: see ``RecreateOnReset``. An instance stays, so its own
 ``reset_to_checkpoint`` must forget the previous run. An instance without that method serves only one run.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
 
-from actors.coordination.chain import users_coordinators
 from actors.coordination.checks import check_coordinator
+from actors.coordination.host.part import Parts
+from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
-from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.describing import name_of, show, type_name
 from protocol.errors import RunRefused
 
@@ -25,7 +25,7 @@ __all__ = [
     "why_not_resettable",
 ]
 
-GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
+GivenCoordinator = OperatorCoordinator | RecreateOnReset | Callable[[], OperatorCoordinator]
 """An instance, or a class or factory that is called without arguments for each new coordinator."""
 
 
@@ -33,12 +33,14 @@ class ResetNotSupported(RunRefused):
     """A second run needs a reset, but the coordinator is an instance that does not override ``reset_to_checkpoint``."""
 
 
-def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
-    """The coordinator that serves all runs. Nothing is built yet: a class or factory is called when it starts.
+def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator | RecreateOnReset:
+    """How a part gets its coordinators. Nothing is built yet: a class or factory is called when the part starts.
 
     Raises ``TypeError``, with a fix, for anything else, for a factory that is async or needs arguments, and for a
     mistake that ``check_coordinator`` finds.
     """
+    if isinstance(given, RecreateOnReset):
+        return given
     if isinstance(given, OperatorCoordinator):
         check_coordinator(given)
         return given
@@ -95,12 +97,13 @@ class _CheckedFactory:
         return built
 
 
-def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> str:
-    """Why ``coordinator`` cannot serve a second run, with both fixes; empty if it can."""
-    for stage, one in users_coordinators(coordinator).items():
-        if getattr(one.reset_to_checkpoint, "__func__", None) is OperatorCoordinator.reset_to_checkpoint:
-            name = type_name(one)
-            instead = f"chain({stage}=({name}, ...))" if stage else f"coordinate({operator_id!r}, {name}, ...)"
+def why_not_resettable(operator_id: str, parts: Parts) -> str:
+    """Why the user's coordinators cannot serve a second run, with both fixes; empty if they can."""
+    for part in parts:
+        users = part.is_stage or not part.name
+        if users and not part.is_built_anew and not part.overrides("reset_to_checkpoint"):
+            name = type_name(part.coordinator)
+            instead = f"chain({part.name}=({name}, ...))" if part.name else f"coordinate({operator_id!r}, {name}, ...)"
             return (
                 f"the coordinator cannot serve a second run: it is an instance of {name}, which does not override"
                 f" reset_to_checkpoint, so this run would see the state of the run before. Either pass the class or a"

@@ -17,11 +17,10 @@ from typing import Any
 
 from actors import Reply
 from actors.coordination.announcer import GatewayLine
-from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.inputs import BatchInput
-from actors.coordination.live_gateways import SendingGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CheckpointView,
@@ -40,15 +39,6 @@ from protocol.values import value
 from protocol.wire.messages import Positions, UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
-
-
-@value
-class SendEvent:
-    payload: bytes
-    loss_tolerant: bool
-    confirmation: Confirmation
-    urgent: bool = False
-    part: int = 0
 
 
 @value
@@ -162,13 +152,13 @@ class RequestArrived:
 
 @value
 class SubtaskReadyWithGateway:
-    """``SubtaskReady``, with the gateway that the coordinator gets for the attempt.
+    """``SubtaskReady``, with what the gateways of all parts send through.
 
     ``events_sent``: where the counts of the attempt's upward events continue (H32).
     """
 
     attempt: ExecutionAttempt
-    gateway: SendingGateway
+    sends: AttemptSends
     gateway_ref: GatewayLine[GatewayMessage]
     events_sent: Positions
 
@@ -204,6 +194,15 @@ class CallHandler:
     caller: str = "call handler"
 
 
+def failing(caller: str, error: Exception) -> CallHandler:
+    """The message that makes the coordinator fail its job when the message's turn comes."""
+
+    async def fail() -> None:
+        raise error
+
+    return CallHandler(fail, caller)
+
+
 @value
 class Settled:
     """How the last run of an operator ended.
@@ -233,11 +232,13 @@ class Flush:
 class ClientRequest:
     """A request from the driver's side (R97), with no defined order relative to events and checkpoints.
 
-    It is answered with the result of ``handle_client_request``, or failed with its exception. The tracker passes it on.
+    It is answered with the result of ``handle_client_request`` of the part of this name, or failed with its exception.
+    The tracker passes it on.
     """
 
     request: Any
     reply_to: Reply[Any]
+    part: str = ""
 
 
 CoordinatorMessage = (

@@ -15,8 +15,8 @@ from actors import ActorContext, ActorRef
 from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway import GatewayActor
-from actors.coordination.gateway_handle import GatewayHandle, SendBudget
 from actors.coordination.gateway_sight import GatewaySight, GatewayView
+from actors.coordination.host.gateway import AttemptSends
 from actors.coordination.messages import (
     AttachConnection,
     CoordinatorMessage,
@@ -39,8 +39,7 @@ from protocol.wire.messages import Positions, Registered
 class _Gateway:
     ref: ActorRef[GatewayMessage]
     line: GatewayLine[GatewayMessage]
-    budget: SendBudget
-    handle: GatewayHandle
+    sends: AttemptSends
     events_sent: Positions  # in the attempt's restored history
 
 
@@ -91,7 +90,6 @@ class OpenGateways:
             positions_refused,
             self._table.parts,
         )
-        budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(
             GatewayMachine(
                 attempt,
@@ -103,8 +101,10 @@ class OpenGateways:
             )
         )
         line: GatewayLine[GatewayMessage] = GatewayLine()
+        bounds = limits.events_max, limits.bytes_max
+        sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
         line.ref = ref = context.spawn(
-            self._actor(sight, registered, budget, line),
+            self._actor(sight, registered, sends, line),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",
             mailbox=UNBOUNDED,
             log_context={
@@ -113,8 +113,7 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits, self._table)
-        self._open[attempt.task_attempt_id] = _Gateway(ref, line, budget, handle, effect.events_sent)
+        self._open[attempt.task_attempt_id] = _Gateway(ref, line, sends, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1
         ref.tell(AttachConnection(connection, None))
@@ -125,7 +124,7 @@ class OpenGateways:
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is None:
             return None
-        return SubtaskReadyWithGateway(attempt, gateway.handle, gateway.line, gateway.events_sent)
+        return SubtaskReadyWithGateway(attempt, gateway.sends, gateway.line, gateway.events_sent)
 
     def tell(self, attempts: Sequence[ExecutionAttempt], message: GatewayMessage) -> None:
         """Announce a message to the gateways of these attempts, as far as they are open."""
@@ -139,7 +138,7 @@ class OpenGateways:
         """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
-            gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+            gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
 
     def close(self, attempt: ExecutionAttempt, reason: str) -> None:
         """Reject further sends, and fail the events that the gateway had accepted (H26)."""
@@ -153,7 +152,7 @@ class OpenGateways:
 
     def close_all(self, reason: str) -> None:
         for gateway in list(self._open.values()):
-            self.close(gateway.handle.attempt, reason)
+            self.close(gateway.sends.attempt, reason)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -168,12 +167,12 @@ class OpenGateways:
         return views
 
     def _actor(
-        self, sight: GatewaySight, registered: Registered, budget: SendBudget, line: GatewayLine[GatewayMessage]
+        self, sight: GatewaySight, registered: Registered, sends: AttemptSends, line: GatewayLine[GatewayMessage]
     ) -> Callable[[], GatewayActor]:
         return lambda: GatewayActor(
             sight,
             registered,
-            budget=budget,
+            sends=sends,
             coordinator_ref=self._coordinator_ref,
             tracker_ref=self._context.self_ref,
             report=self._ports.report,

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from actors import Reply as AskReply
 from actors.coordination.announcer import GatewayLine
+from actors.coordination.host.incarnation import Sender
 from actors.coordination.messages import GatewayMessage, RequestDeferred
-from actors.coordination.parts_cut import PartsCut
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception
@@ -153,7 +153,7 @@ class Reply:
 class WaitingTask:
     """A task's attempt waits for the answer. A restored request has no ``request_id``: nobody waits (H73).
 
-    ``part``: the part of a chain that was asked, if any.
+    ``part`` was asked.
     """
 
     __slots__ = ("_gateway_ref", "_open", "_part", "attempt", "over", "request_id")
@@ -164,7 +164,7 @@ class WaitingTask:
         attempt: ExecutionAttempt,
         gateway_ref: GatewayLine[GatewayMessage],
         request_id: int | None,
-        part: str = "",
+        part: Sender,
     ) -> None:
         self.attempt = attempt
         self.over = request_id is None
@@ -195,9 +195,8 @@ class WaitingTask:
 
     def _submit(self, error: str, payload: bytes) -> None:
         assert self.request_id is not None
-        submit = partial(self._gateway_ref.tell_direct, AnswerSubmitted(self.request_id, error, payload))
-        if not self._open.cut.hold(self._part, submit):
-            submit()
+        answer = AnswerSubmitted(self.request_id, error, payload)
+        self._part.submit(partial(self._gateway_ref.tell_direct, answer))
         self.end()
 
     def cancel(self) -> None:
@@ -252,8 +251,7 @@ class WaitingClient:
 class OpenReplies:
     """The replies of one coordinator that are not settled. Loop only, except ``hear_loss``.
 
-    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it. ``cut``:
-    that of the coordinator's parts.
+    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it.
     """
 
     def __init__(
@@ -263,10 +261,8 @@ class OpenReplies:
         statistics: OperatorStatistics,
         soon: Callable[[Callable[[], None]], None],
         limits: WireLimits,
-        cut: PartsCut,
     ) -> None:
         self.limits = limits
-        self.cut = cut
         self._operator_id = operator_id
         self._log = log
         self._statistics = statistics

@@ -38,7 +38,8 @@ class TakenEvents:
         # By subtask: the attempt that last became ready or, for this part, sent something.
         self._latest: list[dict[int, int]] = [{} for _ in table.parts]
         self._handling: tuple[int, int, int] | None = None  # part, sender and position of the current event
-        self._restored = False  # whether that was held in the checkpoint that was restored
+        self.is_restored = False
+        """Whether that was held in the checkpoint that was restored."""
 
     def begin(self, attempt: ExecutionAttempt, events_sent: Positions) -> None:
         """The attempt is ready; its history has ``events_sent`` so far."""
@@ -63,7 +64,7 @@ class TakenEvents:
         self._latest[part][attempt.subtask] = task
         first_sender = attempt.subtask if sender is None else sender
         self._handling = (part, first_sender, counts[part])
-        self._restored = sender is not None
+        self.is_restored = sender is not None
         if self._recordings and not self._table.outside[part]:
             for checkpoint_id, recording in self._recordings.items():
                 if checkpoint_id > after_snapshot and task in recording.attempts:
@@ -84,11 +85,11 @@ class TakenEvents:
 
     def taken(self) -> None:
         """The part has handled the event."""
-        self._handling, self._restored = None, False
+        self._handling, self.is_restored = None, False
 
     def handles_restored(self, part: int) -> bool:
         """Whether the part handles an event or request that was held in the checkpoint that was restored."""
-        return self._restored and self._handling is not None and self._handling[0] == part
+        return self.is_restored and self._handling is not None and self._handling[0] == part
 
     def forget(self, attempt: ExecutionAttempt) -> None:
         """The attempt has failed, or its success was revoked."""

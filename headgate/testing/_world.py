@@ -64,7 +64,6 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode
 from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
@@ -150,9 +149,9 @@ class World:
             completed=self._completed,
         )
         self._composed = composed(config.operator_id, coordinator, uses)
-        kept = self._composed.coordinator
+        parts = self._composed.parts
         self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
-            lambda: BarrierTrackerActor(kept, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+            lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
         self._spark: ActorRef[Any] = kit.system.spawn(
             lambda: _LedgerActor(self, self._tracker, LedgerConfig(attempts_max=attempts_max)),
@@ -372,8 +371,7 @@ class World:
         """Send a request like ``request``, which arrives when the world moves, and return its answer, still open."""
         self._check_open()
         answer: Answer[Any] = Answer()
-        asked = payload if part is None else PartEvent(part, payload)
-        self._tracker.tell(ClientRequest(asked, cast("Reply[Any]", answer)))
+        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer), part or ""))
         return answer
 
     # --- for the simulated Spark ----------------------------------------------------------------------------------

@@ -28,13 +28,11 @@ from actors import (
 )
 from actors.coordination import (
     BarrierTrackerActor,
-    CoordinatorChain,
     CoordinatorStore,
     OperatorConfig,
-    OperatorCoordinator,
     OperatorPorts,
     OperatorStatistics,
-    RecreateOnReset,
+    Parts,
     SourceCoordinator,
 )
 from actors.coordination.call_watch import CallWatch
@@ -127,7 +125,7 @@ class Operators:
         self._storage = storage
         self._journal = journal or Journal(0.0)
         self._look_at_run = look_at_run
-        self._coordinator_store = CoordinatorStore()
+        self.coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
         self._stuck: set[str] = set()
         self._heard_failure = heard_failure
@@ -139,13 +137,13 @@ class Operators:
     async def add(
         self,
         config: OperatorConfig,
-        coordinator: OperatorCoordinator,
+        parts: Parts,
         restore: str,
         counters: CountersCoordinator | None = None,
     ) -> Operator:
         """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on.
 
-        ``counters``, a part of the coordinator, is for the statistics.
+        ``counters``, of one of the parts, is for the statistics.
         """
         operator_id = config.operator_id
         if self.fenced is not None:
@@ -159,13 +157,13 @@ class Operators:
         restored, record = await self._restored(config, port, restore)
         config = replace(config, restored=restored)
         statistics = OperatorStatistics(
-            operator_id, splits=partial(_splits_of, coordinator), sources=partial(_backlogs_of, coordinator)
+            operator_id, splits=partial(_splits_of, parts), sources=partial(_backlogs_of, parts)
         )
         if counters is not None:
             statistics.counters, statistics.counter_totals = counters.sums, counters.totals
         ports = self._ports(operator_id, port)
         tracker_ref = self._system.spawn(
-            lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
+            lambda: BarrierTrackerActor(parts, config, ports, statistics),
             name=f"operator-{operator_id}",
             mailbox=UNBOUNDED,
             supervision=BROKEN_ALONE,
@@ -324,7 +322,7 @@ class Operators:
             discard_savepoint=port.discard_savepoint,
             next_checkpoint_id=port.next_checkpoint_id,
             completed=port.completed,
-            coordinator_store=self._coordinator_store,
+            coordinator_store=self.coordinator_store,
             look_at_run=self._look_at_run,
             observe=partial(self._journal.observe, operator_id),
         )
@@ -389,13 +387,13 @@ class Operators:
             await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
         )
 
-    async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
+    async def request(self, operator_id: str, payload: Any, part: str = "", *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
         operator = self._to_ask(operator_id)
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
-                    lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
+                    lambda reply_to: ClientRequest(payload, reply_to, part), timeout_s=timeout_s
                 )
         except _ENDED as error:  # H85
             if broken := await self._broken_with(operator, error):
@@ -593,26 +591,23 @@ async def _delete_savepoint(port: StoragePort, checkpoint_id: int) -> None:
         log.warning("savepoint deletion failed", checkpoint_id=checkpoint_id, error=str(error))
 
 
-def _splits_of(coordinator: OperatorCoordinator | None) -> tuple[int, int | None] | None:
+def _splits_of(parts: Parts) -> tuple[int, int | None] | None:
     """How far a source is; None for other coordinators. Any thread."""
-    for _, source in _sources_of(coordinator):
+    for _, source in _sources_of(parts):
         return source.splits_progress
     return None
 
 
-def _backlogs_of(coordinator: OperatorCoordinator | None) -> dict[str, SourceBacklog]:
-    """What each source has not read yet, by the name of the stage or part; the main coordinator has none."""
-    return {name: source.backlog for name, source in _sources_of(coordinator)}
+def _backlogs_of(parts: Parts) -> dict[str, SourceBacklog]:
+    """What each source has not read yet, by the name of the stage or part; the user's own has none."""
+    return {name: source.backlog for name, source in _sources_of(parts)}
 
 
-def _sources_of(coordinator: OperatorCoordinator | None) -> Iterator[tuple[str, SourceCoordinator]]:
-    named = {"": coordinator}
-    if isinstance(coordinator, CoordinatorChain):
-        named = {"": coordinator.main, **coordinator.parts}
-    for name, part in named.items():
-        current = part.current if isinstance(part, RecreateOnReset) else part
-        if isinstance(current, SourceCoordinator):
-            yield name, current
+def _sources_of(parts: Parts) -> Iterator[tuple[str, SourceCoordinator]]:
+    for part in parts:
+        coordinator = part.coordinator
+        if isinstance(coordinator, SourceCoordinator):
+            yield part.name, coordinator
 
 
 @contextmanager

@@ -37,7 +37,6 @@ from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
@@ -458,7 +457,7 @@ class SidecarRuntime(PartFactories):
     ) -> OperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
-        operator = await self._operators.add(config, parts.coordinator, restore, parts.counters)
+        operator = await self._operators.add(config, parts.parts, restore, parts.counters)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,
@@ -512,7 +511,8 @@ class SidecarRuntime(PartFactories):
             parallelism = await self._driver.cores() or 1
         config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)
         looked_at = await USER.run(lambda: (columns_of(source, schema), source.operator), abandon_on_cancel=True)
-        planner = StreamPlanner(name, source, self._storage.port(f"{name}.stream", RestoreMode.STREAMING), splits_max)
+        port = self._storage.port(f"{name}.stream", RestoreMode.STREAMING)
+        planner = StreamPlanner(name, source, port, splits_max, self._operators.coordinator_store)
         add = partial(self._add_source, config, planner, source, session, *looked_at)
         return await self._calls.run(name, partial(self._replaced, name, add, replace=replace))
 
@@ -593,9 +593,7 @@ class SidecarRuntime(PartFactories):
     async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
-        if part is not None:
-            payload = PartEvent(part, payload)
-        return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
+        return await self._operators.request(operator_id, payload, part or "", timeout_s=timeout_s)
 
     @must_be_awaited
     async def status(self) -> SidecarStatus:

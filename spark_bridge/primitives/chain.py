@@ -10,8 +10,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
-from actors.coordination import CoordinatorChain, GivenCoordinator, OperatorCoordinator
-from actors.coordination.chain import NoMainCoordinator
+from actors.coordination import GivenCoordinator, OperatorCoordinator, Parts, parts_of
 from actors.coordination.given import built_anew_or_kept
 from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
@@ -130,12 +129,12 @@ def _halves_of_sink(sink: TwoPhaseSink[Any]) -> tuple[GivenCoordinator, StageOpe
 
 @dataclass(frozen=True)
 class Composed:
-    """An operator with its parts: its coordinator, what makes the parts in its tasks, and its counters.
+    """An operator with its parts: those of the driver, what makes those in its tasks, and its counters.
 
     ``make_flow`` makes the task's half of a chain; it is None if there is no chain.
     """
 
-    coordinator: OperatorCoordinator
+    parts: Parts
     task_parts: Mapping[str, Callable[[], SubtaskOperator]]
     counters: CountersCoordinator
     make_flow: Callable[[], SubtaskOperator] | None = None
@@ -160,9 +159,7 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
     task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
     if not isinstance(given, Chain):
-        return Composed(
-            CoordinatorChain(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters
-        )
-    coordinators |= {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
-    coordinator = CoordinatorChain(NoMainCoordinator(given.stages), coordinators, given.stages, outside)
-    return Composed(coordinator, {**task_parts, **stages}, counters, partial(Flow, given.stages))
+        return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters)
+    of_stages = {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
+    parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
+    return Composed(parts, {**task_parts, **stages}, counters, partial(Flow, given.stages))

@@ -18,16 +18,16 @@ put out. So the content of a batch is the same each time, but not that of one pa
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from actors.coordination import CoordinatorContext, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination import CoordinatorStore, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination.host.alone import HostAlone
 from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import in_turns
 from actors.coordination.user_calls import call_each
@@ -41,7 +41,6 @@ from protocol.source_events import (
     encode_split,
     parse_stream_batch,
 )
-from protocol.wire.messages import RestoreMode
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
 from spark_bridge.errors import StreamRefused
 from spark_bridge.sources.source import Source
@@ -116,16 +115,19 @@ class _State:
 class StreamPlanner:
     """Plans the micro-batches of one source. Loop only; requests are answered one at a time.
 
-    ``splits_max`` is how many splits a batch has, about, at most.
+    ``splits_max`` is how many splits a batch has, about, at most. ``store`` is shared by all coordinators.
     """
 
-    def __init__(self, name: str, source: Source, port: StoragePort, splits_max: int) -> None:
+    def __init__(
+        self, name: str, source: Source, port: StoragePort, splits_max: int, store: CoordinatorStore | None = None
+    ) -> None:
         if splits_max < 1:
             raise ValueError(f"splits_max must be at least 1, not {splits_max}")
         self._name = name
         self._source = source
         self._port = port
         self._splits_max = splits_max
+        self._store_of_all = store or CoordinatorStore()
         self._turn = anyio.Lock()
         self._state = _State()
         self._finding: _Finding | None = None
@@ -230,7 +232,9 @@ class StreamPlanner:
         """Plan a batch of what is new, and store it. If that fails, what was found is found again."""
         try:
             if self._finding is None:
-                self._finding = await _Finding.begin(self._source, self._state.enumerator)
+                host = HostAlone(self._name, self._store_of_all, log.bind(source=self._name))
+                self._finding = _Finding(self._source.enumerator(self._state.enumerator), host)
+                await self._finding.begin()
             missing = self._splits_max - len(self._state.open)
             found = await self._finding.look(max(1, missing))
             parts, left = await USER.run(_cut, self._source, (*self._state.open, *found))
@@ -255,9 +259,11 @@ class StreamPlanner:
         finding, self._finding = self._finding, None
         if finding is not None:
             try:
-                await call_each("close", [finding.enumerator.close])
+                await call_each("close", [finding.close])
             except Exception:
                 log.exception("split enumerator close failed", source=self._name)
+            finally:
+                await finding.end()
 
 
 def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -282,22 +288,26 @@ def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[byt
 class _Finding:
     """An enumerator that finds splits for a plan: it is asked as if one reader had read everything so far."""
 
-    def __init__(self, enumerator: SplitEnumerator, context: _PlanningContext) -> None:
+    def __init__(self, enumerator: SplitEnumerator, host: HostAlone) -> None:
         self.enumerator = enumerator
-        self._context = context
+        self._host = host
+        self._context = _PlanningContext(host)
 
-    @classmethod
-    async def begin(cls, source: Source, state: bytes | None) -> _Finding:
-        context = _PlanningContext()
-        finding = cls(source.enumerator(state), context)
-        await finding.enumerator.start(context)
-        await finding.enumerator.add_reader(_READER)
-        return finding
+    async def begin(self) -> None:
+        await self.enumerator.start(self._context)
+        await self.enumerator.add_reader(_READER)
+
+    async def close(self) -> None:
+        await self.enumerator.close()
+
+    async def end(self) -> None:
+        """After ``close``, however that ended: nothing that the enumerator has begun goes on."""
+        await self._host.close()
 
     async def look(self, splits_max: int) -> list[bytes]:
         """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``."""
         context = self._context
-        await context.run_due()
+        await self._host.run_due()
         while len(context.found) < splits_max and not context.has_no_more:
             before = len(context.found)
             await self.enumerator.handle_split_request(_READER)
@@ -305,6 +315,7 @@ class _Finding:
                 break
             if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
                 await checkpoint()
+        self._host.check()
         found, context.found = context.found, []
         return found
 
@@ -312,19 +323,10 @@ class _Finding:
 class _PlanningContext(SplitEnumeratorContext):
     """The context of an enumerator whose splits go into a plan."""
 
-    def __init__(self) -> None:
-        self.coordinator = cast("CoordinatorContext", self)
+    def __init__(self, host: HostAlone) -> None:
+        self.coordinator = host.context
         self.found: list[bytes] = []
         self.has_no_more = False
-        self.mode = RestoreMode.BATCH
-        self.input_begins_again = True
-        self.log = log
-        self._timers: list[tuple[float, Callable[[], Awaitable[None]]]] = []
-        self._calls: deque[Callable[[], Awaitable[None]]] = deque()
-
-    @property
-    def parallelism(self) -> int:
-        return 1
 
     def registered_readers(self) -> list[int]:
         return [_READER]
@@ -338,6 +340,9 @@ class _PlanningContext(SplitEnumeratorContext):
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
         self.found += [encode_split(one if isinstance(one, SplitAt) else SplitAt(one, None)) for one in splits]
 
+    def assigned_splits(self, subtask: int) -> list[Any]:
+        return []
+
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         return []
 
@@ -346,34 +351,6 @@ class _PlanningContext(SplitEnumeratorContext):
 
     def has_no_more_splits(self, subtask: int) -> bool:
         return self.has_no_more
-
-    # --- what an enumerator may use of its coordinator's context --------------------------------------------------
-
-    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
-        self._timers.append((anyio.current_time() + delay_s, handler))
-
-    def call_async(
-        self, function: Callable[..., Any], *args: Any, handler: Callable[[Any, Exception | None], Awaitable[None]]
-    ) -> None:
-        async def call() -> None:
-            try:
-                result = await USER.run(lambda: function(*args))
-            except Exception as error:
-                await handler(None, error)
-            else:
-                await handler(result, None)
-
-        self._calls.append(call)
-
-    async def run_due(self) -> None:
-        """Call what is due now, and what that calls on worker threads."""
-        now = anyio.current_time()
-        due = [handler for due_at, handler in self._timers if due_at <= now]
-        self._timers = [entry for entry in self._timers if entry[0] > now]
-        for handler in due:
-            await handler()
-        while self._calls:
-            await self._calls.popleft()()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from actors import ActorRef, Reply
-from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination import OperatorConfig, OperatorCoordinator, parts_of
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage, RequestCheckpoint, TrackerMessage
 from actors.coordination.operator_config import UNBOUNDED
@@ -126,7 +126,7 @@ class Application:
 
     async def coordinate(self, coordinator: OperatorCoordinator, operator_id: str = OPERATOR) -> None:
         config = OperatorConfig(operator_id, self.parallelism, self.mode)
-        operator = await self.kit.drive(self.operators.add(config, coordinator, "latest"))
+        operator = await self.kit.drive(self.operators.add(config, parts_of(coordinator), "latest"))
         self._trackers[operator_id] = operator.tracker_ref
 
     async def release(self, operator_id: str = OPERATOR) -> None:

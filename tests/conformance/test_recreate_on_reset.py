@@ -376,8 +376,8 @@ async def test_a_current_incarnation_is_closed_though_the_close_of_a_replaced_on
     async with bench(methods, close_timeout_s=5.0) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         await under_test.call("reset_to_checkpoint", 2, b"y")
-        under_test.wrapper._current.coordinator = current = RecordingCoordinator()
-        under_test.wrapper._unclosed.append(under_test.wrapper._current)
+        under_test.part._current.coordinator = current = RecordingCoordinator()
+        under_test.part._unclosed.append(under_test.part._current)
         await under_test.stop()
         assert under_test.calls(2)[-1] == ("close",)
         assert current.calls == [("close",)]

@@ -23,6 +23,7 @@ from actors.coordination import (
     OperatorPorts,
     OperatorStatistics,
     SubtaskGateway,
+    parts_of,
 )
 from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
 from actors.coordination.operator_config import UNBOUNDED
@@ -200,7 +201,9 @@ class DriverHalf:
         )
         statistics = OperatorStatistics(operator)
         tracker = system.spawn(
-            lambda: BarrierTrackerActor(coordinator, config, ports, statistics), name=operator, mailbox=UNBOUNDED
+            lambda: BarrierTrackerActor(parts_of(coordinator), config, ports, statistics),
+            name=operator,
+            mailbox=UNBOUNDED,
         )
         self.trackers[operator] = tracker
         await tracker.ask(StartOperator, timeout_s=60.0)

@@ -517,8 +517,7 @@ class _Play:
         self._name = name
         self._random = random
         self._world = world
-        coordinators: Any = world._composed.coordinator
-        self._coordinator = coordinators.parts[name] if name else coordinators.main
+        self._coordinator: Any = world._composed.parts.named(name).coordinator
         self._watched = watched
         self._told = 0
         self._hostile: Task

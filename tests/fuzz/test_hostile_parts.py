@@ -191,8 +191,7 @@ async def test_a_task_finishes_its_own_items_and_no_others() -> None:  # H157
         other = next(one for one in world.tasks if one is not task)
         other.send(PartEvent("part", ["headgate/work-report", [], [], [], 1, False]))
         await world.settle()
-        chain: Any = world._composed.coordinator
-        coordinator = chain.parts["part"]
+        coordinator: Any = world._composed.parts.named("part").coordinator
         ids = list(coordinator.enumerator._in_work)
         task.send(PartEvent("part", ["headgate/work-report", ids, [], [], 0, False]))
         await world.settle()

@@ -10,18 +10,18 @@ ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
   @ actors.coordination.open_gateways:OpenGateways.open
-  - handle = GatewayHandle(attempt, line, budget, context.clock.now, self._config.wire_limits)
-  + handle = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, GatewayHandle(attempt, line, \
-  + budget, context.clock.now, self._config.wire_limits)); handle._attempt, handle._ref, handle._budget = attempt, \
-  + line, budget
+  - sends = AttemptSends(attempt, line.tell_direct, budget, context.clock.now, self._config.wire_limits)
+  + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
+  + line.tell_direct, budget, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
+  + sends.budget = attempt, line.tell_direct, budget
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
-  - ready = await self._guarded(context, "subtask_ready"
-  + gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(context, "subtask_ready"
+  @ actors.coordination.coordinator:CoordinatorActor._tell_ready
+  - ready = await self._guarded(context, name, calls)
+  + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(context, name, calls)
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.coordinator:CoordinatorActor._tell_ready
   - if ready:
   + if True:
 never-begins [feared; H66 H48]
@@ -32,7 +32,7 @@ never-begins [feared; H66 H48]
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
   @ actors.coordination.open_gateways:OpenGateways.reject_sends
-  - gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+  - gateway.sends.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
   + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
@@ -131,13 +131,13 @@ failure-of-before-the-reset [feared; H15]
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
   @ actors.coordination.given:why_not_resettable
-  - name = type_name(one)
+  - name = type_name(part.coordinator)
   + return ''
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.
-  @ actors.coordination.recreate_on_reset:RecreateOnReset.reset_to_checkpoint
-  - if context is None or old.awaited:
-  + if True:
+  @ actors.coordination.host.part:Part.reset_to_checkpoint
+  - elif host is None or old.awaited:
+  + elif True:
 action-goes-on-with-old-splits [feared; H68]
   A new action goes on with the enumeration of the one before.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
@@ -151,14 +151,14 @@ kept-output-is-enumerated-anew [feared; H56]
   + pass
 finished-gateway-is-kept [feared; H88]
   The context keeps the gateway of an attempt that has finished.
-  @ actors.coordination.live_gateways:GatewayTable.remove
+  @ actors.coordination.host.gateways:GatewayTable.remove
   - of_subtask.pop(attempt.task_attempt_id, None)
   + pass
 copy-replaces-the-first-gateway [feared; H88 H13]
   The context has only the newest gateway of a subtask.
-  @ actors.coordination.live_gateways:GatewayTable.add
-  - self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = gateway
-  + self.by_subtask[attempt.subtask] = {attempt.task_attempt_id: gateway}
+  @ actors.coordination.host.gateways:GatewayTable.add
+  - self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = sends
+  + self.by_subtask[attempt.subtask] = {attempt.task_attempt_id: sends}
 factory-of-no-actor-is-taken [feared; H165]
   What a factory returns is taken for an actor, whatever it is.
   @ actors.cell:ActorCell._made

@@ -198,8 +198,8 @@ kill-by-id [feared; H75]
 success-is-not-told [feared; H86]
   The coordinator is not told that an attempt has finished.
   @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
-  - "subtask_finished", user.subtask_finished, attempt.subtask, attempt.attempt
-  + "subtask_finished", anyio.sleep, 0
+  - await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
+  + pass
 finished-on-the-tasks-word [feared; H86]
   An attempt counts as finished when its operator has ended, before Spark counts it.
   @ protocol.attempts.operator:OperatorLedger.take_word

@@ -11,6 +11,7 @@ from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
 from tests.mutants.downward import DOWNWARD
 from tests.mutants.drivers import DRIVERS
+from tests.mutants.host import HOST
 from tests.mutants.hostile_parts import HOSTILE_PARTS
 from tests.mutants.inputs import INPUTS
 from tests.mutants.keys import KEYS
@@ -38,6 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOSTILE_PARTS,
     *PEERS,
     *LOOKING,
+    *HOST,
     *MISPLACED,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

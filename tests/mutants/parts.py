@@ -168,29 +168,31 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
   + if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_event
-  - handler = self._coordinator if type(event) is PartEvent else self._main
-  + handler = self._main
+  @ actors.coordination.coordinator:CoordinatorActor._addressed
+  - return self._parts.named(event.name), event.event
+  + return self._own, event.event
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
-  @ actors.coordination.chain:CoordinatorChain.reset_to_checkpoint
-  - states.get(name) if name else main
-  + None if name else main
+  @ actors.coordination.coordinator:CoordinatorActor._reset
+  - states.get(part.name) if part.name else own
+  + None if part.name else own
 parts-are-not-told-of-failures [new; H80]
   Only the main coordinator is told that an attempt has failed.
-  @ actors.coordination.chain:CoordinatorChain.subtask_failed
-  - await self._each(lambda part: part.subtask_failed(subtask, attempt, reason))
-  + await self.main.subtask_failed(subtask, attempt, reason)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "subtask_failed"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "subtask_failed"
 parts-are-not-reset [new; H80]
   Only the main coordinator resets a subtask.
-  @ actors.coordination.chain:CoordinatorChain.subtask_reset
-  - await self._each(lambda part: part.subtask_reset(subtask, checkpoint_id))
-  + await self.main.subtask_reset(subtask, checkpoint_id)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "subtask_reset"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "subtask_reset"
 event-of-a-stage-reaches-the-last-coordinator [new; H80]
   Events of all stages reach the coordinator of the last one.
-  @ actors.coordination.chain:CoordinatorChain.handle_event_from_operator
-  - await self._part(event.name).handle_event_from_operator(subtask, attempt, event.event)
-  + await list(self._parts.values())[-1].handle_event_from_operator(subtask, attempt, event.event)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  - part.method("handle_event_from_operator")
+  + (self._parts[-1] if part.name else part).method("handle_event_from_operator")
 event-for-a-stage-reaches-the-last-operator [new; H80]
   Events of all coordinators reach the operator of the last stage.
   @ spark_bridge.subtask.chain:OperatorChain.handle_event
@@ -203,9 +205,9 @@ event-of-a-stage-loses-its-name [new; H80]
   + self._context.send_event(event)
 request-of-a-stage-reaches-the-last-coordinator [new; H80]
   Requests of all stages reach the coordinator of the last one.
-  @ actors.coordination.chain:CoordinatorChain.handle_request
-  - await self._part(request.name).handle_request(subtask, attempt, request.event)
-  + await list(self._parts.values())[-1].handle_request(subtask, attempt, request.event)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_request
+  - part.method("handle_request")
+  + (self._parts[-1] if part.name else part).method("handle_request")
 request-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage asks is for the main coordinator.
   @ spark_bridge.subtask.chain:PartContext.request
@@ -213,47 +215,52 @@ request-of-a-stage-loses-its-name [new; H80]
   + self._context.request(payload, timeout_s)
 calls-reach-the-stages-backwards [new; H80]
   What concerns all stages reaches the last one first.
-  @ actors.coordination.chain:CoordinatorChain._each
-  - for name, part in self._all():
-  + for name, part in reversed(list(self._all())):
+  @ actors.coordination.coordinator:CoordinatorActor._of_each
+  - for part in self._parts.in_order:
+  + for part in reversed(self._parts.in_order):
 stages-are-not-told-of-completed-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is complete.
-  @ actors.coordination.chain:CoordinatorChain.notify_checkpoint_complete
-  - await self._each(lambda part: part.notify_checkpoint_complete(checkpoint_id))
-  + await self.main.notify_checkpoint_complete(checkpoint_id)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "notify_checkpoint_complete"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "notify_checkpoint_complete"
 stages-are-not-told-of-aborted-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is aborted.
-  @ actors.coordination.chain:CoordinatorChain.notify_checkpoint_aborted
-  - await self._each(lambda part: part.notify_checkpoint_aborted(checkpoint_id))
-  + await self.main.notify_checkpoint_aborted(checkpoint_id)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "notify_checkpoint_aborted"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "notify_checkpoint_aborted"
 stages-are-not-told-of-successes [new; H80]
   Only the main coordinator is told that a subtask has finished.
-  @ actors.coordination.chain:CoordinatorChain.subtask_finished
-  - await self._each(lambda part: part.subtask_finished(subtask, attempt))
-  + await self.main.subtask_finished(subtask, attempt)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "subtask_finished"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "subtask_finished"
 stages-are-not-told-of-the-end-of-a-run [new; H80]
   Only the main coordinator is told that a run has ended.
-  @ actors.coordination.chain:CoordinatorChain.run_ended
-  - await self._each(lambda part: part.run_ended(run_id, succeeded, reason))
-  + await self.main.run_ended(run_id, succeeded, reason)
+  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  - self._tell_each(context, "run_ended"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  + context, "run_ended"
 only-the-last-stage-is-told-of-a-suspicion [new; H80]
   The other stages are not told that an attempt may be dead.
-  @ actors.coordination.chain:CoordinatorChain.subtask_suspected
-  - await self._each(lambda part: part.subtask_suspected(subtask, attempt, reason))
-  + await list(self._parts.values())[-1].subtask_suspected(subtask, attempt, reason)
+  @ actors.coordination.coordinator:CoordinatorActor._give_hint
+  - self._tell_each(context, "subtask_suspected"
+  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._parts[-1].method(name), *args)))( \
+  + context, "subtask_suspected"
 state-of-a-stage-is-in-no-checkpoint [new; H80]
   The checkpoint has no state of the coordinators of the stages.
-  @ actors.coordination.chain:CoordinatorChain.checkpoint_coordinator
-  - join_states_in_steps(states.pop(""), states, self.stages)
-  + join_states_in_steps(states.pop(""), {name: one for name, one in states.items() if name not in self.stages})
+  @ actors.coordination.coordinator:CoordinatorActor._state
+  - join_states_in_steps(states.pop(""), states, stages)
+  + join_states_in_steps(states.pop(""), {name: one for name, one in states.items() if name not in stages})
 sent-between-the-cuts-of-two-stages [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is before the cut.
-  @ actors.coordination.parts_cut:PartsCut.hold
-  - if part not in self._taken:
-  + if True:
+  @ actors.coordination.host.part:Parts.snapshot_taken
+  - part.held = self._held
+  + pass
 held-for-the-cut-and-lost [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is never sent.
-  @ actors.coordination.parts_cut:PartsCut.reached
+  @ actors.coordination.host.part:Parts.cut_reached
   - for send in held:
   + for send in held[:0]:
 state-of-a-stage-is-in-no-snapshot [new; H80]
@@ -278,9 +285,9 @@ stages-are-closed-forwards [new; H80]
   + (self.main, *self.parts.values())
 event-for-a-stage-loses-its-name [new; H80]
   What the coordinator of a stage sends is for the main operator.
-  @ actors.coordination.chain:PartGateway.send_event
-  - return self._gateway.send_event(PartEvent(self._name, event), loss_tolerant=loss_tolerant, urgent=urgent)
-  + return self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
+  @ actors.coordination.host.gateway:encoded
+  - PartEvent(part.name, event) if part.name else event
+  + event
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.chain:OperatorChain.open

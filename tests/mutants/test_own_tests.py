@@ -115,9 +115,9 @@ nesting-in-classes [the closed table; H62 H97]
   + False
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
-  @ actors.coordination.event_decoding:decode_in_turns
-  - return await in_turns(decode_event_in_steps(payload))
-  + return decode_event(payload)
+  @ actors.coordination.coordinator:CoordinatorActor._decoded
+  - large = len(payload) > EVENT_STEP_BYTES
+  + large = False
 whole-reads [X9; H65]
   A connection hands over everything that a read delivers, in one turn of the loop.
   @ spark_bridge.server.connection:Connection._take_frames

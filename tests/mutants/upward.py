@@ -177,7 +177,7 @@ deferred-request-is-answered-too [feared; H84]
 deferred-answer-never-leaves [feared; H84 H48]
   A settled reply tells the gateway nothing.
   @ actors.coordination.reply:WaitingTask._submit
-  - submit()
+  - self._part.submit(partial(self._gateway_ref.tell_direct, answer))
   + pass
 completes-at-the-acknowledgements [prototype; invariant H79]
   A checkpoint is stored before the coordinator has taken the tail of the stream.

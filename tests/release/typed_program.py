@@ -239,7 +239,7 @@ def read_numbers(spark: SparkSession) -> list[int]:
         source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
         job = sidecar.coordinate("numbers", source, parallelism=2, mode=RestoreMode.BATCH)
         growing = sidecar.coordinate("growing", lambda: SourceCoordinator(lambda state: Growing()), parallelism=2)
-        sidecar.coordinate("again", lambda: RecreateOnReset(Rules), parallelism=2)
+        sidecar.coordinate("again", RecreateOnReset(Rules), parallelism=2)
         slots = spark.sparkContext.parallelize(range(2), 2)
         slots.foreachPartition(growing.subtask(Numbers))
         return sidecar.run(lambda: slots.mapPartitions(job.subtask(Numbers)).collect(), restart=FixedDelay(2, 0.5))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors import ActorRef, ActorSystem, Decision, Hook
 from actors.cell import ActorCell
-from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination import OperatorConfig, parts_of
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.operator_config import UNBOUNDED
 from actors.errors import ActorError
@@ -117,11 +117,12 @@ class Driver:
         self.gate.held = held
         self.coordinator = Coordinator(world, application, self.monitor)
         self.stages: SimulatedStages | None = None
-        self.registered: OperatorCoordinator = self.coordinator
+        self.parts = parts_of(self.coordinator)
         if application.settings.in_hand:
-            self.registered = SimulatedChain(world, self.coordinator)
+            self.parts = SimulatedChain(world, self.coordinator).parts
         elif application.settings.stages:
-            self.registered = self.stages = SimulatedStages(world, self.coordinator, application, self.monitor)
+            self.stages = SimulatedStages(world, self.coordinator, application, self.monitor)
+            self.parts = self.stages.parts
         self.running = RunningJobs()
         self.relay = SimulatedRelay(world, self.monitor, self.loop, self._tell_bridge)
         self.session: SimulatedSession
@@ -188,7 +189,7 @@ class Driver:
             restored_input=self.application.said,
         )
         try:
-            operator = await self._operators.add(config, self.registered, self.application.restore)
+            operator = await self._operators.add(config, self.parts, self.application.restore)
         except SidecarError as error:
             if not isinstance(error.__cause__, LocalProtocolError):
                 raise

@@ -10,10 +10,18 @@ and the sum of the counts must be exact (H101).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.coordination import Confirmation, CoordinatorChain, CoordinatorContext, SubtaskGateway, chain
+from actors.coordination import (
+    Confirmation,
+    CoordinatorContext,
+    LiveGateways,
+    OperatorCoordinator,
+    Parts,
+    SubtaskGateway,
+)
+from actors.coordination.host.part import Part
 from protocol.errors import GatewayFull
 from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import encode_event
@@ -30,7 +38,6 @@ from tests.simulation.checkers import demand, judged
 from tests.simulation.group import TaskGroup
 
 if TYPE_CHECKING:
-    from actors.coordination.live_gateways import LiveGateways
     from tests.simulation.coordinator import Coordinator
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -57,46 +64,80 @@ def all_items() -> list[str]:
 # --- the driver -----------------------------------------------------------------------------------------------------
 
 
-class SimulatedChain(CoordinatorChain):
-    """The chain of the simulated coordinator and the parts; shows the judges what the parts send and receive."""
+class JudgedParts(Parts):
+    """The parts of the simulated operator. Its judge learns when those that hold what they send may send it (H80)."""
+
+    judge: Coordinator
+
+    def cut_reached(self) -> None:
+        self.judge.cut_reached()
+        super().cut_reached()
+
+
+def judged_parts(
+    judge: Coordinator, named: Mapping[str, OperatorCoordinator], stages: Collection[str] = ()
+) -> JudgedParts:
+    """The simulated coordinator and the others, with judges for what these send and receive.
+
+    In a chain of stages, the simulated coordinator has its work nevertheless.
+    """
+    for name, coordinator in named.items():
+        watch(judge, name, coordinator)
+    parts = [Part(name, index, one, is_stage=name in stages) for index, (name, one) in enumerate(named.items(), 1)]
+    judged_by = JudgedParts([Part("", 0, judge), *parts])
+    judged_by.judge = judge
+    return judged_by
+
+
+def watch(judge: Coordinator, name: str, coordinator: OperatorCoordinator) -> None:
+    """Show the judge what a coordinator of a part gets, and give it gateways that show what it sends."""
+    start, ready = coordinator.start, coordinator.subtask_ready
+    handle_event, handle_request = coordinator.handle_event_from_operator, coordinator.handle_request
+
+    async def start_watched(context: CoordinatorContext) -> None:
+        await start(cast("CoordinatorContext", WatchedContext(judge, name, context)))
+
+    async def ready_watched(subtask: int, gateway: SubtaskGateway) -> None:
+        await ready(subtask, cast("SubtaskGateway", WatchedGateway(judge, name, gateway)))
+
+    async def event_noted(subtask: int, attempt: int, event: Any) -> None:
+        note(subtask, attempt, event)
+        await handle_event(subtask, attempt, event)
+
+    async def request_noted(subtask: int, attempt: int, request: Any) -> Any:
+        note(subtask, attempt, request)
+        return await handle_request(subtask, attempt, request)
+
+    def note(subtask: int, attempt: int, event: Any) -> None:
+        with judged(judge._world):
+            judge.take_of_part(subtask, attempt, part_text(PartEvent(name, event)))
+
+    vars(coordinator).update(
+        start=start_watched,
+        subtask_ready=ready_watched,
+        handle_event_from_operator=event_noted,
+        handle_request=request_noted,
+    )
+
+
+class SimulatedChain:
+    """The ready-made parts beside the simulated coordinator."""
 
     def __init__(self, world: World, main: Coordinator) -> None:
         self.world = world
-        self.judge = main
         self.counters = CountersCoordinator()
         self.queue = WorkQueue[str](ITEMS, ROOTS)
-        parts = {COUNTS: self.counters, ITEMS: self.queue.coordinator(OPERATOR)}
+        parts: dict[str, OperatorCoordinator] = {COUNTS: self.counters, ITEMS: self.queue.coordinator(OPERATOR)}
         if world.settings.team:
             self.group = Group(TEAM, min_size=1 if world.settings.team == "elastic" else None)
             parts[TEAM] = self.group.coordinator(OPERATOR)
-        super().__init__(main, parts)
+        self.run_ended = main.run_ended
+        vars(main)["run_ended"] = self.run_ended_judged
+        self.parts = judged_parts(main, parts)
 
-    async def start(self, context: CoordinatorContext) -> None:
-        watched = cast("CoordinatorContext", WatchedContext(self.judge, context))
-        for name, part in self._parts.items():
-            await part.start(cast("CoordinatorContext", chain.PartContext(watched, name)))
-        await self.main.start(context)
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if type(event) is PartEvent:
-            with judged(self.world):
-                self.judge.take_of_part(subtask, attempt, part_text(event))
-        await super().handle_event_from_operator(subtask, attempt, event)
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if type(request) is PartEvent:
-            with judged(self.world):
-                self.judge.take_of_part(subtask, attempt, part_text(request))
-        return await super().handle_request(subtask, attempt, request)
-
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        watched = cast("SubtaskGateway", WatchedGateway(self.judge, gateway))
-        for name, part in self._parts.items():
-            await part.subtask_ready(subtask, chain.PartGateway(watched, name))
-        await self.main.subtask_ready(subtask, gateway)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        await super().run_ended(run_id, succeeded, reason)
+    async def run_ended_judged(self, run_id: int, succeeded: bool, reason: str) -> None:
+        """The last part hears it: all the others have."""
+        await self.run_ended(run_id, succeeded, reason)
         if succeeded:
             with judged(self.world):
                 self.world.counted[run_id] = int(self.counters.totals().get("items", 0))
@@ -107,8 +148,9 @@ class SimulatedChain(CoordinatorChain):
 class WatchedGateway:
     """A gateway that notes each event of a part as sent, when it is."""
 
-    def __init__(self, judge: Coordinator, gateway: SubtaskGateway) -> None:
+    def __init__(self, judge: Coordinator, name: str, gateway: SubtaskGateway) -> None:
         self._judge = judge
+        self._name = name
         self._gateway = gateway
 
     def __getattr__(self, name: str) -> Any:
@@ -117,40 +159,38 @@ class WatchedGateway:
     async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         with self._judge.waiting_for_capacity(self._gateway.attempt):
             confirmation = await self._gateway.send_event(event, loss_tolerant=loss_tolerant, urgent=urgent)
-        self._judge.sent_by_part(self._gateway.attempt, event, urgent, confirmation)
+        self._note(event, urgent, confirmation)
         return confirmation
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         confirmation = self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
-        self._judge.sent_by_part(self._gateway.attempt, event, urgent, confirmation)
+        self._note(event, urgent, confirmation)
         return confirmation
+
+    def _note(self, event: Any, urgent: bool, confirmation: Confirmation) -> None:
+        self._judge.sent_by_part(self._gateway.attempt, PartEvent(self._name, event), urgent, confirmation)
 
 
 class WatchedGateways:
     """A part's live gateways, each of which notes what is sent. It has what the parts here use."""
 
-    def __init__(self, judge: Coordinator, gateways: LiveGateways) -> None:
+    def __init__(self, judge: Coordinator, name: str, gateways: LiveGateways) -> None:
         self._judge = judge
+        self._name = name
         self._gateways = gateways
-
-    def seen_by(self, decorate: Callable[[SubtaskGateway], SubtaskGateway], **_: Any) -> WatchedGateways:
-        def watched(gateway: SubtaskGateway) -> SubtaskGateway:
-            return decorate(cast("SubtaskGateway", WatchedGateway(self._judge, gateway)))
-
-        return WatchedGateways(self._judge, self._gateways.seen_by(watched))
 
     async def send(self, subtask: int, event: Any, *, attempt: int, urgent: bool) -> None:
         for gateway in self._gateways.gateways(subtask):
             if gateway.attempt.attempt == attempt:
-                await gateway.send_event(event, urgent=urgent)
+                await WatchedGateway(self._judge, self._name, gateway).send_event(event, urgent=urgent)
 
 
 class WatchedContext:
     """The ``CoordinatorContext`` of the parts."""
 
-    def __init__(self, judge: Coordinator, context: CoordinatorContext) -> None:
+    def __init__(self, judge: Coordinator, name: str, context: CoordinatorContext) -> None:
         self._context = context
-        self.gateways = WatchedGateways(judge, context.gateways)
+        self.gateways = WatchedGateways(judge, name, context.gateways)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.coordination import CoordinatorChain, CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway, chain
+from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
 from protocol.errors import GatewayFull
 from protocol.ids import ExecutionAttempt
@@ -29,11 +29,11 @@ from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.operator import SubtaskOperator
-from tests.simulation.application import EVENTS_MAX, STAGES, Application, part_text, unpack
-from tests.simulation.checkers import CallbackOrder, demand, judged
+from tests.simulation.application import EVENTS_MAX, STAGES, Application, unpack
+from tests.simulation.checkers import CallbackOrder, demand
 from tests.simulation.coordinator import DEFERS, Books, Handle
 from tests.simulation.invariant import REQUEST, Log, merge, split_wire_form, wire_form
-from tests.simulation.parts import WatchedGateway
+from tests.simulation.parts import judged_parts
 
 if TYPE_CHECKING:
     from tests.simulation.coordinator import Coordinator
@@ -76,41 +76,15 @@ class Turns:
         self._next = 0
 
 
-class SimulatedStages(CoordinatorChain):
-    """The chain of the simulated coordinator and three stages; shows the judges what the stages send and receive."""
+class SimulatedStages:
+    """Three stages beside the simulated coordinator."""
 
     def __init__(self, world: World, main: Coordinator, application: Application, monitor: InvariantMonitor) -> None:
         self.world = world
-        self.judge = main
         main.turns = Turns()
         self.of_stage = {name: StageCoordinator(name, main, application, monitor) for name in STAGES}
         main.orders.extend(stage.order for stage in self.of_stage.values())
-        super().__init__(main, self.of_stage, STAGES)
-
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        watched = cast("SubtaskGateway", WatchedGateway(self.judge, gateway))
-        for name, part in self._parts.items():
-            await part.subtask_ready(subtask, cast("SubtaskGateway", chain.PartGateway(watched, name)))
-        await self.main.subtask_ready(subtask, gateway)
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        self._note(subtask, attempt, event)
-        await super().handle_event_from_operator(subtask, attempt, event)
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        self._note(subtask, attempt, request)
-        return await super().handle_request(subtask, attempt, request)
-
-    def _note(self, subtask: int, attempt: int, event: Any) -> None:
-        if type(event) is PartEvent:
-            with judged(self.world):
-                self.judge.take_of_part(subtask, attempt, part_text(event))
-
-    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        try:
-            return await super().checkpoint_coordinator(checkpoint_id)
-        finally:
-            self.judge.cut_reached()
+        self.parts = judged_parts(main, self.of_stage, STAGES)
 
     def can_send(self) -> bool:
         return any(stage.senders() for stage in self.of_stage.values())

@@ -22,6 +22,7 @@ from actors.coordination import (
     OperatorPorts,
     OperatorStatistics,
     SubtaskGateway,
+    parts_of,
 )
 from actors.coordination.messages import StartOperator
 from actors.coordination.operator_config import UNBOUNDED
@@ -167,7 +168,9 @@ async def a_world(
                 next_checkpoint_id=itertools.count(1).__next__,
             )
             tracker = system.spawn(
-                lambda: BarrierTrackerActor(coordinator, config, ports, statistics), name=HONEST, mailbox=UNBOUNDED
+                lambda: BarrierTrackerActor(parts_of(coordinator), config, ports, statistics),
+                name=HONEST,
+                mailbox=UNBOUNDED,
             )
             await tracker.ask(StartOperator, timeout_s=PATIENCE_S)
             await spark.bridge.ask(lambda reply_to: AddOperator(HONEST, 1, tracker, reply_to), timeout_s=PATIENCE_S)

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination import OperatorConfig, OperatorCoordinator, parts_of
 from protocol.attempts import RunStarted
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
@@ -55,7 +55,7 @@ async def a_world(
     for checkpoint_id, label in zip(storage.reserve_ids(len(labels) + 1), labels, strict=False):
         storage.store("words", CompletedCheckpoint(checkpoint_id, 1, b"state", label=label))
     async with running_operators(storage, running) as operators:
-        await operators.add(OperatorConfig("words", 1, mode), coordinator or OperatorCoordinator(), "latest")
+        await operators.add(OperatorConfig("words", 1, mode), parts_of(coordinator or OperatorCoordinator()), "latest")
         yield World(operators, storage, running)
 
 

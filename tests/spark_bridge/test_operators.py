@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors import ActorSystem
-from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination import OperatorConfig, OperatorCoordinator, parts_of
 from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.messages import RestoreMode, SubtaskState
@@ -51,6 +51,6 @@ async def test_a_checkpoint_that_cannot_be_cut_once_more_refuses_its_operator_an
     storage.store("words", CompletedCheckpoint(storage.reserve_ids(3)[-1], 2, b"", both))
     async with running_operators(storage) as operators:
         with pytest.raises(SidecarError, match=r"'words'.*Restore it with 2, take a checkpoint.*then change"):
-            await operators.add(streaming("words", 1), OperatorCoordinator(), "latest")
-        await operators.add(streaming("others", 1), OperatorCoordinator(), "latest")
-        await operators.add(streaming("words", 2), OperatorCoordinator(), "latest")
+            await operators.add(streaming("words", 1), parts_of(OperatorCoordinator()), "latest")
+        await operators.add(streaming("others", 1), parts_of(OperatorCoordinator()), "latest")
+        await operators.add(streaming("words", 2), parts_of(OperatorCoordinator()), "latest")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,17 @@ from typing import Any
 import anyio
 import pytest
 
-from headgate import SourceCoordinator, SplitReader, StaticSplitEnumerator
-from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
+from actors.coordination import CoordinatorStore
+from actors.coordination.store import StoreRevoked
+from headgate import CoordinatorContext, SourceCoordinator, SplitReader, StaticSplitEnumerator
+from headgate.sources import (
+    DiscoveringSplitEnumerator,
+    HybridSource,
+    Source,
+    SplitAt,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+)
 from headgate.testing import running_operator
 from protocol.source_events import StreamBatch, decode_split
 from protocol.wire.keys import KeyRing
@@ -24,7 +34,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.certificates import encryption
 from spark_bridge.errors import StreamRefused
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
-from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
+from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner, _PlanningContext
 from spark_bridge.streams.server import Streams
 from spark_bridge.streams.task import StreamFailed, batch_between, reader_of_batch
 from spark_bridge.subtask.control import ControlUnreachable
@@ -284,6 +294,135 @@ async def test_tasks_of_a_micro_batch_read_its_splits_and_those_of_another_one_a
             await world.launch_operator(1, partial(reader_of_batch, Reader, second))
             await world.advance(1.0)
             assert "tasks of two micro-batches" in str(world.failures[0])
+
+
+MEMBERS = sorted(name for name, _ in inspect.getmembers(CoordinatorContext) if not name.startswith("_"))
+
+
+class Planned(Source):
+    """Its enumerator does something with its context when it starts, and hands out the split "1" and what it finds."""
+
+    def __init__(self, begin: Callable[[Finding, CoordinatorContext], object]) -> None:
+        self._begin = begin
+
+    def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> SplitEnumerator:
+        return Finding(self._begin)
+
+    @property
+    def operator(self) -> Callable[[], SplitReader]:
+        return SplitReader
+
+
+class Finding(SplitEnumerator):
+    def __init__(self, begin: Callable[[Finding, CoordinatorContext], object]) -> None:
+        self._begin = begin
+        self.found = ["1"]
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self.context = context
+        self._begin(self, context.coordinator)
+
+    async def handle_split_request(self, subtask: int) -> None:
+        found, self.found = self.found, []
+        await self.context.assign_splits(subtask, found)
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        raise AssertionError("nobody reads")
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+async def test_an_enumerator_that_is_planned_has_everything_of_its_coordinators_context(name: str) -> None:  # H133
+    seen: list[object] = []
+    source = Planned(lambda _, context: seen.append(getattr(context, name)))
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        await planner.answer("latest", await planner.answer("initial", None))
+        await planner.close()
+    assert len(seen) == 1
+
+
+def test_an_enumerator_that_is_planned_has_everything_of_the_context_of_enumerators() -> None:  # H133
+    own = {name for name in vars(SplitEnumeratorContext) if not name.startswith("_")} - {"parallelism"}
+    assert own <= set(vars(_PlanningContext)), "each needs an answer, because there is no coordinator"
+
+
+async def test_what_an_enumerator_finds_in_the_background_is_planned() -> None:  # H133
+    found = anyio.Event()
+    told: list[object] = []
+
+    def begin(enumerator: Finding, context: CoordinatorContext) -> None:
+        async def look(names: list[str]) -> list[str]:
+            await found.wait()
+            return names
+
+        async def handle(names: list[str] | None, error: Exception | None) -> None:
+            assert names is not None
+            enumerator.found += names
+
+        async def later() -> None:
+            told.append(context.clock.now())
+
+        context.run_in_background(look, ["2", "3"], handler=handle)
+        context.call_soon_threadsafe(later)
+        told.append((context.operator_id, context.parallelism, context.events_taken(0), list(context.gateways)))
+
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(Planned(begin), session)
+        start = await planner.answer("initial", None)
+        first = await planner.answer("latest", start)
+        found.set()
+        await anyio.wait_all_tasks_blocked()
+        second = await planner.answer("latest", first)
+        assert await read(planner, first, second) == ["2", "3"]
+        await planner.close()
+    assert told[0] == ("orders", 1, 0, [])
+    assert len(told) == 2
+
+
+async def test_an_enumerator_that_fails_its_job_fails_the_query() -> None:  # H133, H8
+    source = Planned(lambda _, context: context.fail_job(ValueError("no such table")))
+    async with StorageSession(MemoryStorage()) as session:
+        planner = await planner_of(source, session)
+        start = await planner.answer("initial", None)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no such table"):
+                await planner.answer("latest", start)
+
+
+async def test_an_enumerator_that_is_closed_does_nothing_any_more() -> None:  # H133, G16
+    ends: list[str] = []
+    contexts: list[CoordinatorContext] = []
+
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ends.append("cancelled")
+
+    async def handle(result: object, error: Exception | None) -> None:
+        ends.append("handled")
+
+    def begin(_: Finding, context: CoordinatorContext) -> None:
+        contexts.append(context)
+        context.run_in_background(wait, handler=handle)
+
+    store = CoordinatorStore()
+    async with StorageSession(MemoryStorage()) as session:
+        port = session.port("orders.stream", RestoreMode.STREAMING)
+        planner = StreamPlanner("orders", Planned(begin), port, 100, store)
+        await planner.open()
+        await planner.answer("latest", await planner.answer("initial", None))
+        await anyio.wait_all_tasks_blocked()
+        contexts[0].store.put_if_absent("reader", "orders")
+        await planner.close()
+        assert ends == ["cancelled"]
+        assert store.get("reader") == "orders", "all coordinators share it"
+        with pytest.raises(StoreRevoked):
+            contexts[0].store.put_if_absent("late", 1)
+        contexts[0].fail_job("too late")
 
 
 async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other() -> None:  # H76

@@ -19,6 +19,9 @@ from actors.coordination import (
     OperatorCoordinator,
     OperatorPorts,
     OperatorStatistics,
+    Parts,
+    RecreateOnReset,
+    parts_of,
 )
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
@@ -65,6 +68,9 @@ from tests.actors.coordination.executor import MemoryConnection, Task
 
 T = TypeVar("T")
 
+Given = OperatorCoordinator | RecreateOnReset | Parts
+"""The own part of an operator, or all of its parts."""
+
 __all__ = [
     "Answer",
     "Call",
@@ -98,10 +104,11 @@ class Answer(PublicAnswer[Any]):
 class World:
     """The operator under test, and everything around it."""
 
-    def __init__(self, kit: DeterministicKit, coordinator: OperatorCoordinator, config: OperatorConfig) -> None:
+    def __init__(self, kit: DeterministicKit, given: Given, config: OperatorConfig) -> None:
         self.kit = kit
         self.config = config
-        self._coordinator = coordinator
+        parts = given if isinstance(given, Parts) else parts_of(given)
+        self._own = parts[0]
         self.statistics = OperatorStatistics(config.operator_id)
         self.reports: list[LedgerInput] = []  # inputs of the ledger, except OperatorOpened
         self.failures: list[BaseException] = []
@@ -135,7 +142,7 @@ class World:
             look_at_run=self._look_at_run,
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
-            lambda: BarrierTrackerActor(coordinator, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+            lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
 
     async def _look_at_run(self, run_id: int) -> StageLook:
@@ -143,8 +150,9 @@ class World:
 
     @property
     def coordinator(self) -> RecordingCoordinator:
-        assert isinstance(self._coordinator, RecordingCoordinator)
-        return self._coordinator
+        coordinator = self._own.coordinator
+        assert isinstance(coordinator, RecordingCoordinator)
+        return coordinator
 
     # --- time and traffic -----------------------------------------------------------------------------------------
 
@@ -318,7 +326,7 @@ def waiting_for(gate: anyio.Event | asyncio.Event) -> Method:
 
 @asynccontextmanager
 async def running_operator(
-    coordinator: OperatorCoordinator | None = None,
+    coordinator: Given | None = None,
     *,
     parallelism: int = 2,
     mode: RestoreMode = RestoreMode.STREAMING,
@@ -374,7 +382,7 @@ async def running_operator(
 
 @asynccontextmanager
 async def running_tasks(
-    count: int, coordinator: OperatorCoordinator | None = None, *, task_type: type[Task] = Task, **config: Any
+    count: int, coordinator: Given | None = None, *, task_type: type[Task] = Task, **config: Any
 ) -> AsyncIterator[tuple[World, list[Task]]]:
     """Yield a started operator whose first ``count`` subtasks have a ready attempt each. See ``running_operator``."""
     async with running_operator(coordinator, **config) as world:

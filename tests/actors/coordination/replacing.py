@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers for tests of ``RecreateOnReset``: an actor that calls it like an operator and remembers its coordinators.
+"""Helpers for tests of a part that is built anew: an actor that calls it like an operator, and its coordinators.
 
 The system is deterministic. Calls are made one at a time, in the order in which the test requests them, each awaited
 before the next (H5). A test finds their results in ``outcomes``.
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from actors import Actor, ActorContext, ActorRef, Clock, MailboxConfig
-from actors.coordination.recreate_on_reset import RecreateOnReset
+from actors import Actor, ActorContext, ActorRef, MailboxConfig
+from actors.coordination.host.context import Outcome
+from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.incarnation import Sender
+from actors.coordination.host.part import Part
+from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
+from protocol.facts import StageLook
+from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
-
-T = TypeVar("T")
 
 MethodsOf = Callable[[int], dict[str, Method]]
 """Returns the methods of the coordinator with this number, counted from 1; see ``RecordingCoordinator``."""
@@ -28,76 +32,54 @@ Step = Callable[[], Awaitable[object]]
 
 
 class Caller(Actor[Step]):
-    """Makes one call after the other, and builds the coordinator's context from its own."""
+    """Makes one call after the other, and is the host of the part with its own context."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
 
     async def started(self, context: ActorContext[Step]) -> None:
-        self._bench.context = BenchContext(self._bench, context)
+        self._bench.context = BenchHost(self._bench, context)
 
     async def receive(self, context: ActorContext[Step], message: Step) -> None:
         await message()
 
     async def stopped(self, context: ActorContext[Step], cause: BaseException | None) -> None:
-        await self._bench.wrapper.close()
+        await self._bench.part.close()
 
 
-class BenchContext:
-    """A ``CoordinatorContext`` over the caller's context; ``failures`` collects the errors that fail the job."""
+class BenchHost:
+    """A ``Host`` over the caller's context; ``failures`` collects the errors that fail the job."""
 
     operator_id = "words"
     parallelism = 3
     mode = RestoreMode.STREAMING
+    checkpoints_in_doubt = frozenset({7})
+    input_begins_again = False
+    handles_restored = False
 
     def __init__(self, bench: Bench, context: ActorContext[Step]) -> None:
         self._bench = bench
         self._context = context
         self._timers = 0
-        self.failures: list[BaseException | str] = []
+        self.failures: list[BaseException] = []
         self.store = CoordinatorStore()
+        self.log, self.clock = context.log, context.clock
+        self.gateways = GatewayTable(3, lambda handler: None, lambda: False, DEFAULT_LIMITS, lambda: False)
 
-    @property
-    def log(self) -> Any:
-        return self._context.log
-
-    @property
-    def clock(self) -> Clock:
-        return self._context.clock
-
-    @property
-    def checkpoints_in_doubt(self) -> frozenset[int]:
-        return frozenset({7})
-
-    @property
-    def input_begins_again(self) -> bool:
-        return False
-
-    @property
-    def handles_restored(self) -> bool:
-        return False
-
-    def events_taken(self, subtask: int) -> int:
+    def events_taken(self, part: Sender, subtask: int) -> int:
         return 40 + subtask
 
-    def fail_job(self, cause: BaseException | str) -> None:
-        self.failures.append(cause)
+    async def look_at_run(self) -> StageLook:
+        return StageLook()
 
-    def call_async(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        handler: Callable[[T | None, Exception | None], Awaitable[None]],
-    ) -> None:
+    def fail_job(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    def run_in_thread(self, function: Callable[..., Any], *args: Any, handler: Outcome) -> None:
         self._begin(self._context.run_in_thread, function, args, handler)
 
-    def run_in_background(
-        self,
-        coroutine_function: Callable[..., Awaitable[T]],
-        *args: Any,
-        handler: Callable[[T | None, Exception | None], Awaitable[None]],
-    ) -> None:
-        self._begin(self._context.run, coroutine_function, args, handler)
+    def run_in_background(self, function: Callable[..., Awaitable[Any]], *args: Any, handler: Outcome) -> None:
+        self._begin(self._context.run, function, args, handler)
 
     def _begin(self, begin: Callable[..., object], function: Callable[..., Any], args: Any, handler: Any) -> None:
         begin(
@@ -117,16 +99,17 @@ class BenchContext:
 
 
 class Bench:
-    """A ``RecreateOnReset`` under test. ``coordinators``: everything that its factory has created, in order."""
+    """A part under test, which is built anew. ``coordinators``: everything that its factory has created, in order."""
 
     def __init__(self, kit: DeterministicKit, methods: MethodsOf, close_timeout_s: float) -> None:
         self.kit = kit
         self.coordinators: list[RecordingCoordinator] = []
         self.outcomes: list[tuple[str, Any]] = []  # (method, its result or error), except handlers that succeed
         self.factory_fails: Exception | None = None
-        self.context: BenchContext
+        self.context: BenchHost
         self._methods_of = methods
-        self.wrapper = RecreateOnReset(self.make_coordinator, close_timeout_s=close_timeout_s, name="under test")
+        given = RecreateOnReset(self.make_coordinator, close_timeout_s=close_timeout_s, name="under test")
+        self.part = Part("", 0, given)
         self.caller: ActorRef[Step] = kit.system.spawn(
             lambda: Caller(self), name="caller", mailbox=MailboxConfig(capacity=None)
         )
@@ -152,7 +135,12 @@ class Bench:
 
     def ask(self, method: str, *args: Any) -> None:
         """Request a call of a method, after all calls requested before."""
-        self.caller.tell(self.step(method, lambda: getattr(self.wrapper, method)(*args)))
+
+        async def call() -> Any:
+            own = method in ("start", "reset_to_checkpoint", "close")  # what the part does with several coordinators
+            return await (getattr(self.part, method) if own else self.part.method(method))(*args)
+
+        self.caller.tell(self.step(method, call))
 
     async def settle(self) -> None:
         await self.kit.run_until_idle()
@@ -183,7 +171,7 @@ class Bench:
 async def bench(
     methods: MethodsOf = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
 ) -> AsyncIterator[Bench]:
-    """Yield a wrapper, started unless the test does that itself."""
+    """Yield a part, started unless the test does that itself."""
     async with deterministic_system() as kit:
         under_test = Bench(kit, methods, close_timeout_s)
         if started:

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from actors import ActorSystem
-from actors.coordination import BarrierTrackerActor, OperatorConfig, OperatorPorts, OperatorStatistics
+from actors.coordination import BarrierTrackerActor, OperatorConfig, OperatorPorts, OperatorStatistics, parts_of
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.messages import StartOperator
 from tests.actors.coordination.operator_world import RecordingCoordinator
@@ -30,7 +30,9 @@ async def started(coordinator: RecordingCoordinator) -> AsyncIterator[None]:
     )
     async with ActorSystem() as system:
         tracker = system.spawn(
-            lambda: BarrierTrackerActor(coordinator, OperatorConfig("words", 1), ports, OperatorStatistics("words")),
+            lambda: BarrierTrackerActor(
+                parts_of(coordinator), OperatorConfig("words", 1), ports, OperatorStatistics("words")
+            ),
             name="operator",
             mailbox=UNBOUNDED,
         )

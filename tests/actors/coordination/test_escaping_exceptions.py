@@ -18,8 +18,8 @@ from actors.coordination import (
     RecreateOnReset,
     SourceCoordinator,
     StaticSplitEnumerator,
+    parts_of,
 )
-from actors.coordination.chain import CoordinatorChain
 from actors.coordination.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
@@ -315,7 +315,7 @@ async def test_whatever_one_raises_in_close_all_parts_and_enumerators_are_closed
     for name, part in parts.items():
         part.close = closing(name)  # type: ignore[method-assign]
     main = parts.pop("main")
-    async with running_operator(CoordinatorChain(main, parts)) as world:
+    async with running_operator(parts_of(main, parts)) as world:
         await world.stop()
     assert closed == ["main", "second", "first"]
 

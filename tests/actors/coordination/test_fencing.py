@@ -13,11 +13,15 @@ import anyio.to_thread
 import pytest
 
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.fencing import FencedContext, FencedGateway, FencingToken
+from actors.coordination.host.context import Context
+from actors.coordination.host.gateway import AttemptSends, Gateway, SendBudget, SendEvent
+from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import StoreRevoked
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull
 from protocol.ids import ExecutionAttempt
+from protocol.wire.codec import decode_event
+from protocol.wire.framing import DEFAULT_LIMITS
 from tests.actors.coordination.operator_world import RecordingCoordinator, raising, waiting_for
 from tests.actors.coordination.replacing import Bench, bench, doing_in
 
@@ -139,7 +143,7 @@ async def test_work_that_waits_for_a_thread_is_not_begun_after_the_reset() -> No
     handlers = Handlers()
     async with bench() as under_test:
         under_test.coordinators[0].context.call_async(begun.append, "begun", handler=handlers.with_outcome)
-        await under_test.wrapper.reset_to_checkpoint(1, b"x")
+        await under_test.part.reset_to_checkpoint(1, b"x")
         await under_test.settle()
         assert begun == []
         assert handlers.heard == []
@@ -201,31 +205,15 @@ async def test_a_replaced_coordinator_cannot_act_from_another_thread() -> None: 
 # --- gateways -----------------------------------------------------------------------------------------------------
 
 
-class KeepingGateway:
-    """Keeps the sent events, once there is ``capacity``."""
-
-    attempt = ATTEMPT
-    events_pending = 3
-    bytes_pending = 5
-
-    def __init__(self) -> None:
-        self.capacity = anyio.Event()
-        self.sent: list[tuple[Any, bool]] = []
-
-    async def send_event(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
-        await self.capacity.wait()
-        return self.send_event_nowait(event, loss_tolerant=loss_tolerant, urgent=urgent)
-
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
-        if not self.capacity.is_set():
-            raise GatewayFull("no capacity")
-        self.sent.append((event, loss_tolerant))
-        return Confirmation()
+def sends_to_one(events_max: int = 100) -> tuple[AttemptSends, list[SendEvent]]:
+    """What the parts send to one attempt, and what has been sent."""
+    sent: list[SendEvent] = []
+    return AttemptSends(ATTEMPT, sent.append, SendBudget(events_max, 2**20), lambda: 0.0, DEFAULT_LIMITS), sent
 
 
-async def ready_gateway(under_test: Bench, gateway: KeepingGateway) -> SubtaskGateway:
-    """Return the gateway that the current coordinator gets for ``gateway``."""
-    await under_test.call("subtask_ready", 1, gateway)
+async def ready_gateway(under_test: Bench, sends: AttemptSends) -> SubtaskGateway:
+    """Return the gateway that the current coordinator has got."""
+    await under_test.call("subtask_ready", 1, Gateway(sends, under_test.part.current))
     return under_test.coordinators[-1].gateways[1]
 
 
@@ -234,35 +222,32 @@ def is_refused(confirmation: Confirmation) -> bool:
 
 
 async def test_the_current_coordinator_sends_through_its_gateway() -> None:  # H20, H22
-    below = KeepingGateway()
+    below, sent = sends_to_one(events_max=2)
     async with bench() as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         gateway = await ready_gateway(under_test, below)
-        with pytest.raises(GatewayFull):
-            gateway.send_event_nowait("early")
-        below.capacity.set()
         assert not (await gateway.send_event("a")).done()
         assert not gateway.send_event_nowait("b", loss_tolerant=True).done()
-        assert below.sent == [("a", False), ("b", True)]
-        assert (gateway.attempt, gateway.events_pending, gateway.bytes_pending) == (ATTEMPT, 3, 5)
+        with pytest.raises(GatewayFull):
+            gateway.send_event_nowait("one too many")
+        assert [(decode_event(one.payload), one.loss_tolerant) for one in sent] == [("a", False), ("b", True)]
+        assert (gateway.attempt, gateway.events_pending, gateway.bytes_pending) == (ATTEMPT, 2, 4)
 
 
 async def test_what_a_replaced_coordinator_sends_fails_immediately() -> None:  # G16, H26
-    below = KeepingGateway()
-    below.capacity.set()
+    below, sent = sends_to_one()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
         await under_test.call("reset_to_checkpoint", 1, b"x")
         assert is_refused(await gateway.send_event("a"))
         assert is_refused(gateway.send_event_nowait("b"))
-        assert below.sent == []
+        assert (sent, below.budget.events) == ([], 0)
         with pytest.raises(AttemptOver, match="replaced by a reset"):
             await gateway.send_event_nowait("c")
 
 
 async def test_what_cannot_be_encoded_raises_though_it_would_not_be_sent() -> None:  # H21
-    below = KeepingGateway()
-    below.capacity.set()
+    below, _ = sends_to_one()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
         await under_test.call("reset_to_checkpoint", 1, b"x")
@@ -273,9 +258,10 @@ async def test_what_cannot_be_encoded_raises_though_it_would_not_be_sent() -> No
 
 
 async def test_an_event_that_waited_for_capacity_at_the_reset_is_not_sent() -> None:  # G16, H27
-    below, outcomes = KeepingGateway(), list[Confirmation]()
+    (below, sent), outcomes = sends_to_one(events_max=1), list[Confirmation]()
     async with bench() as under_test:
         gateway = await ready_gateway(under_test, below)
+        first = gateway.send_event_nowait("fills it")
 
         async def send() -> None:
             outcomes.append(await gateway.send_event("a"))
@@ -285,9 +271,9 @@ async def test_an_event_that_waited_for_capacity_at_the_reset_is_not_sent() -> N
             await under_test.settle()
             assert outcomes == []
             await under_test.call("reset_to_checkpoint", 1, b"x")
-            below.capacity.set()
+            below.budget.give_back(first.size)
         assert is_refused(outcomes[0])
-        assert below.sent == []
+        assert (len(sent), below.budget.events) == (1, 0)
 
 
 # --- the store ----------------------------------------------------------------------------------------------------
@@ -386,15 +372,15 @@ def public(protocol: type) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in public(CoordinatorContext) if name not in READ_ONLY | VIEWS])
-async def test_each_method_of_the_context_does_nothing_once_the_token_is_revoked(name: str) -> None:  # G16
-    outer, token = MagicMock(), FencingToken()
-    context = FencedContext(outer, token, outer.store, MagicMock(), MagicMock())
+async def test_each_method_of_the_context_does_nothing_once_its_incarnation_is_replaced(name: str) -> None:  # G16
+    host, part = MagicMock(), Sender("", 0)
+    context = Context(host, Incarnation(part, 1), host.store, MagicMock())
     args, named = ARGUMENTS[name]  # a new method needs a line there, and a fence
     getattr(context, name)(*args, **named)
-    assert len(outer.method_calls) == 1
-    token.revoke()
+    assert len(host.method_calls) == 1
+    part.acting = 2
     getattr(context, name)(*args, **named)
-    assert len(outer.method_calls) == 1
+    assert len(host.method_calls) == 1
 
 
 @pytest.mark.parametrize("name", sorted(READ_ONLY))
@@ -406,5 +392,7 @@ async def test_what_is_only_read_stays_readable(name: str) -> None:  # S86, R101
         assert context.events_taken(2) == 42
 
 
-def test_the_fenced_gateway_has_all_that_a_gateway_has() -> None:  # H20
-    assert [name for name in public(SubtaskGateway) if getattr(FencedGateway, name, None) is None] == []
+@pytest.mark.parametrize(("protocol", "kind"), [(SubtaskGateway, Gateway), (CoordinatorContext, Context)])
+async def test_each_interface_has_one_class_that_has_all_of_it(protocol: type, kind: type) -> None:  # H20
+    own = vars(kind) if protocol is SubtaskGateway else {**vars(kind), **vars(Context(*[MagicMock()] * 4))}
+    assert [name for name in public(protocol) if name not in own] == []

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.coordination import Confirmation, RecreateOnReset
-from actors.coordination.gateway_handle import SendBudget
+from actors.coordination.host.gateway import SendBudget
 from actors.testing import settle
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError, LocalProtocolError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination import CoordinatorChain, CoordinatorContext, LiveGateways, OperatorCoordinator, RecreateOnReset
+from actors.coordination import CoordinatorContext, LiveGateways, OperatorCoordinator, RecreateOnReset, parts_of
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull, LocalProtocolError
 from protocol.wire.codec import WireLimits, encode_event
 from protocol.wire.extension_types import PartEvent
@@ -86,7 +86,7 @@ async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch:
         encoded.append(event)
         return encode_event(event, limits)
 
-    monkeypatch.setattr("actors.coordination.live_gateways.encode_event", counting)
+    monkeypatch.setattr("actors.coordination.host.gateway.encode_event", counting)
     coordinator = RecordingCoordinator()
     async with running_tasks(3, coordinator, parallelism=3) as (world, tasks):
         gateways = gateways_of(coordinator)
@@ -95,7 +95,7 @@ async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch:
         coordinator.gateways[1].send_event_nowait("after")
         gateways.broadcast_nowait(["rule", 2])
         await world.settle()
-        assert encoded == [["rule", 1], ["rule", 2]]
+        assert encoded == ["before", ["rule", 1], "after", ["rule", 2]]
         assert [task.events for task in tasks] == [
             [["rule", 1], ["rule", 2]],
             ["before", ["rule", 1], "after", ["rule", 2]],
@@ -321,7 +321,7 @@ async def test_a_part_of_a_chain_sends_in_its_name() -> None:  # H88, H80
             self.context = context
 
     part, main = Part(), RecordingCoordinator()
-    async with running_tasks(2, CoordinatorChain(main, {"rules": part})) as (world, tasks):
+    async with running_tasks(2, parts_of(main, {"rules": part})) as (world, tasks):
         await part.context.gateways.broadcast(1)
         await gateways_of(main).broadcast(2)
         (of_part,) = part.context.gateways.gateways(0)

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -245,3 +247,70 @@ async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so
         assert "checkpoint 7 cannot be restored: Registered takes" in condemned.reason
         assert task.registered is None
         assert task.connection is None or task.connection.closed
+
+
+# --- a sender that is gone ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["send", "gateways", "later"])
+async def test_what_is_sent_to_the_sender_of_a_restored_message_that_is_gone_reaches_nobody(how: str) -> None:  # H151
+    answers: list[Any] = []
+
+    async def answer(subtask: int, attempt: int, event: Any) -> None:
+        gateways = coordinator.context.gateways
+        if how == "later":
+            coordinator.context.call_soon_threadsafe(partial(send_later, subtask))
+        elif how == "send":
+            answers.append(await gateways.send(subtask, ["for", event]))
+        else:
+            answers.append(gateways.gateways(subtask))
+
+    async def send_later(subtask: int) -> None:
+        answers.append(await coordinator.context.gateways.send(subtask, "later"))
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=answer, handle_request=answer)
+    held = asked_in(checkpoint(part(0, "mine"), part(1, "an event", "a request"), part(2), part(3)), 1, 1)
+    async with running_tasks(1, coordinator, parallelism=1, restored=held) as (world, (task,)):
+        await world.settle()
+        if how == "later":  # the restored message is handled by then, and there is only subtask 0
+            assert "there is no subtask 1" in str(world.failures[0])
+        else:
+            assert [len(answered) for answered in answers] == [1, 0, 0]
+            assert world.failures == []
+            assert task.events == ([["for", "mine"]] if how == "send" else [])
+
+
+@pytest.mark.parametrize("subtask", [-1, 1, 10**9])
+async def test_a_subtask_that_no_message_names_is_a_mistake_as_ever(subtask: int) -> None:  # H151, H88
+    async with running_tasks(1, parallelism=1) as (world, _):
+        gateways = world.coordinator.context.gateways
+        with pytest.raises(ValueError, match=f"no subtask {subtask}|at least 0, not {subtask}"):
+            gateways.gateways(subtask)
+        with pytest.raises(ValueError, match=f"no subtask {subtask}|at least 0, not {subtask}"):
+            await gateways.send(subtask, "x")
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_restore_makes_a_coordinator_fail_that_answers_each_sender(seed: int) -> None:  # H151, H52
+    random = Random(seed)
+    print(f"seed {seed}")
+    before, after = random.randrange(1, 9), random.randrange(1, 9)
+    parts = [part(subtask, *range(random.randrange(4))) for subtask in range(before)]
+    restored = checkpoint(*parts)
+    for subtask, of_subtask in enumerate(parts):
+        asked = [place for place in range(len(of_subtask.held)) if random.random() < 0.5]
+        restored = asked_in(restored, subtask, *asked)
+
+    async def answer(subtask: int, attempt: int, event: Any) -> None:
+        sent = await coordinator.context.gateways.send(subtask, [subtask, event])
+        assert len(sent) == (1 if subtask < after and subtask in coordinator.context.gateways.ready else 0)
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=answer, handle_request=answer)
+    order = random.sample(range(after), after)
+    async with running_operator(coordinator, parallelism=after, restored=restored) as world:
+        for subtask in order:
+            await world.running(subtask)
+        assert world.failures == []
+        assert world.statistics.events_restored == sum(len(one.held) for one in parts)
+        for task in world.tasks:
+            assert all(sender == task.attempt.subtask for sender, _ in task.events)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.cell import cell_of
+from actors.coordination import parts_of
 from actors.coordination.coordinator import METHODS, CoordinatorActor
 from headgate import OperatorCoordinator
 from tests.conformance.application import application
@@ -20,7 +21,7 @@ class Slow(OperatorCoordinator):
 
 def called_for(message: Any) -> str:
     actor: Any = object.__new__(CoordinatorActor)
-    actor._coordinator = Slow()
+    actor._own = parts_of(Slow())[0]
     name: str = actor.called_for(message)
     return name
 

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, ResetNotSupported, SubtaskGateway
-from headgate import CheckpointConfig, FailureReason, SubtaskContext, SubtaskOperator, chain
+from headgate import CheckpointConfig, FailureReason, SubtaskContext, SubtaskOperator, WorkQueue, chain
 from headgate.errors import CheckpointDeclinedByOperator, CheckpointFailed
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
@@ -621,3 +623,61 @@ async def test_what_a_stage_sends_behind_its_own_snapshot_is_behind_the_cut_of_t
         assert isinstance(hearing, Hearing)
         assert task.outcome == "success"
         assert sorted(hearing.heard) == ["answer", "broadcast", "nowait", "sent"]
+
+
+class Ahead(OperatorCoordinator):
+    """Its state is large. While it is joined to those of the parts, its code outside of its methods sends."""
+
+    def __init__(self) -> None:
+        self.snapshot_taken = anyio.Event()
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+        context.run_in_background(self.send, handler=self.sent)
+
+    async def send(self) -> None:
+        await self.snapshot_taken.wait()
+        for number in range(3):
+            await self.context.gateways.broadcast(number)
+            await anyio.lowlevel.checkpoint()
+
+    async def sent(self, result: None, error: Exception | None) -> None:
+        assert error is None
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self.snapshot_taken.set()
+        return bytes(2**26)
+
+
+class Counting(SubtaskOperator):
+    """Its state is how many events it has handled. It ends after three."""
+
+    snapshot_anywhere = True
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.handled = 0
+
+    def handle_event(self, event: Any) -> None:
+        self.handled += 1
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        while self.handled < 3:
+            self.context.wait_for_event()
+        yield from records
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return b"%d" % self.handled
+
+
+async def test_what_is_sent_while_the_states_of_the_parts_are_joined_is_behind_the_cut() -> None:  # H80, H41
+    queue = WorkQueue("items", ["one"])
+    settings: Any = {"parallelism": 1, "mode": "streaming", "checkpoint": TOLERANT, "uses": [queue]}
+    async with running_operator(Ahead(), **settings) as world:
+        task = await world.launch_operator(0, Counting, records=[])
+        await world.settle()
+        await world.checkpoint()
+        await world.settle()
+        ((_, state),) = world.checkpoints[0].subtask_states[0].states
+        assert split_states(state, {"items", COUNTERS})[0] == b"0", "the state of the coordinator has sent nothing"
+        assert task.outcome == "success"

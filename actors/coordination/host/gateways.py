@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The gateways of an operator's live attempts, kept for its coordinator (H88).
+"""The gateways of an operator's live attempts, kept for its coordinators (H88).
 
-The coordinator's actor keeps them in one ``GatewayTable``, in the order of the coordinator's own calls. A
-``LiveGateways`` is one coordinator's sight of that table: a part of a chain sends under its name, and an incarnation
-that was replaced sees nothing any more.
+The coordinator's actor keeps them in one ``GatewayTable``, in the order of the coordinators' calls. A ``LiveGateways``
+is the sight that one incarnation of one part has of it.
 """
 
 from __future__ import annotations
@@ -12,38 +11,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.interface import SubtaskGateway
-from actors.coordination.parts_cut import PartsCut, inner_of, part_of
+from actors.coordination.host.gateway import AttemptSends, Gateway
+from actors.coordination.host.incarnation import Incarnation
+from actors.coordination.subtask_gateway import SubtaskGateway
 from protocol.arguments import checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import WireLimits, encode_event
 
-T = TypeVar("T")
+__all__ = ["GatewayTable", "LiveGateways"]
 
 Handler = Callable[[], Awaitable[None]]
-
-
-class SendingGateway(SubtaskGateway, Protocol):
-    """A gateway that takes an event that is encoded already. ``part``: the part of a chain that sends it, if any."""
-
-    cut: PartsCut | None
-
-    def has_capacity(self, size: int) -> bool: ...
-
-    async def send_encoded(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation: ...
-
-    def send_encoded_nowait(self, payload: bytes, loss_tolerant: bool, urgent: bool, part: str) -> Confirmation: ...
 
 
 class GatewayTable:
     """The gateways of the attempts that the coordinator has been told to be ready and not to be over. Loop only.
 
     ``call_soon``: queues a handler for the coordinator. ``inside_method``: whether the caller is a method of the
-    coordinator, or called by one. ``cut``: that of the coordinator's parts.
+    coordinator, or called by one. ``handles_restored``: whether a message of the restored checkpoint is being handled.
     """
 
     def __init__(
@@ -52,15 +40,15 @@ class GatewayTable:
         call_soon: Callable[[Handler], None],
         inside_method: Callable[[], bool],
         limits: WireLimits,
-        cut: PartsCut,
+        handles_restored: Callable[[], bool],
     ) -> None:
-        self.cut = cut
         self.parallelism = parallelism
         self.limits = limits
         self.call_soon = call_soon
         self.inside_method = inside_method
+        self._handles_restored = handles_restored
         self.thread = threading.get_ident()
-        self.by_subtask: dict[int, dict[int, SendingGateway]] = {}  # by task attempt id, in the order of readiness
+        self.by_subtask: dict[int, dict[int, AttemptSends]] = {}  # by task attempt id, in the order of readiness
         self._handlers: list[Handler] = []
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -69,10 +57,9 @@ class GatewayTable:
         """Whether every subtask has an attempt that is ready."""
         return len(self.by_subtask) == self.parallelism
 
-    def add(self, gateway: SendingGateway) -> None:
-        gateway.cut = self.cut
-        attempt = gateway.attempt
-        self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = gateway
+    def add(self, sends: AttemptSends) -> None:
+        attempt = sends.attempt
+        self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = sends
 
     def remove(self, attempt: ExecutionAttempt) -> None:
         of_subtask = self.by_subtask.get(attempt.subtask, {})
@@ -88,6 +75,20 @@ class GatewayTable:
         """The coordinator forgets everything: its handlers too."""
         self.clear()
         self._handlers.clear()
+
+    def all(self) -> list[AttemptSends]:
+        """By subtask, of each the oldest first."""
+        return [sends for subtask in sorted(self.by_subtask) for sends in self.by_subtask[subtask].values()]
+
+    def of(self, subtask: int) -> list[AttemptSends]:
+        """Those of one subtask, the oldest first. Raises ``ValueError`` if there is no such subtask."""
+        if not 0 <= subtask < self.parallelism:
+            # A restored message names its first sender, which a lower parallelism may not have any more. Its number
+            # says who asked, not whom to answer (H151).
+            if subtask >= self.parallelism and self._handles_restored():
+                return []
+            raise ValueError(f"there is no subtask {subtask}: the operator has {self.parallelism}, counted from 0")
+        return list(self.by_subtask.get(subtask, {}).values())
 
     def wait(self) -> asyncio.Future[None]:
         waiter = asyncio.get_running_loop().create_future()
@@ -128,50 +129,41 @@ class LiveGateways:
     Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first.
     """
 
-    __slots__ = ("_decorate", "_fenced", "_guard", "_is_over", "_table", "_wrap")
+    __slots__ = ("_by", "_table")
 
-    def __init__(
-        self,
-        table: GatewayTable,
-        decorate: Callable[[SubtaskGateway], SubtaskGateway] = lambda gateway: gateway,
-        wrap: Callable[[Any], Any] = lambda event: event,
-        is_over: Callable[[], bool] = lambda: False,
-        guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None = None,
-        fenced: Callable[[Handler], Handler] = lambda handler: handler,
-    ) -> None:
+    def __init__(self, table: GatewayTable, by: Incarnation) -> None:
         self._table = table
-        self._decorate = decorate
-        self._wrap = wrap
-        self._is_over = is_over
-        self._guard = guard
-        self._fenced = fenced
+        self._by = by
 
     def __len__(self) -> int:
         """How many attempts there are."""
-        return sum(1 for _ in self._all())
+        return len(self._all())
 
     def __iter__(self) -> Iterator[SubtaskGateway]:
         """The gateways, by subtask, of each the oldest first."""
-        return iter([self._decorate(gateway) for gateway in self._all()])
+        return iter([Gateway(sends, self._by) for sends in self._all()])
 
     @property
     def ready(self) -> tuple[int, ...]:
         """The subtasks that have an attempt, ascending."""
-        return () if self._is_over() else tuple(sorted(self._table.by_subtask))
+        return tuple(sorted(self._table.by_subtask)) if self._by.may_act() else ()
 
     @property
     def are_complete(self) -> bool:
         """Whether every subtask has an attempt."""
-        return not self._is_over() and self._table.complete
+        return self._by.may_act() and self._table.complete
 
     @checked()
     def gateways(self, subtask: int) -> tuple[SubtaskGateway, ...]:
         """The gateways of one subtask, the oldest first; empty if it has no attempt.
 
+        While a message of the restored checkpoint is handled, a subtask that only the earlier parallelism had has none
+        either.
+
         Raises:
             ValueError: there is no such subtask.
         """
-        return tuple([self._decorate(gateway) for gateway in self._of(subtask)])
+        return tuple([Gateway(sends, self._by) for sends in self._of(subtask)])
 
     async def send(
         self, subtask: int, event: Any, *, attempt: int | None = None, loss_tolerant: bool = False, urgent: bool = False
@@ -179,7 +171,8 @@ class LiveGateways:
         """Send an event to a subtask, as ``SubtaskGateway.send_event`` does, and return the confirmations.
 
         They are in the order of ``gateways(subtask)``, so none if it has no attempt. What a later attempt needs is sent
-        in ``subtask_ready``.
+        in ``subtask_ready``. The sender of a restored message may be a subtask that a lower parallelism does not have:
+        while that message is handled, nothing is sent to it, as to one that has no attempt.
 
         Args:
             subtask: the index of the subtask.
@@ -193,10 +186,10 @@ class LiveGateways:
             LocalProtocolError: the call comes from another thread.
             ValueError: there is no such subtask.
         """
-        gateways = self._of(subtask)
+        to = self._of(subtask)
         if attempt is not None:
-            gateways = [gateway for gateway in gateways if gateway.attempt.attempt == attempt]
-        return await self._send(event, gateways, loss_tolerant, urgent)
+            to = [sends for sends in to if sends.attempt.attempt == attempt]
+        return await self._send(event, to, loss_tolerant, urgent)
 
     async def broadcast(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
@@ -219,15 +212,15 @@ class LiveGateways:
 
         In that case nothing was sent to anybody.
         """
-        payload, part = self._encode(event)
-        gateways = self._all()
-        for gateway in gateways:
-            if not gateway.has_capacity(len(payload)):
+        payload, to = self._encode(event), self._all()
+        for sends in to:
+            if not sends.budget(self._by.part.index).lets_in(len(payload)):
                 raise GatewayFull(
-                    f"{gateway.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
+                    f"{sends.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
                     "to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
                 )
-        return tuple([gateway.send_encoded_nowait(payload, loss_tolerant, urgent, part) for gateway in gateways])
+        sent = [sends.try_send(self._by, payload, loss_tolerant, urgent) for sends in to]
+        return tuple([confirmation for confirmation in sent if confirmation is not None])  # each of them: see above
 
     @checked()
     def when_all_ready(self, handler: Handler) -> None:
@@ -237,8 +230,8 @@ class LiveGateways:
         coordinator drops it, and so does ``close``. If it raises, the job fails.
         """
         self._check_thread()
-        if not self._is_over():
-            self._table.when_complete(self._fenced(handler))
+        if self._by.may_act():
+            self._table.when_complete(self._by.fenced(handler))
 
     async def all_ready(self) -> None:
         """Wait until every subtask has an attempt. For functions in ``CoordinatorContext.run_in_background``.
@@ -257,27 +250,6 @@ class LiveGateways:
             )
         await self._table.wait()
 
-    # --- views --------------------------------------------------------------------------------------------------
-
-    def seen_by(
-        self,
-        decorate: Callable[[SubtaskGateway], SubtaskGateway],
-        *,
-        wrap: Callable[[Any], Any] = lambda event: event,
-        is_over: Callable[[], bool] = lambda: False,
-        guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None = None,
-        fenced: Callable[[Handler], Handler] = lambda handler: handler,
-    ) -> LiveGateways:
-        """The same gateways for a coordinator that gets ``decorate(gateway)`` of each, and sends ``wrap(event)``."""
-        return LiveGateways(
-            self._table,
-            lambda gateway: decorate(self._decorate(gateway)),
-            lambda event: self._wrap(wrap(event)),
-            lambda: is_over() or self._is_over(),
-            guard or self._guard,
-            lambda handler: self._fenced(fenced(handler)),
-        )
-
     # --- sending ------------------------------------------------------------------------------------------------
 
     def _check_thread(self) -> None:
@@ -287,47 +259,25 @@ class LiveGateways:
                 "loop: call context.call_soon_threadsafe(handler), and use them in the handler"
             )
 
-    def _encode(self, event: Any) -> tuple[bytes, str]:
-        """Return the payload and the name of the part that sends it."""
+    def _encode(self, event: Any) -> bytes:
         self._check_thread()
-        wrapped = self._wrap(event)
-        return encode_event(inner_of(wrapped), self._table.limits), part_of(wrapped)
+        return encode_event(event, self._table.limits)
 
-    def _all(self) -> list[SendingGateway]:
-        if self._is_over():
-            return []
-        table = self._table.by_subtask
-        return [gateway for subtask in sorted(table) for gateway in table[subtask].values()]
+    def _all(self) -> list[AttemptSends]:
+        return self._table.all() if self._by.may_act() else []
 
-    def _of(self, subtask: int) -> list[SendingGateway]:
-        if not 0 <= subtask < self._table.parallelism:
-            raise ValueError(
-                f"there is no subtask {subtask}: the operator has {self._table.parallelism}, counted from 0"
-            )
-        return [] if self._is_over() else list(self._table.by_subtask.get(subtask, {}).values())
+    def _of(self, subtask: int) -> list[AttemptSends]:
+        of_subtask = self._table.of(subtask)
+        return of_subtask if self._by.may_act() else []
 
     async def _send(
-        self, event: Any, gateways: list[SendingGateway], loss_tolerant: bool, urgent: bool
+        self, event: Any, to: list[AttemptSends], loss_tolerant: bool, urgent: bool
     ) -> tuple[Confirmation, ...]:
-        payload, part = self._encode(event)
-        sent = [
-            gateway.send_encoded_nowait(payload, loss_tolerant, urgent, part)
-            if gateway.has_capacity(len(payload))
-            else None
-            for gateway in gateways
-        ]
-
-        async def wait() -> tuple[Confirmation, ...]:
-            return tuple(
-                [
-                    confirmation or await gateway.send_encoded(payload, loss_tolerant, urgent, part)
-                    for confirmation, gateway in zip(sent, gateways, strict=True)
-                ]
-            )
-
-        if self._guard is None:
-            return await wait()
-        return await self._guard(wait) or ()
-
-
-__all__ = ["GatewayTable", "LiveGateways", "SendingGateway"]
+        payload = self._encode(event)
+        sent = [sends.try_send(self._by, payload, loss_tolerant, urgent) for sends in to]
+        return tuple(
+            [
+                confirmation or await sends.send(self._by, payload, loss_tolerant, urgent)
+                for confirmation, sends in zip(sent, to, strict=True)
+            ]
+        )
