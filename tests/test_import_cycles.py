@@ -23,8 +23,6 @@ ALLOWED = (
     {"actors.coordination.coordinator", "actors.coordination.coordinator_context"},
     # A coordinator's context has its gateways, each of which is a SubtaskGateway of the same interface.
     {"actors.coordination.interface", "actors.coordination.live_gateways"},
-    # An operator's methods take the context, and the context names the operator whose methods run.
-    {"spark_bridge.subtask.context", "spark_bridge.subtask.operator"},
 )
 """The remaining cycles, each with its reason; remove the entry together with the cycle."""
 

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.closing import close_quietly
+from spark_bridge.subtask.context import wrapping
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ class HybridReader(SplitReader):
         own, inner = self._unpacked(state)
         super().open(context, own)
         for index, (reader, its_own) in enumerate(zip(self._readers, inner, strict=True)):
-            of_reader: Any = _ReaderContext(context, index)
-            reader.open(of_reader, its_own)
+            # What a reader sends reaches the enumerator of its source.
+            reader.open(wrapping(context, partial(_of_source, index)), its_own)
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
         reader = self._reader(split)
@@ -125,21 +127,8 @@ class HybridReader(SplitReader):
         return own, [*inner, *[None] * (len(self._readers) - len(inner))]
 
 
-class _ReaderContext:
-    """A reader's ``SubtaskContext``: what it sends reaches the enumerator of its source."""
-
-    def __init__(self, context: SubtaskContext, index: int) -> None:
-        self._context = context
-        self._index = index
-
-    def send_event(self, event: Any) -> None:
-        self._context.send_event([self._index, event])
-
-    def send_event_nowait(self, event: Any) -> None:
-        self._context.send_event_nowait([self._index, event])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
+def _of_source(index: int, event: Any) -> list[Any]:
+    return [index, event]
 
 
 def _packed(own: bytes, inner: Sequence[bytes]) -> bytes:

@@ -18,7 +18,7 @@ from protocol.chain import MAGIC, join_states, split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.primitive import Primitive
-from spark_bridge.subtask.chain import TaskPart
+from spark_bridge.subtask.parts import TaskPart
 from tests.primitives.histories import with_held_requests
 
 pytestmark = pytest.mark.anyio

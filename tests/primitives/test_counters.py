@@ -16,7 +16,7 @@ from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.counters.book import Book, added_up
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import (
     RECORDS,
     Counting,
@@ -201,6 +201,6 @@ def test_what_is_not_the_count_of_a_task_is_refused() -> None:
 
 def test_the_error_outside_a_task_says_what_is_missing() -> None:
     context = SubtaskContext.__new__(SubtaskContext)
-    context.counters = None
+    context._counters = None
     with pytest.raises(LocalProtocolError, match="before open"):
         context.count("x")

@@ -17,7 +17,7 @@ from headgate.testing import running_operator
 from protocol.chain import split_states
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 
 pytestmark = pytest.mark.anyio
 
