@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from typing import Any, Generic, SupportsFloat, SupportsIndex
 
@@ -17,7 +16,7 @@ from spark_bridge.subtask.calls import Calls, Counters
 from spark_bridge.subtask.channel import ChannelStatistics
 from spark_bridge.subtask.envelopes import enveloped
 
-__all__ = ["SubtaskContext", "wrapping"]
+__all__ = ["SubtaskContext", "inner_context"]
 
 
 class SubtaskContext(Generic[Sent]):
@@ -39,6 +38,8 @@ class SubtaskContext(Generic[Sent]):
         attempt: the number of this attempt among the subtask's accepted ones, from 0, as the coordinator sees it.
     """
 
+    _way: tuple[int, ...] = ()  # to a reader inside of others: its index in each of them, the innermost first
+
     def __init__(
         self,
         calls: Calls,
@@ -52,7 +53,6 @@ class SubtaskContext(Generic[Sent]):
         self._limits = calls.limits
         self._counters = calls.counters
         self._part = part
-        self._wrap: Callable[[Any], Any] | None = None  # what ``wrapping`` was given
         self.operator_id = calls.endpoint.operator_id
         self.parallelism = calls.endpoint.parallelism
         self.mode = calls.endpoint.mode
@@ -232,8 +232,8 @@ class SubtaskContext(Generic[Sent]):
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _encoded(self, event: Any) -> bytes:
-        if self._wrap is not None:
-            event = self._wrap(event)
+        for index in self._way:
+            event = [index, event]
         return encode_event(enveloped(self._part, event), self._limits)
 
     def _send_inside_open(self, payload: bytes) -> None:
@@ -254,8 +254,8 @@ class SubtaskContext(Generic[Sent]):
         return self._counters
 
 
-def wrapping(context: SubtaskContext[Any], wrap: Callable[[Any], Any]) -> SubtaskContext[Any]:
-    """Return the context of an operator inside of another one, whose events ``wrap`` puts into those of the outer."""
-    inner, outer = copy(context), context._wrap
-    inner._wrap = wrap if outer is None else lambda event: outer(wrap(event))
+def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[Any]:
+    """Return the context of a reader inside of another one, to whose enumerator its events say its index."""
+    inner = copy(context)
+    inner._way = (index, *context._way)
     return inner

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.closing import close_quietly
-from spark_bridge.subtask.context import wrapping
+from spark_bridge.subtask.context import inner_context
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ class HybridReader(SplitReader):
         own, inner = self._unpacked(state)
         super().open(context, own)
         for index, (reader, its_own) in enumerate(zip(self._readers, inner, strict=True)):
-            # What a reader sends reaches the enumerator of its source.
-            reader.open(wrapping(context, partial(_of_source, index)), its_own)
+            reader.open(inner_context(context, index), its_own)
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
         reader = self._reader(split)
@@ -125,10 +123,6 @@ class HybridReader(SplitReader):
                 f"{len(self._readers)}: add sources only at the end"
             )
         return own, [*inner, *[None] * (len(self._readers) - len(inner))]
-
-
-def _of_source(index: int, event: Any) -> list[Any]:
-    return [index, event]
 
 
 def _packed(own: bytes, inner: Sequence[bytes]) -> bytes:

@@ -252,8 +252,8 @@ class OperatorParts:
     def outputs(self, records: Iterator[Any]) -> Iterator[Any]:
         """Yield what the operator makes of ``records``, handling the mailbox before each record that it takes."""
         records = self._between(records)
-        # Nobody looks for the counters, so an operator without other parts spares two switches for each output:
-        # "output, with a part" against "counters only" in ``make instructions``.
+        # Nobody looks for the counters. An operator without other parts spares a generator and two switches for each
+        # output: ``task_output`` against ``task_output_with_a_part`` in ``make instructions``.
         return self._outputs_found(records) if self._found else self._fed(records)
 
     def between_outputs(self) -> None:
@@ -395,7 +395,7 @@ class OperatorParts:
                     if self._found:
                         with self._current():
                             self.operators[name].handle_event(event)
-                    else:  # nobody looks for a part
+                    else:  # nobody looks for a part: ``task_event`` in ``make instructions``
                         self.operators[name].handle_event(event)
                 case MailboxBarrier(checkpoint_id=checkpoint_id):
                     calls.inside = "snapshot_state"

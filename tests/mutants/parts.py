@@ -304,6 +304,26 @@ stages-after-the-running-one-count [new; H80]
   -             yield output
   + self._running = index
   +             yield output
+a-part-of-another-operator-is-found [new; H80]
+  After an output, the next operator of Spark's pipeline finds the parts of the one before.
+  @ spark_bridge.subtask.parts:OperatorParts._outputs_found
+  - _local.parts = previous
+  + pass
+a-part-is-found-after-its-task [new; H80]
+  The parts of a task that has ended are found by what runs in the process later.
+  @ spark_bridge.subtask.parts:OperatorParts.close
+  - _open.discard(self)
+  + globals().setdefault("_kept", []).append(self)
+a-reader-inside-of-two-names-the-last-one [new; H132]
+  The events of a reader in a hybrid source of hybrid sources say its place in the inner one only.
+  @ spark_bridge.subtask.context:inner_context
+  - inner._way = (index, *context._way)
+  + inner._way = (index,)
+requests-of-all-parts-are-shown-to-each [new; H73 H80]
+  A part sees the restored requests of the other parts as its own.
+  @ spark_bridge.subtask.parts:OperatorParts.open
+  - asked.get(name, ())
+  + sum(asked.values(), [])
 snapshot-without-the-positions [new; H130]
   A restored reader reads the splits in hand from their beginning.
   @ spark_bridge.subtask.source:SplitReader.snapshot_state
@@ -340,8 +360,8 @@ hybrid-gives-reports-to-the-newest [new; H132]
 hybrid-keeps-no-states [new; H132]
   The readers of a hybrid source are not given their states.
   @ spark_bridge.subtask.hybrid:HybridReader.open
-  - partial(_of_source, index)), its_own)
-  + partial(_of_source, index)), None)
+  - reader.open(inner_context(context, index), its_own)
+  + reader.open(inner_context(context, index), None)
 hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
   @ spark_bridge.subtask.hybrid:HybridReader.notify_checkpoint_complete
