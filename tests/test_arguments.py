@@ -147,8 +147,6 @@ NOT_FOR_USERS: dict[str, str] = {
             *(
                 "SidecarRuntime.end_trace",
                 "SidecarRuntime.start_trace",
-                "SubtaskContext.open_operator",
-                "SubtaskContext.records",
                 "types.OperatorStatus.attempts_of",
             ),
             *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, cast
 
@@ -38,13 +38,12 @@ from protocol.subtask.types import (
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
-from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
-from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import OperatorParts
 from spark_bridge.subtask.runner import run_subtask_with
 
 TURN_LIMIT_S = 30.0
@@ -70,17 +69,19 @@ class OperatorTask(Task):
         attempt: ExecutionAttempt,
         connection: MemoryConnection,
         clock: Clock,
-        make_operator: Callable[[], SubtaskOperator],
+        make_operator: Callable[[], SubtaskOperator] | None,
         records: Iterable[Any] | None,
         parallelism: int,
         mode: RestoreMode,
         parts: Mapping[str, Callable[[], SubtaskOperator]],
+        stages: Sequence[str],
     ) -> None:
         super().__init__(attempt, connection, clock)
-        self._parts = parts
+        self._make_parts, self._stages = parts, stages
+        self._parts: OperatorParts
         self.opens_immediately = False
         self.operator: SubtaskOperator
-        """The operator, once it is built."""
+        """The operator, once it is built. A chain has its stages instead."""
         self.stages: Mapping[str, SubtaskOperator] = {}
         """The operators of a chain by the names of their stages, once they are built."""
         self.outputs: list[Any] = []
@@ -195,21 +196,23 @@ class OperatorTask(Task):
             self._channel = _Channel(self, self._endpoint)
             return cast("SubtaskChannel", self._channel)
 
-        def make_operator() -> SubtaskOperator:
-            self.operator = self.make_operator()
-            chain = OperatorChain(self.operator, self._parts)
-            self.stages = {name: chain.parts[name] for name in chain.stages}
-            return chain
+        def make_parts() -> OperatorParts:
+            parts = OperatorParts(self.make_operator, self._make_parts, self._stages)
+            self.stages = {name: parts.operators[name] for name in self._stages}
+            if not self._stages:
+                self.operator = parts.operators[""]
+            self._parts = parts
+            return parts
 
-        for output in run_subtask_with(make_channel, make_operator, self._endpoint, self._identity, self._open_records):
+        for output in run_subtask_with(make_channel, make_parts, self._endpoint, self._identity, self._open_records):
             self.outputs.append(output)
 
-    def _open_records(self, context: SubtaskContext) -> Iterator[Any]:
+    def _open_records(self, parts: OperatorParts) -> Iterator[Any]:
         """The records. While the operator waits for one, it handles its mailbox, as it does between records."""
         while True:
             self.wait(lambda: bool(self.records_left or not self._more_records or self._channel.has_news))
             if self._channel.has_news:
-                context.handle_pending()
+                parts.calls.handle_pending()
             elif self.records_left:
                 yield self.records_left.popleft()
             elif not self._more_records:
@@ -237,7 +240,7 @@ class OperatorTask(Task):
 
 
 class _Channel:
-    """The methods of ``SubtaskChannel`` that ``SubtaskContext`` and ``run_subtask_with`` use, with the same meaning."""
+    """The methods of ``SubtaskChannel`` that ``OperatorParts`` and ``run_subtask_with`` use, with the same meaning."""
 
     def __init__(self, task: OperatorTask, endpoint: TaskEndpoint) -> None:
         self.key = (task.attempt.task_attempt_id, endpoint.operator_id)

@@ -230,15 +230,15 @@ class World:
         Raises:
             ValueError: there is no such subtask, or no operator: neither ``make_operator`` nor a chain.
         """
-        made_by = make_operator or self._composed.make_flow
-        if made_by is None or (make_operator is not None and self._composed.make_flow is not None):
+        stages = self._composed.stages
+        if (make_operator is None) != bool(stages):
             raise ValueError("pass make_operator, the class of the operator, unless the operator is a chain")
-        operator = operator_factory(made_by)
+        operator = None if make_operator is None else operator_factory(make_operator)
 
         def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
             mode = self._config.mode
             parallelism, parts = self.parallelism, self._composed.task_parts
-            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts)
+            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts, stages)
 
         task = self._started(subtask, make)
         await self.settle()
@@ -311,8 +311,7 @@ class World:
         if not task.outcome:
             raise LocalProtocolError(f"{task!r} still runs: kill it, or let it fail, before it is retried")
         if isinstance(task, OperatorTask):
-            chained = self._composed.make_flow is not None
-            return await self.launch_operator(task.attempt.subtask, None if chained else task.make_operator, records)
+            return await self.launch_operator(task.attempt.subtask, task.make_operator, records)
         return await self.launch(task.attempt.subtask)
 
     @checked()

@@ -409,8 +409,7 @@ class SidecarRuntime(PartFactories):
             restored_input=restored_input,
         )
         parts = composed(operator_id, coordinator, uses)
-        stages = coordinator.stages if isinstance(coordinator, Chain) else ()
-        add = partial(self._add, config, parts, restore, stages)
+        add = partial(self._add, config, parts, restore)
         return await self._calls.run(operator_id, partial(self._replaced, operator_id, add, replace=replace))
 
     def _operator_config(
@@ -452,9 +451,7 @@ class SidecarRuntime(PartFactories):
         assert handle is not None
         return handle
 
-    async def _add(
-        self, config: OperatorConfig, parts: Composed, restore: str, stages: tuple[str, ...]
-    ) -> OperatorHandle:
+    async def _add(self, config: OperatorConfig, parts: Composed, restore: str) -> OperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.parts, restore, parts.counters)
@@ -480,8 +477,7 @@ class SidecarRuntime(PartFactories):
             lambda: operator.failure,
             operator.shipped,
             parts.task_parts,
-            parts.make_flow,
-            stages,
+            parts.stages,
             self._displays,
         )
         operator.handle = handle
@@ -527,7 +523,7 @@ class SidecarRuntime(PartFactories):
     ) -> OperatorHandle:
         name = config.operator_id
         coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
-        handle = await self._add(config, composed(name, coordinator, ()), "latest", ())
+        handle = await self._add(config, composed(name, coordinator, ()), "latest")
         try:
             await planner.open()
             stream = await self._streams.serve(name, planner)

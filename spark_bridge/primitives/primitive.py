@@ -12,8 +12,8 @@ from actors.coordination import OperatorCoordinator
 from protocol.arguments import Rule
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
-from spark_bridge.subtask.chain import COUNTERS
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import COUNTERS
 
 __all__ = ["PARTS_OF_ALL", "Primitive", "checked_name", "not_the_state_of"]
 

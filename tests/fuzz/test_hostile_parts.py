@@ -36,7 +36,7 @@ from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.parts import PartName, token_of
 from spark_bridge.sinks.two_phase.sink import TwoPhaseCommitter
 from spark_bridge.sources.postgres.ranges import pack_ranges
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.fuzz import hostile_parts as parts
 from tests.fuzz.target import run_cases
 

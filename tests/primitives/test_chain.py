@@ -17,7 +17,7 @@ from headgate.testing import RecordingCoordinator, running_operator
 from protocol.errors import LocalProtocolError
 from protocol.parts import MAGIC, join_states, split_states
 from spark_bridge.primitives.primitive import Primitive
-from spark_bridge.subtask.chain import TaskPart
+from spark_bridge.subtask.parts import TaskPart
 from tests.primitives.histories import with_held_requests
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from headgate import Distribution, SubtaskContext, SubtaskOperator
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.book import Book, added_up
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import (
     RECORDS,
     Counting,
@@ -200,6 +200,6 @@ def test_what_is_not_the_count_of_a_task_is_refused() -> None:
 
 def test_the_error_outside_a_task_says_what_is_missing() -> None:
     context = SubtaskContext.__new__(SubtaskContext)
-    context.counters = None
+    context._counters = None
     with pytest.raises(LocalProtocolError, match="before open"):
         context.count("x")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,8 @@ from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
 from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, RateSchedule
 from spark_bridge.primitives.permits.task import PermitsPart
-from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.errors import TimedOut
+from tests.primitives.stand_ins import open_alone
 
 A, B, C, D = (Asker("op", subtask, 0) for subtask in range(4))
 OTHER = Asker("another operator", 0, 0)
@@ -497,7 +497,7 @@ def a_task(book: PermitBook, *, ahead: bool = False) -> tuple[PermitsPart, Line]
     part = PermitsPart("api", rate, users, ahead)
     line = Line(book)
     line.part = part
-    part.open(cast("SubtaskContext", line), None)
+    open_alone(part, line)
     return part, line
 
 

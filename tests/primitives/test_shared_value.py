@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
+from spark_bridge.subtask.chain import COUNTERS
 
 from actors.coordination import Confirmation
 from headgate import SharedValue, SubtaskContext
@@ -33,8 +34,8 @@ from spark_bridge.primitives.shared_value.encoding import (
     digest_of,
     encode_value,
 )
-from spark_bridge.subtask.chain import COUNTERS
 from tests.primitives.histories import shared_history
+from tests.primitives.stand_ins import open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -163,23 +164,14 @@ async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> N
     async with running_operator(parallelism=1, uses=[rules]) as world:
         task = await world.launch_operator(0, reading(rules))
         await world.settle()
-        chain = next(iter(task_parts(task)))
-        chain._current = (0, None)  # as if the version before had not come
+        part = task._parts.operators["rules"]
+        assert isinstance(part, task_half.SharedValuePart)
+        part._current = (0, None)  # as if the version before had not come
         rules.update(lambda value: {**value, "key 3": "three"})
         await world.settle()
         task.feed(1)
         await until_done(world, [task])
     assert task.outputs[0][:2] == (2, rules.get())
-
-
-def task_parts(task: OperatorTask) -> Iterator[task_half.SharedValuePart]:
-    from spark_bridge.subtask import chain
-
-    for live in chain._live:
-        if live.main is task.operator:
-            for part in live.parts.values():
-                if isinstance(part, task_half.SharedValuePart):
-                    yield part
 
 
 async def test_a_large_value_comes_in_chunks_and_once_to_a_process() -> None:
@@ -339,7 +331,7 @@ def test_the_difference_tells_values_apart_that_are_equal_in_python(old: Any, ne
 class LateHandler:
     """The context of a task whose thread for urgent events is slow: ``COMPLETE`` overtakes the last chunk there."""
 
-    local_files = False
+    endpoint = SimpleNamespace(local_files=False)
 
     def __init__(self, part: task_half.SharedValuePart, chunk: list[Any]) -> None:
         self.part = part
@@ -358,7 +350,7 @@ class LateHandler:
 def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None:  # H110
     part = task_half.SharedValuePart("model")
     context = LateHandler(part, ["chunk", 1, False, 0, 1, encode_value("the value")])
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     part.before_records()
     assert part.get() == "the value"
     assert len(context.waits) == 2
@@ -368,7 +360,7 @@ def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None: 
 class Answers:
     """The context of a task that keeps what is sent."""
 
-    local_files = False
+    endpoint = SimpleNamespace(local_files=False)
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -381,7 +373,7 @@ def test_the_driver_hears_of_a_value_that_came_in_answer_to_an_earlier_question(
     """The task had asked for version 1 when version 2 was set; the driver answers with version 2, for nobody waits."""
     part = task_half.SharedValuePart("another model")
     context = Answers()
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     value = encode_value("the model")
     part.handle_urgent(["offer", 1, False, b"a digest"])
     part.handle_urgent(["offer", 2, True, digest_of(value)])
@@ -393,7 +385,7 @@ def test_an_earlier_version_that_comes_later_changes_nothing() -> None:  # H110
     """The driver sends to a task that is behind in the background, so a later version may overtake an earlier one."""
     part = task_half.SharedValuePart("rules")
     context = Answers()
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     for version in (1, 3, 2):
         part.handle_urgent(["value", version, True, encode_value(f"value {version}")])
     part.handle_urgent(["change", 2, True, 1, encode_value([{}, []])])
@@ -405,7 +397,7 @@ def test_a_process_keeps_the_large_values_of_a_few_names() -> None:
     count = task_half.KEPT_VALUES + 2
     for number in [*range(count), 2, count]:
         part = task_half.SharedValuePart(f"model {number}")
-        part.open(cast("SubtaskContext", Answers()), None)
+        open_alone(part, Answers())
         part.handle_urgent(["chunk", 1, False, 0, 1, encode_value("a model")])
     kept = [number for number in range(count + 1) if f"model {number}" in task_half._in_process]
     assert kept == [2, *range(4, count + 1)]  # the ones that came last

@@ -24,9 +24,9 @@ from spark_bridge.driver import runtime
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
-from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.parts import OperatorParts
 from tests.conformance.application import application
 from tests.spark_bridge.test_restarts import Runs
 
@@ -122,7 +122,7 @@ def test_a_process_beside_ready_made_parts_is_named_by_its_own_class() -> None:
             return 5
 
     with pytest.raises(TypeError, match=r"^Five\.process must return an iterable"):
-        OperatorChain(Five(), {}).process(iter([]))
+        OperatorParts(Five, {})._fed(iter([]))
 
 
 async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:

@@ -26,8 +26,8 @@ from protocol.arguments import WAIT, checked
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
-from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -126,7 +126,7 @@ class PermitsPart(TaskPart):
         self._context.sleep(max(0.0, min(left_s, LOOK_S_MAX, max(LOOK_S_MIN, left_s / 2))))
 
     def _timed_out(self, wait: _Wait) -> TimedOut:
-        return self._context.timed_out(
+        return self.task.timed_out(
             f"no permit of {self._name!r} within {wait.timeout_s:g} s: others use them all, or this task itself holds "
             "one that it has not released; wait longer, or raise the limit"
         )

@@ -19,7 +19,7 @@ from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 
 pytestmark = pytest.mark.anyio
 
