@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
-from spark_bridge.subtask.chain import COUNTERS
 
 from actors.coordination import Confirmation
 from headgate import SharedValue, SubtaskContext
@@ -34,6 +33,7 @@ from spark_bridge.primitives.shared_value.encoding import (
     digest_of,
     encode_value,
 )
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import shared_history
 from tests.primitives.stand_ins import open_alone
 

@@ -26,7 +26,6 @@ from protocol.parts import join_states, split_states
 from protocol.subtask import types as s
 from protocol.wire import messages as m
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext
@@ -417,7 +416,7 @@ class TaskStages:
         self.target = stage_target(process.work.target)
         self.asks = process.application.settings.requests > 0
         self.stages: list[Stage] = []
-        self.outbox: deque[tuple[Any, bool]] = deque()  # the task waits until these are sent; whether each is a request
+        self.outbox: deque[tuple[str, Any, bool]] = deque()  # until these are sent, the task waits: of whom, a request
         self.asked: dict[int, Stage] = {}
         kinds = dict(zip(STAGES, (Reading, Doubling, Keeping), strict=True))
         self.chain = OperatorParts(
@@ -440,13 +439,13 @@ class TaskStages:
         tid, application = self.process.tid, self.process.application
         joined = tuple(m.SubtaskState(index, join_states(b"", state, STAGES)) for index, state in enumerate(states))
         begins_again = self.process.records is None or self.process.input_begins_again
-        registered = m.Registered(tid, 0, -1, joined, (), 0.0, 1, 1, 0, input_begins_again=begins_again)
+        registered = m.Registered(tid, 0, -1, joined, (), 0.0, 1, 1, (), input_begins_again=begins_again)
         endpoint = TaskEndpoint("host", 1, UNUSED_KEY, OPERATOR, application.parallelism)
         identity = TaskIdentity(tid, self.process.task.partition, 0, 0)
         self.chain.open(cast("SubtaskChannel", TaskChannel(self)), endpoint, identity, registered)
 
-    def handle(self, event: PartEvent) -> None:
-        self.chain._handle(s.MailboxEvent(encode_event(event)))
+    def handle(self, name: str, event: Any) -> None:
+        self.chain._handle(s.MailboxEvent(encode_event(event), self.process.index_of(name)))
 
     def hear_answer(self, request_id: int, error: str, payload: bytes) -> None:
         stage = self.asked.pop(request_id)
@@ -460,10 +459,10 @@ class TaskStages:
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def send(self, event: Any, *, asks: bool) -> None:
+    def send(self, part: int, event: Any, *, asks: bool) -> None:
         """Send an event or a request of a stage, which handles what has come while it waits for capacity."""
         self.serve_mail()
-        self.outbox.append((event, asks))
+        self.outbox.append((self.process.table.names[part], event, asks))
         self.flush()
 
     @property
@@ -474,13 +473,12 @@ class TaskStages:
     def flush(self) -> None:
         """Send what waits for capacity, as far as there is any."""
         while self.outbox:
-            event, asks = self.outbox[0]
+            name, event, asks = self.outbox[0]
             try:
                 if asks:
-                    name = event.name if type(event) is PartEvent else STAGES[1]
-                    self.asked[self.process.ask_of_part(event)] = self.stages[STAGES.index(name)]
+                    self.asked[self.process.ask_of_part(name, event)] = self.stages[STAGES.index(name)]
                 else:
-                    self.process.send_of_part(event)
+                    self.process.send_of_part(name, event)
             except GatewayFull:
                 self.process.waits_for_capacity = True
                 return
@@ -544,16 +542,17 @@ class TaskChannel:
 
     def __init__(self, of: TaskStages) -> None:
         self._of = of
+        self.table = of.process.table
         self.poll = of.serve_mail
         self.at_barrier: Callable[[], None]
 
     def operator_opened(self, **_: Any) -> None:
         """The process says it itself."""
 
-    def submit_event(self, payload: bytes) -> None:
-        self._of.send(decode_event(payload), asks=False)
+    def submit_event(self, payload: bytes, part: int) -> None:
+        self._of.send(part, decode_event(payload), asks=False)
 
-    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+    def ask(self, payload: bytes, timeout_s: float, part: int) -> bytes:
         """The answer reaches the stage later: in this world, no stage waits for it."""
-        self._of.send(decode_event(payload), asks=True)
+        self._of.send(part, decode_event(payload), asks=True)
         return encode_event(None)
