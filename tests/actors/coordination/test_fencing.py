@@ -14,7 +14,7 @@ import pytest
 
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.host.context import Context
-from actors.coordination.host.gateway import AttemptSends, Gateway, SendBudget, SendEvent
+from actors.coordination.host.gateway import AttemptSends, Gateway, SendEvent
 from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import StoreRevoked
