@@ -18,10 +18,14 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from actors.coordination import CoordinatorContext
-from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from actors.coordination.host.alone import HostAlone
+from actors.coordination.host.gateway import AttemptSends, SendBudget, SendEvent
+from actors.coordination.store import CoordinatorStore
+from actors.logs import get_logger
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
+from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.driver import SinkCommits
 
 __all__ = ["Checkpoint", "ModelAttempt", "Part", "Pending", "Row", "SinkModel"]
@@ -107,6 +111,10 @@ class ModelAttempt(ABC):
         return Part(self.position, state, tuple(self.channel))
 
 
+def _refused(send: SendEvent) -> None:
+    raise AssertionError("the driver's half of a sink sends nothing to its tasks")
+
+
 A = TypeVar("A", bound=ModelAttempt)
 C = TypeVar("C", bound=SinkCommits)
 
@@ -117,11 +125,12 @@ class SinkModel(ABC, Generic[A, C]):
     A subclass has the two halves of the sink: attempts of its tasks, and ``commits``, which is the driver's half.
     """
 
-    context: Any
-    """The part of a ``CoordinatorContext`` that the driver's half uses."""
+    host: HostAlone
+    """Where the driver's half has its context."""
 
-    def __init__(self, subtasks: Sequence[int], rows: int) -> None:
+    def __init__(self, subtasks: Sequence[int], rows: int, name: str) -> None:
         self.rows = rows
+        self.name = name
         self.subtasks = tuple(subtasks)
         self.completed = Checkpoint(VIRTUAL_EMPTY_CHECKPOINT, None, {subtask: Part() for subtask in self.subtasks})
         self.covered = [self.completed.rows]
@@ -138,9 +147,10 @@ class SinkModel(ABC, Generic[A, C]):
     def new_commits(self) -> C:
         """Return the half of a new driver."""
 
-    @abstractmethod
-    def new_context(self) -> Any:
-        """Return the context of a new driver."""
+    def new_host(self) -> HostAlone:
+        """Return the host of a new driver."""
+        log = get_logger("headgate.testing")
+        return HostAlone(self.name, CoordinatorStore(), log, len(self.subtasks), RestoreMode.STREAMING)
 
     @abstractmethod
     def new_attempt(self, subtask: int, number: int) -> A:
@@ -176,8 +186,8 @@ class SinkModel(ABC, Generic[A, C]):
         self.commits = self.new_commits()
         if self.completed.checkpoint_id != VIRTUAL_EMPTY_CHECKPOINT:
             await self.commits.restore(self.completed.checkpoint_id, self.completed.state)
-        self.context = self.new_context()
-        await self.commits.start(cast(CoordinatorContext, self.context))
+        self.host = self.new_host()
+        await self.commits.start(self.host.context)
         self.attempts = {subtask: [self._begin(subtask)] for subtask in self.subtasks}
 
     # --- subtasks -----------------------------------------------------------------------------------------
@@ -255,6 +265,7 @@ class SinkModel(ABC, Generic[A, C]):
         for subtask in self.subtasks:
             await self.deliver(subtask, deliver_most)
             self.attempts[subtask][0].closed_for = checkpoint_id
+        self._show_gateways()
         self.pending = Pending(checkpoint_id, self.commits.snapshot(checkpoint_id))
         for (attempt,) in self.attempts.values():
             if attempt.finished:
@@ -312,7 +323,7 @@ class SinkModel(ABC, Generic[A, C]):
         self.pending = None
         if pending.written is Written.UNDER_WAY:
             self.in_doubt[pending.checkpoint_id] = pending
-            self.context.checkpoints_in_doubt = frozenset(self.in_doubt)
+            self.host.checkpoints_in_doubt = frozenset(self.in_doubt)
         for attempts in self.attempts.values():
             for attempt in attempts:
                 attempt.closed_for = None
@@ -360,8 +371,18 @@ class SinkModel(ABC, Generic[A, C]):
 
     async def _discarded(self, checkpoint_id: int) -> None:
         del self.in_doubt[checkpoint_id]
-        self.context.checkpoints_in_doubt = frozenset(self.in_doubt)
+        self.host.checkpoints_in_doubt = frozenset(self.in_doubt)
         await self.commits.discarded(checkpoint_id)
+
+    def _show_gateways(self) -> None:
+        """The context shows which attempts are alive."""
+        table = self.host.gateways
+        table.clear()
+        for attempts in self.attempts.values():
+            for one in attempts:
+                if not one.finished:
+                    attempt = ExecutionAttempt(self.name, one.subtask, one.number, len(table.by_subtask) + 1)
+                    table.add(AttemptSends(attempt, _refused, SendBudget(1, 1), self.host.clock.now, table.limits))
 
     def _report_failed(self, attempts: list[A]) -> None:
         for attempt in attempts:

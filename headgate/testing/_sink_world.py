@@ -5,15 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.coordination.store import CoordinatorStore
 from actors.logs import get_logger
 from headgate.testing._sink_model import Checkpoint, ModelAttempt, Row, SinkModel
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.driver import SinkCommits
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseSink, TwoPhaseWriter
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
@@ -101,32 +98,6 @@ class Attempt(ModelAttempt):
         return self.operator.snapshot_position()
 
 
-@dataclass
-class _Gateways:
-    """Which subtasks have a live attempt."""
-
-    world: SinkWorld
-
-    @property
-    def ready(self) -> tuple[int, ...]:
-        attempts = self.world.attempts
-        return tuple(subtask for subtask in attempts if any(not attempt.finished for attempt in attempts[subtask]))
-
-
-class _DriverContext:
-    """The part of a ``CoordinatorContext`` that the driver's half uses."""
-
-    mode = RestoreMode.STREAMING
-
-    def __init__(self, world: SinkWorld) -> None:
-        self.operator_id = world.name
-        self.parallelism = len(world.subtasks)
-        self.log = get_logger("headgate.testing")
-        self.store = CoordinatorStore()
-        self.checkpoints_in_doubt: frozenset[int] = frozenset()
-        self.gateways = _Gateways(world)
-
-
 def call(who: object, function: Callable[..., Any], *args: Any) -> Any:
     """Call ``function``; the default of ``SinkWorld.in_task`` and ``in_driver``."""
     return function(*args)
@@ -142,9 +113,8 @@ class SinkWorld(SinkModel[Attempt, SinkCommits]):
     def __init__(
         self, target: SinkTarget, *, name: str = "sink", subtasks: Sequence[int] = (0, 1), rows: int = 6
     ) -> None:
-        super().__init__(subtasks, rows)
+        super().__init__(subtasks, rows, name)
         self.target = target
-        self.name = name
         self.prepared_at = {(subtask, 0) for subtask in self.subtasks}
         """The positions at which subtasks have prepared."""
         self.in_task: Callable[..., Any] = call
@@ -158,9 +128,6 @@ class SinkWorld(SinkModel[Attempt, SinkCommits]):
             retry_delays_s=self.retry_delays_s,
             run_blocking=lambda function, *args: self.in_driver(self, function, *args),
         )
-
-    def new_context(self) -> _DriverContext:
-        return _DriverContext(self)
 
     def new_attempt(self, subtask: int, number: int) -> Attempt:
         return Attempt(self, subtask, number, self.completed)

@@ -34,13 +34,20 @@ CLOSE_S = 5.0
 class HostAlone:
     """Has a ``context``, with which code lives that has no operator. Make it on the event loop, and close it there."""
 
-    parallelism = 1
-    mode = RestoreMode.BATCH
     checkpoints_in_doubt: frozenset[int] = frozenset()
     input_begins_again = True
 
-    def __init__(self, operator_id: str, store: CoordinatorStore, log: Any) -> None:
+    def __init__(
+        self,
+        operator_id: str,
+        store: CoordinatorStore,
+        log: Any,
+        parallelism: int = 1,
+        mode: RestoreMode = RestoreMode.BATCH,
+    ) -> None:
         self.operator_id = operator_id
+        self.parallelism = parallelism
+        self.mode = mode
         self.store = store.view()
         self.log = log
         self.clock = LoopClock()
@@ -48,7 +55,7 @@ class HostAlone:
         self._timers: list[tuple[float, Callable[[], Awaitable[None]]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
-        self.gateways = GatewayTable(1, self._due.append, lambda: False, DEFAULT_LIMITS, lambda: False)
+        self.gateways = GatewayTable(parallelism, self._due.append, lambda: False, DEFAULT_LIMITS, lambda: False)
         self._incarnation = Incarnation(Sender("", 0), 1)
         self._incarnation.begun.set()
         self.context = Context(self, self._incarnation, self.store, log)

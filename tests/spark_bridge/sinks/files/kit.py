@@ -15,6 +15,7 @@ import structlog
 from fsspec.implementations.memory import MemoryFileSystem
 
 from actors.coordination import CoordinatorContext
+from actors.coordination.host.alone import HostAlone
 from actors.coordination.store import CoordinatorStore
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.files.journal import is_journal
@@ -123,25 +124,14 @@ def rows_of(files: dict[str, bytes]) -> list[str]:
     return content.decode().splitlines()
 
 
-@dataclass
-class DriverContext:
-    """The part of a ``CoordinatorContext`` that the sink uses."""
-
-    operator_id: str = "out"
-    mode: RestoreMode = RestoreMode.STREAMING
-    parallelism: int = 2
-    log: Any = field(default_factory=structlog.get_logger)
-    store: CoordinatorStore = field(default_factory=CoordinatorStore)
-    checkpoints_in_doubt: frozenset[int] = frozenset()
+def a_host(mode: RestoreMode = RestoreMode.STREAMING, operator_id: str = "out") -> HostAlone:
+    """Where a coordinator has its context, on the event loop."""
+    return HostAlone(operator_id, CoordinatorStore(), structlog.get_logger(), 2, mode)
 
 
-def a_driver(**fields: Any) -> CoordinatorContext:
-    """A context for ``start``."""
-    return as_driver(DriverContext(**fields))
-
-
-def as_driver(context: DriverContext) -> CoordinatorContext:
-    return cast(CoordinatorContext, context)
+def a_driver(mode: RestoreMode = RestoreMode.STREAMING, operator_id: str = "out") -> CoordinatorContext:
+    """A context for ``start``, on the event loop."""
+    return a_host(mode, operator_id).context
 
 
 @dataclass

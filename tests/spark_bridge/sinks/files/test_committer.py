@@ -18,9 +18,9 @@ from spark_bridge.sinks.files.journal import is_journal
 from spark_bridge.sinks.files.writer import SinkWriter
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkFileLost, SinkMisused
 from tests.spark_bridge.sinks.files.kit import (
-    DriverContext,
     TaskContext,
     a_driver,
+    a_host,
     as_context,
     failing,
     new_url,
@@ -242,15 +242,15 @@ async def test_a_driver_that_dies_between_the_journal_and_the_move_loses_nothing
 @pytest.mark.parametrize("ends", ["discarded", "completed", "restored"])
 async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url: str) -> None:
     """H64: not by the reset of a subtask, nor of the job, nor by a sweep."""
-    context = DriverContext()
-    committer = await a_committer(url, context=context)
+    host = a_host()
+    committer = await a_committer(url, context=host.context)
     await committer.complete(1)
     for subtask in range(2):
         await committer.sealed(subtask, 0, Task(url, subtask=subtask, after=1).seal("row", 2))
     Task(url, after=1).writer.write("open")
     state = committer.snapshot(2)
     before = staged(url)
-    context.checkpoints_in_doubt = frozenset({2})
+    host.checkpoints_in_doubt = frozenset({2})
     committer.subtask_failed(0, 0)
     await committer.subtask_reset(0, 1)
     committer.subtask_failed(1, 0)
@@ -258,7 +258,7 @@ async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url:
     await committer.close()
     assert staged(url) == before
     if ends == "discarded":
-        context.checkpoints_in_doubt = frozenset()
+        host.checkpoints_in_doubt = frozenset()
         await committer.discarded(2)
         assert staged(url) == []
     elif ends == "completed":  # a coordinator that does not pass on the discard
@@ -270,8 +270,9 @@ async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url:
 
 
 async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url: str) -> None:  # H64, H43
-    context = DriverContext(checkpoints_in_doubt=frozenset({3}))
-    committer = await a_committer(url, context=context)
+    host = a_host()
+    host.checkpoints_in_doubt = frozenset({3})
+    committer = await a_committer(url, context=host.context)
     await committer.sealed(0, 0, Task(url).seal("row", 3))
     committer.subtask_failed(0, 0)
     await committer.subtask_reset(0, -1)

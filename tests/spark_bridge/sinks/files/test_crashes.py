@@ -127,7 +127,7 @@ async def test_a_write_of_a_checkpoint_that_failed_leaves_it_in_doubt_and_no_sub
     await world.store_and_fail(there=there)
     assert world.pending is None
     assert world.in_doubt[checkpoint_id].there is there
-    assert world.context.checkpoints_in_doubt == {checkpoint_id}
+    assert world.host.checkpoints_in_doubt == {checkpoint_id}
     assert [attempt.closed_for for attempts in world.attempts.values() for attempt in attempts] == [None, None]
 
 

@@ -16,7 +16,6 @@ from spark_bridge.sinks.files.writer import SinkWriter
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, prepared_events
 from tests.spark_bridge.sinks.files.kit import (
-    DriverContext,
     TaskContext,
     as_context,
     rows_of,
@@ -54,15 +53,12 @@ class World(SinkModel[Attempt, SinkCommitter]):
     """Consecutive applications over one directory."""
 
     def __init__(self, url: str, *, subtasks: int = 2, rows: int = 6) -> None:
-        super().__init__(range(subtasks), rows)
+        super().__init__(range(subtasks), rows, "out")
         self.url = url
         self.taken_away: dict[str, bytes] = {}
 
     def new_commits(self) -> SinkCommitter:
         return SinkCommitter(self.url, retry_delays_s=())
-
-    def new_context(self) -> DriverContext:
-        return DriverContext()
 
     def new_attempt(self, subtask: int, number: int) -> Attempt:
         return Attempt(self.url, subtask, number, self.completed)
