@@ -32,10 +32,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
-from protocol.describing import a_type, type_name
+from protocol.describing import a_type, name_of, type_name
 from protocol.errors import LocalProtocolError
 from protocol.parts import join_states, split_states
 from protocol.subtask.types import (
@@ -50,6 +51,7 @@ from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
 from spark_bridge.subtask.calls import Calls, Counters
 from spark_bridge.subtask.channel import SubtaskChannel
+from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, index_of
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -122,13 +124,13 @@ class OperatorParts:
         self.stages = tuple(stages)
         try:
             for name, make in parts.items():
-                self.operators[name] = make()
+                self._make(name, make)
             if make_own is not None:
-                self.operators[""] = make_own()
-            self._feeding = [self._stage(name) for name in self.stages or ("",)]
+                self._make("", make_own)
         except BaseException:
             self.close()
             raise
+        self._feeding = [self.operators[name] for name in self.stages or ("",)]
         self._found = len(parts) > 1  # by user code; all operators have counters, which the context finds
         self._ended: set[int] = set()  # stages whose outputs are complete
         self._running = 0  # the stage that runs
@@ -136,14 +138,17 @@ class OperatorParts:
         self._channel: SubtaskChannel
         self.calls: Calls
 
-    def _stage(self, name: str) -> SubtaskOperator:
-        stage: object = self.operators[name]
-        if isinstance(stage, SubtaskOperator):
-            return stage
-        raise TypeError(
-            f"the factory of stage {name!r} returned {a_type(stage)}; a stage needs a SubtaskOperator, or a function "
-            "whose first required argument takes the records"
-        )
+    def _make(self, name: str, make: Callable[[], object]) -> None:
+        made, made_by = make(), make.func if isinstance(make, partial) else make
+        if not isinstance(made, SubtaskOperator):
+            what, whose = (f"the factory of stage {name!r}", "stage") if name else (name_of(made_by), "subtask")
+            raise TypeError(
+                f"{what} returned {a_type(made)}; a {whose} needs a SubtaskOperator, or a function whose first "
+                "required argument takes the records"
+            )
+        self.operators[name] = made
+        if not isinstance(made_by, type) and (not name or name in self.stages):  # only here is it known what it makes
+            check_operator(made)
 
     @property
     def counts_records(self) -> bool:
