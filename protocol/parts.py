@@ -97,6 +97,17 @@ class PartTable:
         """The index of a part; None if there is none of this name."""
         return self._indices.get(name)
 
+    def mismatch(self, sent: Positions, held: Iterable[HeldEvent]) -> str:
+        """Why what a peer says of a checkpoint is not of these parts; empty if it is (H152)."""
+        if len(sent) > self.count:
+            return f"positions of {len(sent)} parts, but there are {self.count}"
+        for event in held:
+            if event.part >= self.count:
+                return f"a held event of part {event.part}, but there are {self.count}"
+            if self.outside[event.part]:
+                return f"a held event of part {event.part}, which is outside of checkpoints"
+        return ""
+
     def inside(self, counts: Sequence[int]) -> Positions:
         """The positions that belong into a checkpoint."""
         return positions([0 if outside else count for count, outside in zip(counts, self.outside, strict=True)])

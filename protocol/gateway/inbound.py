@@ -161,6 +161,8 @@ class GatewayInbound:
             self._check_window(item)
             self.stream.advance(len(item.payload), item.part)
         else:
+            if kind is CheckpointAcknowledged or kind is Finished:
+                self._check_parts(item)
             self.stream.advance()
             if kind in OF_CHECKPOINT and self._ready and self._peer is _OPEN:
                 self._deliver_word(item, now, effects)  # as most items of quiet subtasks
@@ -185,6 +187,12 @@ class GatewayInbound:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
         elif item.__class__ is not EventMessage:  # not isinstance(): most items are events (benchmarks/instructions.py)
             self._check_sender(item)
+
+    def _check_parts(self, item: CheckpointAcknowledged | Finished) -> None:
+        """Refuse what a restore could not give to any part. Nothing has been changed so far."""
+        held = item.held if isinstance(item, CheckpointAcknowledged) else ()
+        if why := self._table.mismatch(item.events_sent, held):
+            raise RemoteProtocolError(f"{self._attempt} reports {why}")
 
     def _check_sender(self, item: _Payload) -> None:
         if not isinstance(item, RestoredEventMessage | RestoredRequestMessage):

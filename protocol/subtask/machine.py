@@ -153,7 +153,8 @@ class SubtaskMachine:
     ``task_attempt_id``: Spark's task id. ``subtask``: its index, which identifies the sender of held events.
     ``held``: the events that the restored snapshot held, in order; they leave first (H31). ``events_sent``: where the
     counts of sent events continue (H32). ``hold_events``: whether checkpoints hold events back (H79). ``table``: the
-    operator's parts. Not thread-safe: the shell locks it.
+    operator's parts. Not thread-safe: the shell locks it. Raises ``RemoteProtocolError`` if what is restored is not of
+    these parts.
     """
 
     __slots__ = (

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.parts import OWN_PART, PartTable, positions
 from protocol.streams import IncomingStream, OutgoingStream
 from protocol.subtask.types import (
@@ -109,6 +109,8 @@ class SubtaskOutbound:
         hold_events: bool,
         table: PartTable,
     ) -> None:
+        if why := table.mismatch(events_sent, held):
+            raise RemoteProtocolError(f"task {task_attempt_id} is to restore {why}")
         self._id = task_attempt_id
         self.hold_events = hold_events
         self._subtask = subtask

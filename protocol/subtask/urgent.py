@@ -16,7 +16,7 @@ Items that wait here keep their order, so one that waits holds back those after 
 
 If checkpoints hold nothing back (H79), an urgent event may come after a barrier that is not met. It was sent after the
 cut, so its handler must not begin before the snapshot: it waits until each barrier before it is met, declined or over.
-One of a part outside of checkpoints does not (H152).
+One of a part outside of checkpoints does not (H152): it counts as if it had come before those that wait.
 """
 
 from __future__ import annotations
@@ -70,10 +70,20 @@ class UrgentOrder:
         self._came += 1
         self.idle = False
         if after is None:
+            if self._after:
+                self._overtake()
             effects.append(HandleUrgent(payload, part))
         else:
             self._after.append((after, payload, part))
             self._waiting_bytes += len(payload)
+
+    def _overtake(self) -> None:
+        """The event that has just come is handled before those that wait for a barrier, as if it had come before them.
+
+        What came after these still waits for them, so the number of urgent events before it is one more.
+        """
+        given = self._came - 1 - len(self._after)
+        self._waiting = deque((before + (before > given), item) for before, item in self._waiting)
 
     def barrier_met(self, first_unmet: int | None, effects: Effects) -> None:
         """A barrier no longer counts. ``first_unmet``: the lowest one that does; None if there is none."""

@@ -165,7 +165,7 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
 def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
     snapshots = checkpoint.subtask_states.values()
-    if any(len(one.events_sent) > 1 or any(held.part for held in one.held) for one in snapshots):
+    if any(len(one.events_sent) > 1 or any(map(_needs_part, one.held)) for one in snapshots):
         return 5
     if any(part.earlier_input for part in checkpoint.subtask_states.values()):
         return 4
@@ -174,6 +174,11 @@ def _version_for(stored: StoredCheckpoint) -> int:
     if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
         return 3
     return 2 if checkpoint.label else 1
+
+
+def _needs_part(held: HeldEvent) -> bool:
+    """Whether earlier formats would not say whose event it is, or would read its beginning as an envelope."""
+    return held.part > 0 or held.payload[:4] == _ENVELOPE
 
 
 def _partitions_unsaid(parallelism: int, label: str) -> int:
@@ -195,7 +200,7 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
     yield len(checkpoint.subtask_states)
     for subtask, snapshot in sorted(checkpoint.subtask_states.items()):
         yield _integer(subtask, "a subtask", most=parallelism - 1)
-        yield from _counts(snapshot.events_sent, version)
+        yield from _counts(snapshot.events_sent, version, len(checkpoint.parts))
         yield len(snapshot.states)
         for original, state in snapshot.states:
             yield _integer(original, "the subtask of a state")
@@ -211,13 +216,15 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
         yield _integer(checkpoint.partitions, "the partitions", most=PARALLELISM_MAX)
     if version >= 5:
         yield len(checkpoint.parts)
+        if checkpoint.parts[:1] != ("",) or len(set(checkpoint.parts)) < len(checkpoint.parts):
+            raise ValueError(f"the parts must be the user's own and others, each with its own name: {checkpoint.parts}")
         for name in checkpoint.parts:
             yield _text(name, "the name of a part", may_be_empty=True)
 
 
-def _counts(events_sent: Positions, version: int) -> Iterator[int]:
+def _counts(events_sent: Positions, version: int, parts: int) -> Iterator[int]:
     if version >= 5:
-        yield len(events_sent)
+        yield _integer(len(events_sent), "how many parts have positions", most=parts)
     for count in events_sent if version >= 5 else events_sent or (0,):
         yield _integer(count, "events_sent")
 
@@ -276,9 +283,14 @@ class _Body:
         if self._version >= 5:
             self._parts = {}
             for index in range(self._count()):
-                self._parts[_text(self._next(), "the name of a part", may_be_empty=True)] = index
-            if any(held.part >= len(self._parts) for one in parts.values() for held in one.held):
-                raise ValueError("a held event is of a part without a name")
+                name = _text(self._next(), "the name of a part", may_be_empty=True)
+                if self._parts.setdefault(name, index) != index:
+                    raise ValueError(f"there are two parts {name!r}")
+        if next(iter(self._parts), None) != "":
+            raise ValueError("the first part is not the user's own")
+        for one in parts.values():
+            if len(one.events_sent) > len(self._parts) or any(held.part >= len(self._parts) for held in one.held):
+                raise ValueError("there are events of a part without a name")
         names = tuple(self._parts)
         checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label, partitions, names)
         return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)

@@ -30,7 +30,7 @@ _messages = st.one_of(
     st.builds(m.RequestMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), _payloads),
     st.builds(m.AnswerMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.just("no"), _payloads),
     st.builds(m.RestoredEventMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), _payloads),
-    st.builds(m.CheckpointAcknowledged, st.just(7), st.just(1), st.just(1), _payloads, st.just(()), st.just(0)),
+    st.builds(m.CheckpointAcknowledged, st.just(7), st.just(1), st.just(1), _payloads, st.just(()), st.just((3,))),
     st.builds(m.CheckpointCompleted, st.just(7), st.just(1), st.just(1)),
     st.builds(m.Confirm, st.integers(0, 9), st.integers(0, 9)),
     st.builds(m.Heartbeat, st.integers(0, 9)),
