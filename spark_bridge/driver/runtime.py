@@ -30,7 +30,7 @@ from actors.coordination.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
-from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked, moved
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.describing import type_name
 from protocol.facts import StageLook
@@ -376,6 +376,10 @@ class SidecarRuntime(PartFactories):
         return self._relay.kind
 
     @must_be_awaited
+    @moved(
+        heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
+        heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
+    )
     @checked(parallelism=AT_LEAST_1, uses=USES)
     async def coordinate(
         self,
@@ -392,18 +396,15 @@ class SidecarRuntime(PartFactories):
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
         replace: bool = False,
-        heartbeat_interval_s: float | None = None,
-        heartbeat_timeout_s: float | None = None,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         mode = RestoreMode.named(mode)
-        limits = with_heartbeats(gateway, self._config.gateway, heartbeat_interval_s, heartbeat_timeout_s)
         config = self._operator_config(
             operator_id,
             parallelism,
             mode,
-            limits,
+            gateway or self._config.gateway,
             checkpoint,
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
@@ -850,31 +851,6 @@ class SidecarRuntime(PartFactories):
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
-
-
-def with_heartbeats(
-    given: GatewayLimits | None, default: GatewayLimits, interval_s: float | None, timeout_s: float | None
-) -> GatewayLimits:
-    """The limits of an operator, whose heartbeats are set in one of two places. Raises ``ValueError`` for both."""
-    if interval_s is None and timeout_s is None:
-        return given or default
-    if given is not None and given.heartbeat_interval_s is not None:
-        raise ValueError(
-            f"gateway must be without heartbeats (heartbeat_interval_s={given.heartbeat_interval_s!r}) if "
-            f"heartbeat_interval_s={interval_s!r} and heartbeat_timeout_s={timeout_s!r} are given too: set them in one "
-            "of the two places"
-        )
-    limits = given or default
-    if interval_s is None:
-        if limits.heartbeat_interval_s is None:
-            raise ValueError(
-                f"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s!r}: without it, tasks give no "
-                "signs of life, and nobody counts them"
-            )
-        interval_s = limits.heartbeat_interval_s
-    if timeout_s is None:
-        timeout_s = limits.heartbeat_timeout_s
-    return dataclasses.replace(limits, heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
 
 
 def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:

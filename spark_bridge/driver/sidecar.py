@@ -225,11 +225,10 @@ class Sidecar(PartFactories):
         can be run again. In streaming mode, the new one continues from the newest checkpoint of the old one. While a
         run of the old one is on, this raises ``SidecarError``, and the old one stays.
 
-        With ``heartbeat_interval_s``, each task gives a sign of life that often. One that is silent for
-        ``heartbeat_timeout_s`` seconds (at least twice the interval) although its connection stands is killed through
-        Spark, and retried: its process is frozen, or native code holds the interpreter lock. A task that computes is
-        not silent. Without it, a frozen task is found only when it does not confirm an event in time. Give both either
-        here or in ``gateway``; the default timeout is 1 s.
+        Without heartbeats, a frozen task is found only when it does not confirm an event in time. ``gateway`` sets
+        them: with ``GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.0)``, each task gives a sign of life
+        four times a second. One that is silent for 1 s although its connection stands is killed through Spark, and
+        retried: its process is frozen, or native code holds the interpreter lock. A task that computes is not silent.
 
         Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
         ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,6 @@ from headgate import CheckpointConfig, FixedDelay, GatewayLimits, LedgerConfig, 
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
-from spark_bridge.driver import runtime
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
@@ -28,6 +28,7 @@ from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
 from tests.conformance.application import application
+from tests.spark_bridge.simulated_driver import SimulatedDriver
 from tests.spark_bridge.test_restarts import Runs
 
 
@@ -79,28 +80,45 @@ def test_an_action_in_place_of_its_function_is_refused_with_an_example() -> None
 
 @pytest.mark.parametrize("setting", ["heartbeat_interval_s", "heartbeat_timeout_s"])
 def test_heartbeats_are_set_in_one_place(setting: str) -> None:
-    given = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=20.0)
-    times = (
-        {"interval_s": 0.25, "timeout_s": None}
-        if setting == "heartbeat_interval_s"
-        else {"interval_s": None, "timeout_s": 9.0}
-    )
-    with pytest.raises(ValueError, match=r"gateway must be without heartbeats .*heartbeat_interval_s=0\.5"):
-        runtime.with_heartbeats(given, GatewayLimits(), **times)
+    """``Sidecar.coordinate`` is the same call, on the sidecar's loop."""
+    with pytest.raises(
+        TypeError, match=rf"^coordinate\(\) takes {setting} in another place.*GatewayLimits\({setting}="
+    ):
+        cast("Any", SidecarRuntime).coordinate(None, "words", parallelism=1, gateway=GatewayLimits(), **{setting: 9.0})
 
 
-def test_a_timeout_of_heartbeats_alone_is_refused_unless_the_sidecar_has_an_interval() -> None:
-    with pytest.raises(ValueError, match=r"heartbeat_interval_s must be given with heartbeat_timeout_s=9\.0"):
-        runtime.with_heartbeats(None, GatewayLimits(), None, 9.0)
-    limits = runtime.with_heartbeats(None, GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0), None, 9.0)
-    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s) == (2.0, 9.0)
+@pytest.mark.parametrize("timeout_s", [1.0, 9.0])
+def test_a_timeout_of_heartbeats_alone_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match=rf"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s}"):
+        GatewayLimits(heartbeat_timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="heartbeat_interval_s must be given with"):
+        replace(GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=timeout_s), heartbeat_interval_s=None)
 
 
-def test_heartbeats_of_an_operator_replace_those_of_the_sidecar_and_keep_its_other_limits() -> None:
-    default = GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0, events_max=7)
-    assert runtime.with_heartbeats(None, default, None, None) is default
-    limits = runtime.with_heartbeats(GatewayLimits(events_max=9), default, 0.25, 1.0)
-    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s, limits.events_max) == (0.25, 1.0, 9)
+def test_an_interval_of_heartbeats_alone_has_a_timeout_of_a_second() -> None:
+    assert GatewayLimits(heartbeat_interval_s=0.5) == GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=1.0)
+    with pytest.raises(ValueError, match=r"at most half of heartbeat_timeout_s \(1\.0\), not 0\.6"):
+        GatewayLimits(heartbeat_interval_s=0.6)
+
+
+async def test_an_operator_has_the_limits_that_it_is_given_or_those_of_the_sidecar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With each of them, every field: two places that both set one of them would differ from both."""
+    own = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=20.0, events_max=7)
+    of_all = GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=2.0, events_max=9)
+    seen: dict[str, GatewayLimits] = {}
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(gateway=of_all)) as runtime:
+        add = runtime._operators.add
+
+        async def noting(config: OperatorConfig, *given: Any) -> Any:
+            seen[config.operator_id] = config.gateway
+            return await add(config, *given)
+
+        monkeypatch.setattr(runtime._operators, "add", noting)
+        await runtime.coordinate("own", parallelism=1, gateway=own)
+        await runtime.coordinate("all", parallelism=1)
+    assert seen == {"own": own, "all": of_all}
 
 
 class Words(SubtaskOperator):
