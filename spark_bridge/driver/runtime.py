@@ -82,7 +82,7 @@ from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
-from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
+from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -120,7 +120,7 @@ class SidecarRuntime(PartFactories):
         self._streams: Streams
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
-        self._wire_limits = WireLimits.for_events(config.event_bytes_max)
+        self._wire_limits = WireLimits.for_events(config.limits.event_bytes_max)
         self._host = Host("headgate sidecar", self._enter, self._leave)
         self._stack = AsyncExitStack()
         self._system: ActorSystem
@@ -172,9 +172,9 @@ class SidecarRuntime(PartFactories):
                     bind_host=bind_host,
                     port=config.port,
                     advertised_host=advertised_host,
-                    advertised_port=config.advertised_port,
+                    advertised_port=config.addresses.advertised_port,
                     tls=self._encryption.context,
-                    authenticate_timeout_s=config.authenticate_timeout_s,
+                    authenticate_timeout_s=config.limits.authenticate_timeout_s,
                     incomplete_bytes_max=max(256 * 2**20, 2 * self._wire_limits.message_bytes_max),
                 ),
             )
@@ -182,13 +182,19 @@ class SidecarRuntime(PartFactories):
             await self._server.start()
             storage = self._storage = await stack.enter_async_context(StorageSession(self._open_storage()))
             self._streams = await stack.enter_async_context(
-                Streams(self._driver.keys, bind_host, config.advertised_host, self._server.address, self._encryption)
+                Streams(
+                    self._driver.keys,
+                    bind_host,
+                    config.addresses.advertised_host,
+                    self._server.address,
+                    self._encryption,
+                )
             )
             self._system = await stack.enter_async_context(
                 ActorSystem(
                     "headgate",
-                    shutdown_timeout_s=config.shutdown_timeout_s,
-                    slow_handler_limit_s=config.slow_handler_limit_s,
+                    shutdown_timeout_s=config.limits.shutdown_timeout_s,
+                    slow_handler_limit_s=config.watching.slow_handler_limit_s,
                 )
             )
             ledger = config.ledger
@@ -216,7 +222,7 @@ class SidecarRuntime(PartFactories):
                 journal,
             )
             self._calls = WholeCalls(self._system, self._require_running)
-            self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
+            self._micro_batches = MicroBatches(self._operators, config.limits.settle_timeout_s)
             self._relay = self._driver.open_relay(
                 self._bridge_ref.tell_direct,
                 config,
@@ -232,14 +238,14 @@ class SidecarRuntime(PartFactories):
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
-            if config.trace is not None:
-                await self._start_trace(config.trace, lambda tracing: None)
+            if config.watching.trace is not None:
+                await self._start_trace(config.watching.trace, lambda tracing: None)
             stack.push_async_callback(self._end_trace)
             self._serve_status(stack)
             self._displays.run("spark-ui-tab", self._show_in_spark, stack)
             self._displays.run("spark-metrics", self._feed_spark_metrics, stack)
             self._displays.run("event-log", self._note_in_event_log, journal, stack)
-            if config.opentelemetry:
+            if config.watching.opentelemetry:
                 require_opentelemetry()
                 spans = self._displays.run("spans", Spans, journal)
                 if spans is not None:
@@ -284,9 +290,9 @@ class SidecarRuntime(PartFactories):
         self._collector = collector = StatusCollector(
             self._bridge_ref, clock, journal, process, lambda: self._operators.observed
         )
-        report_s = self._config.stalled_report_s
+        report_s = self._config.watching.stalled_report_s
         each_second = None
-        if self._config.freeze_heap:
+        if self._config.limits.freeze_heap:
             heap = FrozenHeap(self._running_jobs, lambda: (one.statistics for one in self._operators.observed.values()))
             stack.callback(heap.close)
             each_second = heap.look
@@ -298,11 +304,13 @@ class SidecarRuntime(PartFactories):
 
     def _serve_status(self, stack: AsyncExitStack) -> None:
         config = self._config
-        if config.status_port is None:
+        if config.watching.status_port is None:
             return
         call = LoopCaller(self.loop)
         routes = self._status_routes(RecentStatus(call, self.status))
-        server = StatusServer(config.status_host, config.status_port, routes, config.status_token)
+        server = StatusServer(
+            config.watching.status_host, config.watching.status_port, routes, config.watching.status_token
+        )
         server.start()
         self._status_server = server
 
@@ -322,25 +330,25 @@ class SidecarRuntime(PartFactories):
 
     def _show_in_spark(self, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
-        if context is None or not self._config.spark_ui_tab:
+        if context is None or not self._config.watching.spark_ui_tab:
             return
         tab = SparkTab(context)
         take = self._collector.take
         self._displays.spawn(self._system, lambda: SparkTabActor(tab, take), "spark-ui-tab")
         stack.push_async_callback(
-            self._displays.run_async, "spark-ui-tab", close_tab, tab, self._config.shutdown_timeout_s
+            self._displays.run_async, "spark-ui-tab", close_tab, tab, self._config.limits.shutdown_timeout_s
         )
 
     def _feed_spark_metrics(self, stack: AsyncExitStack) -> None:
         config, context = self._config, self._driver.spark_context
-        if context is None or not config.spark_metrics or config.relay != "jvm":
+        if context is None or not config.watching.spark_metrics or config.relay != "jvm":
             return
         gauges = SparkGauges(context)
         self._gauges_ref = self._displays.spawn(
             self._system, lambda: SparkGaugesActor(gauges, self._collector.take), "spark-metrics"
         )
         stack.push_async_callback(
-            self._displays.run_async, "spark-metrics", close_gauges, gauges, config.shutdown_timeout_s
+            self._displays.run_async, "spark-metrics", close_gauges, gauges, config.limits.shutdown_timeout_s
         )
 
     def _note_in_event_log(self, journal: Journal, stack: AsyncExitStack) -> None:
@@ -380,7 +388,7 @@ class SidecarRuntime(PartFactories):
         heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
         heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
     )
-    @checked(parallelism=AT_LEAST_1, uses=USES)
+    @checked(parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
     async def coordinate(
         self,
         operator_id: str,
@@ -391,7 +399,7 @@ class SidecarRuntime(PartFactories):
         mode: RestoreMode | Literal["batch", "streaming"] = "batch",
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
-        restore: str = "latest",
+        restore: Restore = "latest",
         restored_input: RestoredInput | None = None,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
@@ -435,7 +443,7 @@ class SidecarRuntime(PartFactories):
             dataclasses.replace(checkpoint or CheckpointConfig(), mode=mode),
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
-            method_report_s=self._config.method_report_s,
+            method_report_s=self._config.watching.method_report_s,
             wire_limits=self._wire_limits,
             restored_input=restored_input,
         )
@@ -455,7 +463,7 @@ class SidecarRuntime(PartFactories):
         return handle
 
     async def _add(
-        self, config: OperatorConfig, parts: Composed, restore: str, stages: tuple[str, ...]
+        self, config: OperatorConfig, parts: Composed, restore: Restore, stages: tuple[str, ...]
     ) -> OperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
@@ -469,10 +477,10 @@ class SidecarRuntime(PartFactories):
             parallelism,
             mode,
             certificate_sha256=self._encryption.certificate_sha256,
-            connect_timeout_s=self._config.connect_timeout_s,
-            register_timeout_s=self._config.register_timeout_s,
-            ready_timeout_s=self._config.ready_timeout_s,
-            event_bytes_max=self._config.event_bytes_max,
+            connect_timeout_s=self._config.limits.connect_timeout_s,
+            register_timeout_s=self._config.limits.register_timeout_s,
+            ready_timeout_s=self._config.limits.ready_timeout_s,
+            event_bytes_max=self._config.limits.event_bytes_max,
             local_files=not encrypts_files,
         )
         statistics = operator.statistics.snapshot
@@ -555,7 +563,7 @@ class SidecarRuntime(PartFactories):
             try:
                 await self._operators.remove(operator_id)
             finally:
-                with anyio.move_on_after(self._config.shutdown_timeout_s):
+                with anyio.move_on_after(self._config.limits.shutdown_timeout_s):
                     await self._streams.release(operator_id)
             if self._gauges_ref is not None:
                 self._gauges_ref.tell(Forget())
@@ -582,7 +590,7 @@ class SidecarRuntime(PartFactories):
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """See ``Sidecar.savepoint``."""
         self._require_running()
-        roots = self._config.savepoint_roots
+        roots = self._config.storage_details.savepoint_roots
         if roots is None and not self._driver.is_here:
             roots = [] if self._config.storage is None else [self._config.storage]
         if roots is not None:
@@ -739,16 +747,16 @@ class SidecarRuntime(PartFactories):
     async def settle_action(self, action_id: str) -> str:
         """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
 
-        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
+        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarLimits.settle_timeout_s``.
         """
         self._require_running()
         operator_ids = self._running_jobs.operators_of(action_id)
-        return await self._operators.settle(self._config.settle_timeout_s, operator_ids)
+        return await self._operators.settle(self._config.limits.settle_timeout_s, operator_ids)
 
     async def settle(self) -> str:
         """Like ``settle_action``, for all operators."""
         self._require_running()
-        return await self._operators.settle(self._config.settle_timeout_s)
+        return await self._operators.settle(self._config.limits.settle_timeout_s)
 
     @property
     def micro_batches(self) -> MicroBatches:
@@ -795,7 +803,7 @@ class SidecarRuntime(PartFactories):
                 await self._cancel_jobs()
 
     async def _fail_runs(self) -> None:
-        timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        timeout_s = min(RUN_FAIL_S, self._config.limits.shutdown_timeout_s)
         action_ids = self._running_jobs.action_ids  # their jobs may be queued, so that no operator has a run yet
         self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
         self._bridge_ref.tell(StopActions(CLOSED_WHILE_RUNNING, action_ids))
@@ -815,7 +823,9 @@ class SidecarRuntime(PartFactories):
 
     async def _uncommitted_without(self, running: Collection[str]) -> str:
         config = self._config
-        return await self._operators.uncommitted(config.settle_timeout_s, running, config.shutdown_timeout_s)
+        return await self._operators.uncommitted(
+            config.limits.settle_timeout_s, running, config.limits.shutdown_timeout_s
+        )
 
     def hurry(self) -> None:
         """Cancel the waits while the sidecar is being left. A second call cancels the coordinators' ``close`` too."""
@@ -837,7 +847,7 @@ class SidecarRuntime(PartFactories):
 
     async def _close_relay(self) -> None:
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.limits.shutdown_timeout_s):
                 await self._relay.close()
         except (RelayError, TimeoutError) as error:
             log.warning("relay close failed", error=repr(error))
@@ -845,8 +855,10 @@ class SidecarRuntime(PartFactories):
     def _open_storage(self) -> Storage:
         config = self._config
         if config.storage is None:
-            return MemoryStorage(retained=config.retained_checkpoints)
-        return CheckpointStorage(config.storage, retained=config.retained_checkpoints, options=config.storage_options)
+            return MemoryStorage(retained=config.storage_details.retained_checkpoints)
+        return CheckpointStorage(
+            config.storage, retained=config.storage_details.retained_checkpoints, options=config.storage_details.options
+        )
 
     def _require_running(self) -> None:
         if not self._running:

@@ -144,7 +144,7 @@ class Sidecar(PartFactories):
 
             try:
                 return leave(
-                    close, self._leaver, runtime, self._config.shutdown_timeout_s, raising=exception is not None
+                    close, self._leaver, runtime, self._config.limits.shutdown_timeout_s, raising=exception is not None
                 )
             finally:
                 if not self.is_running:  # otherwise there is no thread for it
@@ -204,9 +204,9 @@ class Sidecar(PartFactories):
 
         In streaming mode, the operator continues from its newest checkpoint in the sidecar's storage, even if that was
         taken with another parallelism. The coordinator's ``reset_to_checkpoint`` is called before its ``start``.
-        ``restore="latest"`` means this. ``"none"`` starts without a checkpoint and keeps the stored ones. Otherwise
-        ``restore`` is the path or URL of a checkpoint or savepoint file. A later ``"latest"`` never returns to the
-        checkpoints that were skipped in this way.
+        ``restore="latest"`` means this. ``"none"`` starts without a checkpoint and keeps the stored ones. A
+        ``Path(...)`` or ``CheckpointFile(path_or_url)`` is the file of one checkpoint or savepoint. A later
+        ``"latest"`` never returns to the checkpoints that were skipped in this way.
 
         The restored checkpoint says which input it belongs to (see ``run``), and so whether the first run has the same
         input. ``restored_input`` says it instead: ``"same"`` if the records that the checkpoint counts come again,
@@ -265,7 +265,7 @@ class Sidecar(PartFactories):
     def release(self, operator_id: str) -> None:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
-        Waits at most ``SidecarConfig.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
+        Waits at most ``SidecarLimits.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
         operator.
         """
         self._call(SidecarRuntime.release, operator_id)
@@ -286,13 +286,13 @@ class Sidecar(PartFactories):
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
 
         Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
-        ``coordinate(..., restore=file)``.
+        ``coordinate(..., restore=CheckpointFile(file))``.
 
         The file's name, ``savepoint-OPERATOR-ID-TOKEN.hgc``, is unique, so any number of applications may write into
         one directory. Nothing there is replaced. A savepoint that fails, or whose call is cancelled or takes too long,
         deletes only what it has written itself.
 
-        Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``, and otherwise as
+        Raises ``SidecarError`` for a directory outside ``StorageDetails.savepoint_roots``, and otherwise as
         ``checkpoint`` does.
         """
         return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
@@ -321,7 +321,7 @@ class Sidecar(PartFactories):
     def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
-        The log says the same unasked after ``SidecarConfig.stalled_report_s``. Another sentence names each operator
+        The log says the same unasked after ``Watching.stalled_report_s``. Another sentence names each operator
         whose last action was several jobs for Spark, as ``take`` is. Otherwise the result is empty if everything moves.
         Raises ``AskTimeout`` as ``status`` does.
         """
@@ -458,7 +458,7 @@ class Sidecar(PartFactories):
 
     @property
     def status_address(self) -> tuple[str, int] | None:
-        """The host and port on which the status is shown; None without ``SidecarConfig.status_port``."""
+        """The host and port on which the status is shown; None without ``Watching.status_port``."""
         return self._running()[1].status_address
 
     @property

@@ -84,7 +84,10 @@ class SidecarProcess:
         lost_after_s: float = 60.0,
     ) -> None:
         self._factory = factory
-        self._config = config if config.freeze_heap is not None else replace(config, freeze_heap=True)
+        limits = config.limits
+        if limits.freeze_heap is None:
+            limits = replace(limits, freeze_heap=True)
+        self._config = replace(config, limits=limits)
         self._keys = keys
         self._encryption = encryption(config.tls, keys)
         self._host = host
@@ -123,7 +126,7 @@ class SidecarProcess:
         return ServerConfig(
             bind_host=self._host,
             port=self._ports.control,
-            advertised_host=self._config.advertised_host,
+            advertised_host=self._config.addresses.advertised_host,
             tls=self._encryption.context,
             connections_max=CONNECTIONS_MAX,
         )
@@ -134,7 +137,9 @@ class SidecarProcess:
         served = False
         failed: Exception | None = None
         try:
-            self._relay_address = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
+            self._relay_address = await relay.listen(
+                self._host, self._ports.relay, self._config.addresses.advertised_host
+            )
             self._relay = relay
             self._notify()
             await relay.first_connected()
