@@ -135,18 +135,9 @@ _PASSED_ON = "takes what Headgate has just given to the coordinator that calls i
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
-            *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle", "stop")),
-            *(
-                "SidecarRuntime.action_failures",
-                "SidecarRuntime.action_ran",
-                "SidecarRuntime.action_runs",
-                "SidecarRuntime.marked",
-            ),
             *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.LiveGateways.seen_by", "types.Confirmation.settle"),
             *(
-                "SidecarRuntime.end_trace",
-                "SidecarRuntime.start_trace",
                 "SubtaskContext.open_operator",
                 "SubtaskContext.records",
                 "types.OperatorStatus.attempts_of",

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -48,7 +48,7 @@ from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.certificates import Encryption, encryption
-from spark_bridge.driver.actions import ActionRuns, names_of
+from spark_bridge.driver.actions import RUN_FAIL_S, Actions
 from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.calls import WholeCalls
@@ -92,7 +92,6 @@ T = TypeVar("T")
 log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
-RUN_FAIL_S = 5.0
 REPLACE_GRACE_S = 5.0
 _TRACE = "/trace"  # no operator has a slash in its name
 CLOSED_WHILE_RUNNING = (
@@ -107,7 +106,7 @@ class SidecarRuntime(PartFactories):
     Its methods are those of ``Sidecar``, as coroutines. They are not thread-safe: call them on that loop only. After
     the block, every method raises ``SidecarNotRunning``.
 
-    A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``take_tasks``.
+    A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``_take_tasks``.
     """
 
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
@@ -115,6 +114,7 @@ class SidecarRuntime(PartFactories):
         self._config = config
         self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
         self._operators: Operators
+        self._actions: Actions
         self._calls: WholeCalls
         self._storage: StorageSession
         self._streams: Streams
@@ -135,14 +135,11 @@ class SidecarRuntime(PartFactories):
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
-        self.server_lost: ServerLost | None = None
-        """Why the Spark Connect server, or the session there, is gone, if it is."""
+        self._lost: ServerLost | None = None
         self._patience: anyio.CancelScope  # around the waits while the sidecar is left
-        self.thread_id = 0
-        """The thread of the event loop."""
-        self.loop: asyncio.AbstractEventLoop
-        self.closed = False
-        """Whether it was entered and has been left."""
+        self._thread_id = 0  # of the event loop
+        self._loop: asyncio.AbstractEventLoop
+        self._closed = False  # it was entered and has been left
 
     async def __aenter__(self) -> SidecarRuntime:
         return await self._host.enter()
@@ -159,7 +156,7 @@ class SidecarRuntime(PartFactories):
 
     async def _enter(self) -> SidecarRuntime:
         config = self._config
-        self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
@@ -222,6 +219,15 @@ class SidecarRuntime(PartFactories):
                 journal,
             )
             self._calls = WholeCalls(self._system, self._require_running)
+            self._actions = Actions(
+                self._running_jobs,
+                self._bridge_ref,
+                self._operators,
+                self._driver.forbid,
+                config.limits.settle_timeout_s,
+                self._require_running,
+                lambda: self._lost,
+            )
             self._micro_batches = MicroBatches(self._operators, config.limits.settle_timeout_s)
             self._relay = self._driver.open_relay(
                 self._bridge_ref.tell_direct,
@@ -234,7 +240,7 @@ class SidecarRuntime(PartFactories):
             await self._relay.start()
             await self._driver.equip()
             if self._driver.inherited is None:
-                self.take_tasks()
+                self._take_tasks()
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
@@ -267,7 +273,7 @@ class SidecarRuntime(PartFactories):
         try:
             result = await self._stack.__aexit__(exception_type, exception, traceback)
         finally:
-            self.closed = True
+            self._closed = True
         log.info("sidecar closed")
         if self._uncommitted:
             complain_of_output(self._uncommitted, exception)
@@ -306,7 +312,7 @@ class SidecarRuntime(PartFactories):
         config = self._config
         if config.watching.status_port is None:
             return
-        call = LoopCaller(self.loop)
+        call = LoopCaller(self._loop)
         routes = self._status_routes(RecentStatus(call, self.status))
         server = StatusServer(
             config.watching.status_host, config.watching.status_port, routes, config.watching.status_token
@@ -359,7 +365,7 @@ class SidecarRuntime(PartFactories):
         actor = self._displays.spawn(self._system, lambda: EventLogActor(event_log), "event-log", UNBOUNDED)
         stack.callback(subscribe(journal, actor))
 
-    def take_tasks(self) -> None:
+    def _take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
         self._router.attach(self._bridge_ref)
 
@@ -377,6 +383,11 @@ class SidecarRuntime(PartFactories):
     def status_address(self) -> tuple[str, int] | None:
         """See ``Sidecar.status_address``."""
         return None if self._status_server is None else self._status_server.address
+
+    @property
+    def lost(self) -> ServerLost | None:
+        """See ``Sidecar.lost``."""
+        return self._lost
 
     @property
     def relay_kind(self) -> str:
@@ -618,17 +629,17 @@ class SidecarRuntime(PartFactories):
         """See ``Sidecar.trace``."""
         started: list[Tracing] = []
         try:
-            await self.start_trace(path, started.append)
+            await self._open_trace(path, started.append)
             yield
         finally:
-            await self.end_trace(*started)
+            await self._close_trace(*started)
 
     @checked()
-    async def start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
-        """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``end_trace`` ends."""
+    async def _open_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
+        """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``_close_trace`` ends."""
         await self._calls.run(_TRACE, partial(self._start_trace, path, started))
 
-    async def end_trace(self, *tracings: Tracing) -> None:
+    async def _close_trace(self, *tracings: Tracing) -> None:
         """End those that are still being written. Idempotent."""
         if self._running and self._tracing in tracings:
             await self._calls.run(_TRACE, self._end_trace, certain=True)
@@ -668,7 +679,7 @@ class SidecarRuntime(PartFactories):
 
         If the caller is cancelled, the jobs of the action fail, and the thread is left behind until the action returns.
         """
-        runs = self.action_runs(operators, input_id)
+        runs = self._actions.runs(operators, input_id)
 
         cancelled = threading.Event()
 
@@ -687,93 +698,17 @@ class SidecarRuntime(PartFactories):
             except anyio.get_cancelled_exc_class():
                 cancelled.set()
                 cause = "the caller that awaited this job was cancelled"
-                self.fail_action(action_id, cause)
+                self._actions.fail(action_id, cause)
                 with suppress(SidecarNotRunning):
-                    await self._calls.run(f"/{action_id}", partial(self.stop_action, action_id, cause), certain=True)
+                    await self._calls.run(f"/{action_id}", partial(self._actions.stop, action_id, cause), certain=True)
                 raise
 
         return await run_with_restarts(runs, restart, call)
 
-    def marked(self, action_id: str) -> AbstractContextManager[None]:
-        """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
-        return self._driver.marked(action_id)
-
-    # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
-
-    def action_runs(
-        self, operators: Collection[OperatorHandle | str] | None, input_id: str | None = None
-    ) -> ActionRuns:
-        """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
-        self._require_running()
-        operator_ids = names_of(operators)
-        for operator_id in sorted(operator_ids or ()):
-            self._operators.find(operator_id)
-        return ActionRuns(self, operator_ids, input_id)
-
-    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
-        """See ``RunningJobs.begin_action``."""
-        self._require_running()
-        self._running_jobs.begin_action(action_id, operator_ids, found=found)
-
-    def fail_action(self, action_id: str, cause: str) -> None:
-        """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
-        self._bridge_ref.tell(FailRuns(cause, self._running_jobs.operators_of(action_id)))
-        self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
-
-    async def stop_action(self, action_id: str, cause: str) -> None:
-        """``fail_action``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
-        operator_ids, action_ids = self._running_jobs.operators_of(action_id), frozenset([action_id])
-        self.fail_action(action_id, cause)
-        await self._driver.forbid(action_id, cause)
-        with suppress(ActorError):  # no answer in time, or the sidecar is being left
-            await self._bridge_ref.ask(
-                lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
-            )
-
-    def end_action(self, action_id: str) -> None:
-        self._running_jobs.end_action(action_id)
-
-    def knows_action(self, action_id: str) -> bool:
-        return self._running_jobs.knows(action_id)
-
-    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
-        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
-        return self._running_jobs.failures_of(action_id)
-
-    def action_ran(self, action_id: str) -> bool:
-        """Whether a task of an operator has run in the action."""
-        return self._running_jobs.ran(action_id)
-
-    async def settle_action(self, action_id: str) -> str:
-        """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
-
-        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarLimits.settle_timeout_s``.
-        """
-        self._require_running()
-        operator_ids = self._running_jobs.operators_of(action_id)
-        return await self._operators.settle(self._config.limits.settle_timeout_s, operator_ids)
-
-    async def settle(self) -> str:
-        """Like ``settle_action``, for all operators."""
-        self._require_running()
-        return await self._operators.settle(self._config.limits.settle_timeout_s)
-
-    @property
-    def micro_batches(self) -> MicroBatches:
+    def _batches(self) -> MicroBatches:
         """The batches of streaming queries; see ``Sidecar.for_each_batch``."""
         self._require_running()
         return self._micro_batches
-
-    @property
-    def fenced(self) -> Exception | None:
-        """The error if this application cannot continue, else None.
-
-        A later application has taken over the storage, the Spark Connect server is lost, or the context has stopped.
-        """
-        over = self._running_jobs.application_ended and SidecarError(
-            "the SparkContext has stopped, so the action is not called again: make a new session and a new sidecar"
-        )
-        return self._operators.fenced or self.server_lost or over or None
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)
@@ -781,7 +716,7 @@ class SidecarRuntime(PartFactories):
     def _relay_lost(self, error: RelayError) -> None:
         log.error("relay lost, Spark can no longer be observed", error=str(error))
         if isinstance(error, ApplicationLost):
-            self.server_lost = ServerLost(
+            self._lost = ServerLost(
                 f"{error}. Make a new session and a new sidecar, which continues from the last checkpoint in "
                 "SidecarConfig.storage; headgate.run_across_sessions does that"
             )
@@ -815,7 +750,7 @@ class SidecarRuntime(PartFactories):
         except AskTimeout as error:
             log.warning("sidecar closed before a job was known to have ended", error=str(error))
 
-    async def uncommitted_output(self) -> str:
+    async def _uncommitted_output(self) -> str:
         """Wait for final checkpoints; return why the output of a successful run is not committed, or ""."""
         self._require_running()
         running = await self._await_ends()
@@ -827,7 +762,7 @@ class SidecarRuntime(PartFactories):
             config.limits.settle_timeout_s, running, config.limits.shutdown_timeout_s
         )
 
-    def hurry(self) -> None:
+    def _hurry(self) -> None:
         """Cancel the waits while the sidecar is being left. A second call cancels the coordinators' ``close`` too."""
         self._patience.cancel()
         self._system.hurry()

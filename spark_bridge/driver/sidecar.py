@@ -159,7 +159,7 @@ class Sidecar(PartFactories):
         """
         if self._calls is None and self._runtime is not None:
             raise SidecarError("this sidecar was entered with `async with`: leave that block")
-        if self._runtime is not None and self._runtime.thread_id == threading.get_ident():
+        if self._runtime is not None and self._runtime._thread_id == threading.get_ident():
             raise SidecarError("a coordinator cannot stop its own sidecar: let the program do that")
         self.__exit__(None, None, None)
 
@@ -180,7 +180,7 @@ class Sidecar(PartFactories):
         runtime = self._runtime
         if runtime is not None:
             with suppress(RuntimeError):  # its loop is closed
-                runtime.loop.call_soon_threadsafe(runtime.hurry)
+                runtime._loop.call_soon_threadsafe(runtime._hurry)
 
     @_on_its_loop(SidecarRuntime.coordinate)
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
@@ -339,7 +339,7 @@ class Sidecar(PartFactories):
         """
         started: list[Tracing] = []
         try:
-            self._call(SidecarRuntime.start_trace, path, started.append)
+            self._call(SidecarRuntime._open_trace, path, started.append)
             yield
         finally:
             try:
@@ -350,7 +350,7 @@ class Sidecar(PartFactories):
 
     def _end_trace(self, started: list[Tracing]) -> None:
         if self._calls is not None:  # otherwise leaving the sidecar has ended it
-            self._call(SidecarRuntime.end_trace, *started)
+            self._call(SidecarRuntime._close_trace, *started)
 
     @checked(action=ACTION)
     def run(
@@ -394,15 +394,15 @@ class Sidecar(PartFactories):
         calls, runtime = self._entered()
 
         async def begin() -> ActionRuns:
-            return runtime.action_runs(operators, input_id)
+            return runtime._actions.runs(operators, input_id)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
             return call_on_loop(calls, step)
 
         def stop(action_id: str, cause: str) -> None:
-            call_on_loop(calls, partial(runtime.stop_action, action_id, cause))
+            call_on_loop(calls, partial(runtime._actions.stop, action_id, cause))
 
-        return run_blocking(call_on_loop(calls, begin), restart, action, runtime.marked, stop, on_loop=on_loop)
+        return run_blocking(call_on_loop(calls, begin), restart, action, runtime._driver.marked, stop, on_loop=on_loop)
 
     @checked()
     def for_each_batch(
@@ -434,7 +434,7 @@ class Sidecar(PartFactories):
 
         def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
             calls, runtime = self._entered()
-            return call_on_loop(calls, lambda: method(runtime.micro_batches))
+            return call_on_loop(calls, lambda: method(runtime._batches()))
 
         async def check(batches: MicroBatches) -> None:
             batches.check(operator_id)
@@ -464,7 +464,7 @@ class Sidecar(PartFactories):
     @property
     def lost(self) -> ServerLost | None:
         """Why the Spark Connect server, or the session there, is gone; None if it is not, as far as is known."""
-        return self._running()[1].server_lost
+        return self._running()[1].lost
 
     @property
     def relay_kind(self) -> str:
@@ -501,7 +501,7 @@ class Sidecar(PartFactories):
     def _entered(self) -> tuple[LoopCalls, SidecarRuntime]:
         """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
         calls, runtime = self._running()
-        if threading.get_ident() == runtime.thread_id:
+        if threading.get_ident() == runtime._thread_id:
             raise SidecarError(
                 "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "
                 "itself: let the program call it, or use context.call_async(function, handler=...), which calls it on "

@@ -399,7 +399,7 @@ async def test_cancelling_an_awaited_run_leaves_no_job_behind(spark: SparkSessio
             tasks.start_soon(partial(sidecar.run, action, restart=FixedDelay(restarts_max=None, delay_s=0)))
             await anyio.to_thread.run_sync(coordinator.wait_for, ready(1))
             tasks.cancel_scope.cancel()
-        await sidecar.settle()
+        await sidecar._operators.settle(120.0)
     assert len(coordinator.named("ready")) == 1
     assert ("run_ended", False) in coordinator.story
     assert "cancelled" in coordinator.reasons[0].text

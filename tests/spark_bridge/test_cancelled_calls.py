@@ -222,8 +222,8 @@ CASES = {
     "request": Case(lambda it: it.runtime.request("a", 1), coordinate, still_there),
     "status": Case(lambda it: it.runtime.status(), coordinate, still_there),
     "explain": Case(lambda it: it.runtime.explain(), coordinate, still_there),
-    "settle": Case(lambda it: it.runtime.settle(), coordinate, still_there),
-    "uncommitted_output": Case(lambda it: it.runtime.uncommitted_output(), coordinate, still_there),
+    "settle": Case(lambda it: it.runtime._operators.settle(120.0), coordinate, still_there),
+    "uncommitted_output": Case(lambda it: it.runtime._uncommitted_output(), coordinate, still_there),
     "trace": Case(trace, None, traced_no_more),
     "run": Case(lambda it: it.runtime.run(lambda: 1), coordinate, still_there),
 }

@@ -187,7 +187,7 @@ async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:
 
 def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> None:
     class Here:
-        thread_id = threading.get_ident()
+        _thread_id = threading.get_ident()
 
     sidecar = object.__new__(Sidecar)
     sidecar._calls, sidecar._runtime = cast("Any", object()), cast("Any", Here())

@@ -183,7 +183,7 @@ def test_a_stuck_subtask_turns_red_and_the_page_says_who_waits_for_whom(spark: S
         if HAS_DARK_MODE:
             assert seen.page.evaluate("document.documentElement.dataset.bsTheme") == "dark"
         assert seen.violations("#headgate") == []
-        sidecar._entered()[1].loop.call_soon_threadsafe(coordinator.may_answer.set)
+        sidecar._entered()[1]._loop.call_soon_threadsafe(coordinator.may_answer.set)
         seen.until("!document.querySelector('.hg-diagnosis').textContent.includes('Subtask 0 has waited')")
         seen.close()
         action.result()

@@ -93,7 +93,7 @@ class Slow(OperatorCoordinator):
 
     def let(self, sidecar: Sidecar) -> None:
         """Let it, from another thread."""
-        sidecar._entered()[1].loop.call_soon_threadsafe(self.may_answer.set)
+        sidecar._entered()[1]._loop.call_soon_threadsafe(self.may_answer.set)
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         await self.may_answer.wait()
