@@ -178,7 +178,7 @@ class Task:
         """Send an event to the coordinator.
 
         Raises:
-            EventEncodeError: msgpack cannot carry it, or it is too large.
+            EventEncodeError: a value in it is of a type that events cannot have, or it is too large.
             GatewayFull: the window is full. A real task would wait.
         """
         self._drive(EventSubmitted(encode_event(event)))

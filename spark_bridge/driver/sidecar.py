@@ -18,7 +18,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from protocol.arguments import ACTION, WAIT, checked
+from protocol.arguments import ACTION, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
@@ -33,7 +33,7 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import driver_of
 from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
-from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.observability.tracing import Tracing
@@ -261,17 +261,16 @@ class Sidecar(PartFactories):
         Raises ``ValueError`` without a schema, for an empty name or an invalid parallelism, and as ``coordinate`` does.
         """
 
-    @checked()
-    def release(self, operator_id: str) -> None:
+    @_on_its_loop(SidecarRuntime.release)
+    def release(self, *args: Any, **kwargs: Any) -> Any:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
         Waits at most ``SidecarLimits.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
         operator.
         """
-        self._call(SidecarRuntime.release, operator_id)
 
-    @checked()
-    def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
+    @_on_its_loop(SidecarRuntime.checkpoint)
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
         ``operator_id`` may be omitted if only one operator is coordinated. ``timeout_s`` limits this call, in seconds;
@@ -279,10 +278,9 @@ class Sidecar(PartFactories):
         unless it is complete. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call took too long,
         and ``SidecarError`` for an unknown operator.
         """
-        return self._call(SidecarRuntime.checkpoint, operator_id, timeout_s=timeout_s)
 
-    @checked()
-    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
+    @_on_its_loop(SidecarRuntime.savepoint)
+    def savepoint(self, *args: Any, **kwargs: Any) -> Any:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
 
         Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
@@ -295,10 +293,9 @@ class Sidecar(PartFactories):
         Raises ``SidecarError`` for a directory outside ``StorageDetails.savepoint_roots``, and otherwise as
         ``checkpoint`` does.
         """
-        return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
 
-    @checked()
-    def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
+    @_on_its_loop(SidecarRuntime.request)
+    def request(self, *args: Any, **kwargs: Any) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
 
         ``part`` is the name of the stage, if the operator is a ``chain``.
@@ -306,26 +303,24 @@ class Sidecar(PartFactories):
         Payload and result stay in this process and are not copied. Raises what the coordinator raises, ``SidecarError``
         for an unknown operator, and ``AskTimeout`` if there is no answer within ``timeout_s`` seconds.
         """
-        return self._call(SidecarRuntime.request, operator_id, payload, part=part, timeout_s=timeout_s)
 
-    def status(self) -> SidecarStatus:
+    @_on_its_loop(SidecarRuntime.status)
+    def status(self, *args: Any, **kwargs: Any) -> Any:
         """Return the current state: operators, subtasks and attempts, checkpoints, latencies, recent failures.
 
         The result is immutable, and ``to_dict()`` makes JSON of it. It is cheap enough to be taken ten times a second
         with 10,000 subtasks. The percentiles of latencies need ``pip install 'headgate[observability]'``. Raises
         ``AskTimeout`` if an actor does not answer within 10 s.
         """
-        return self._call(SidecarRuntime.status)
 
-    @checked(waiting_s=WAIT)
-    def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+    @_on_its_loop(SidecarRuntime.explain)
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
         The log says the same unasked after ``Watching.stalled_report_s``. Another sentence names each operator
         whose last action was several jobs for Spark, as ``take`` is. Otherwise the result is empty if everything moves.
         Raises ``AskTimeout`` as ``status`` does.
         """
-        return self._call(SidecarRuntime.explain, waiting_s=waiting_s)
 
     @checked()
     @contextmanager
