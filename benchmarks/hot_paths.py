@@ -238,7 +238,7 @@ def _open_parts(*parts: str) -> tuple[OperatorParts, _Passing]:
     own, channel = _Passing(), _Channel()
     operators = OperatorParts(lambda: own, {COUNTERS: CountersPart, **dict.fromkeys(parts, TaskPart)})
     endpoint = TaskEndpoint("host", 1, Key(NO_IDENTITY, bytes(KEY_BYTES)), OPERATOR, 1)
-    registered = Registered(TASK, 0, -1, (), (), 0.0, 1, 1, 0)
+    registered = Registered(TASK, 0, -1, (), (), 0.0, 1, 1, ())
     operators.open(cast("SubtaskChannel", channel), endpoint, TaskIdentity(TASK, 0, STAGE, 0), registered)
     return operators, own
 

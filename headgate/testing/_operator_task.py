@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
@@ -121,6 +121,17 @@ class OperatorTask(Task):
     def end_records(self) -> None:
         """End the records. An operator that reads to the end of its input then finishes."""
         self._more_records = False
+
+    def finish(self, failure: str = "", state: bytes | None = None) -> NoReturn:
+        """Not for a real operator, which ends with its input or an exception: see ``end_records``.
+
+        Raises:
+            LocalProtocolError: always, so that what was fed is not lost.
+        """
+        raise LocalProtocolError(
+            f"{self!r} runs a real operator, which ends by itself: call end_records() and await world.settle() to let "
+            "it finish, raise an exception in it to let it fail, or await world.kill(task)"
+        )
 
     # --- for the world, on the loop -------------------------------------------------------------------------------
 

@@ -371,8 +371,9 @@ class GatewayMachine:
     def _look_for_life(self, due_at: float, now: float, effects: Effects) -> None:
         """Count the interval that is over if the peer was silent in it, and give it up when there are enough (H94)."""
         limits = self._limits
-        interval_s = limits.heartbeat_interval_s
+        interval_s, timeout_s = limits.heartbeat_interval_s, limits.heartbeat_timeout_s
         assert interval_s is not None
+        assert timeout_s is not None  # the limits see to it
         if self._heard:
             self._silent_s = 0.0
             self._trust(effects)
@@ -380,7 +381,7 @@ class GatewayMachine:
             self._silent_s += interval_s
         self._heard = False
         self._beat_at = now + interval_s
-        if self._silent_s >= limits.heartbeat_timeout_s:
+        if self._silent_s >= timeout_s:
             reason = (
                 f"{self.attempt} has given no sign of life for {now - self._heard_at:.2f} s, although its connection "
                 "stands: its process is stopped or swapped out, its host hangs, or native code holds Python's "
@@ -388,7 +389,7 @@ class GatewayMachine:
             )
             effects.append(FailAttempt(reason, silent=True))
             self._end(reason, effects)
-        elif self._silent_s >= limits.heartbeat_timeout_s / 2:
+        elif self._silent_s >= timeout_s / 2:
             self._suspect(f"it has given no sign of life for {now - self._heard_at:.2f} s", effects)
 
     def _hear_life(self, input: PeerHeard, now: float, effects: Effects) -> None:

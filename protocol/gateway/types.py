@@ -56,6 +56,9 @@ __all__ = [
     "TimePassed",
 ]
 
+HEARTBEAT_TIMEOUT_S = 1.0
+"""For an interval that is given without a timeout."""
+
 
 @value
 class GatewayLimits:
@@ -80,9 +83,10 @@ class GatewayLimits:
             more from the task until that snapshot.
         heartbeat_interval_s: how often each task gives a sign of life, at least. None: not at all.
         heartbeat_timeout_s: how long a connected task may give no sign of life before its attempt is killed; at least
-            twice the interval. A thread beside the task's own sends them, so a task that computes is not silent. Native
-            code that holds the interpreter lock keeps that thread from running: choose a time longer than the longest
-            such call. Time in which the sidecar's own event loop was late does not count.
+            twice the interval. None: 1 s. It is refused without an interval. A thread beside the task's own sends them,
+            so a task that computes is not silent. Native code that holds the interpreter lock keeps that thread from
+            running: choose a time longer than the longest such call. Time in which the sidecar's own event loop was
+            late does not count.
     """
 
     confirm_timeout_s: float = 10.0
@@ -92,13 +96,23 @@ class GatewayLimits:
     upward_events_max: int = 1024
     upward_bytes_max: int = 64 * 1024 * 1024
     heartbeat_interval_s: float | None = None
-    heartbeat_timeout_s: float = 1.0
+    heartbeat_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(
             self, events_max=AT_LEAST_1, bytes_max=AT_LEAST_1, upward_events_max=AT_LEAST_1, upward_bytes_max=AT_LEAST_1
         )
-        if self.heartbeat_interval_s is not None and 2 * self.heartbeat_interval_s > self.heartbeat_timeout_s:
+        if self.heartbeat_interval_s is None:
+            if self.heartbeat_timeout_s is not None:
+                raise ValueError(
+                    f"heartbeat_interval_s must be given with heartbeat_timeout_s={self.heartbeat_timeout_s!r}: "
+                    "without it, tasks give no signs of life, and nobody counts them"
+                )
+            return
+        if self.heartbeat_timeout_s is None:
+            object.__setattr__(self, "heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)
+        assert self.heartbeat_timeout_s is not None
+        if 2 * self.heartbeat_interval_s > self.heartbeat_timeout_s:
             raise ValueError(
                 f"heartbeat_interval_s must be at most half of heartbeat_timeout_s ({self.heartbeat_timeout_s!r}), not "
                 f"{self.heartbeat_interval_s!r}: otherwise one late heartbeat would end an attempt"

@@ -428,7 +428,7 @@ def _remedy(value: Any) -> str:
 
 
 def _too_many_bytes(size: int, limits: WireLimits) -> EventEncodeError:
-    raised = "raise event_bytes_max of SidecarConfig, " if limits.is_a_setting else ""
+    raised = "raise event_bytes_max of SidecarLimits, " if limits.is_a_setting else ""
     return EventEncodeError(
         f"{_EVENT} takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
         f"{raised}send it in parts, or send a reference to it"

@@ -98,7 +98,8 @@ class SubtaskContext(Generic[Sent]):
         ``subtask_ready``.
 
         Raises:
-            EventEncodeError: msgpack cannot encode ``event``, or it is too large. Nothing was sent.
+            EventEncodeError: a value in ``event`` is of a type that events cannot have, or it is too large. Nothing was
+                sent.
             TimedOut: the coordinator took too few events for ``send_timeout_s`` seconds. Nothing was sent.
             LocalProtocolError: inside ``open``, there was no capacity, and none can come there. Nothing was sent.
             AttemptOver: the attempt is over.
@@ -149,14 +150,14 @@ class SubtaskContext(Generic[Sent]):
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
-        ``payload`` and answer can be any value that msgpack can encode. ``timeout_s`` is in seconds. Requests and
+        ``payload`` and answer have the types that events can have. ``timeout_s`` is in seconds. Requests and
         events arrive in the order in which they were sent. No event is handled during the wait, and a checkpoint that
         starts during it is declined, unless the operator sets ``snapshot_anywhere``.
 
         Raises:
             RequestFailed: the coordinator answered with an error.
             TimedOut: no answer within ``timeout_s``. A later answer is dropped.
-            EventEncodeError: msgpack cannot encode ``payload``, or it is too large.
+            EventEncodeError: a value in ``payload`` is of a type that events cannot have, or it is too large.
             LocalProtocolError: inside ``snapshot_state`` or ``open``, which must return before the coordinator
                 receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
             AttemptOver: the attempt is over.

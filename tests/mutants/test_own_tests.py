@@ -244,10 +244,10 @@ jobs-of-two-partitions [N5: a coordinator has only the last job of take(); H55]
   - self._later = True
   + self._later = False
 one-setting-in-two-places [feared; H165]
-  Heartbeats that coordinate() is given silently replace those of the gateway= beside them.
-  @ spark_bridge.driver.runtime:with_heartbeats
-  - if given is not None and given.heartbeat_interval_s is not None:
-  + if False:
+  Heartbeats that coordinate() is given beside gateway= are refused like a misspelt argument.
+  @ protocol.arguments:_check_not_moved
+  - if gone := [name for name in given if name in places]:
+  + if gone := []:
 broken-operator-is-not-noticed [feared; H165]
   The job of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._add_operator

@@ -26,7 +26,7 @@ import headgate
 from protocol.restart import FixedDelay
 from spark_bridge.driver import sidecar as sidecar_module
 from spark_bridge.driver import started
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.faults.waiting import wait_until
 from tests.spark_bridge.descriptors import check_that_all_are_closed, open_descriptors, opened_since
@@ -51,7 +51,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = SimulatedDriver()
-        self.sidecar = Sidecar(context_of(self.driver), SidecarConfig(stalled_report_s=3600.0))
+        self.sidecar = Sidecar(context_of(self.driver), SidecarConfig(watching=Watching(stalled_report_s=3600.0)))
         self.calls = 0
 
     def coordinate(self, **options: Any) -> None:

@@ -176,13 +176,13 @@ class LiveGateways:
 
         Args:
             subtask: the index of the subtask.
-            event: any value that msgpack can carry. Tuples arrive as lists.
+            event: a value of a type that events can have, as for ``SubtaskGateway.send_event``.
             attempt: the number of the attempt to send it to, if it is there; None for all of the subtask's attempts.
             loss_tolerant: as for ``SubtaskGateway.send_event``.
             urgent: likewise.
 
         Raises:
-            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
             ValueError: there is no such subtask.
         """
@@ -200,7 +200,7 @@ class LiveGateways:
         The confirmations are in the order of iteration.
 
         Raises:
-            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
         return await self._send(event, self._all(), loss_tolerant, urgent)
