@@ -140,7 +140,7 @@ class Peer:
         self._listener.settimeout(PATIENCE_S)
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[PeerConnection] = []
-        self._parts = (OperatorPart(""),)
+        self._parts: tuple[OperatorPart, ...] = (OperatorPart(""),)
 
     def __enter__(self) -> Self:
         return self
