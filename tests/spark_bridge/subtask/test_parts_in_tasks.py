@@ -147,6 +147,35 @@ def test_user_code_finds_a_part_on_the_threads_of_its_task_until_that_ends(peer:
         current_part("part", "a")
 
 
+class Generating(Recorder):
+    """Closes well, and can do nothing else."""
+
+    closed = 0
+
+    def handle_event(self, event: Any) -> Any:
+        yield event
+
+    def close(self) -> None:
+        Generating.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (dict, "{} returned a dict; a {} needs a SubtaskOperator, or a function whose first required argument"),
+        (lambda: Generating(), r"Generating.handle_event\(\) has a .yield"),  # noqa: PLW0108 - a class is checked before
+    ],
+)
+@pytest.mark.parametrize("stage", [False, True])
+def test_what_a_factory_makes_is_checked_for_an_operator_as_for_a_stage(make: Any, says: str, stage: bool) -> None:
+    """H59: the driver can check a class, but only the task knows what a function makes."""
+    Generating.closed = 0
+    named = ("the factory of stage 'a'", "stage") if stage else ("dict", "subtask")
+    with pytest.raises(TypeError, match=says.format(*named)):
+        OperatorParts(None, {"a": make}, ["a"]) if stage else OperatorParts(make, {})
+    assert Generating.closed == (make is not dict)
+
+
 class Numbered(TaskPart):
     waits_for_subtask_ready = False
 
