@@ -127,7 +127,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.in_doubt: set[int] = set()
         self.input_begins_again = False
         self._parts = parts
-        self._own = parts[0]
+        self._own = self._called = parts[0]  # the part that was called last
         self._timers = 0
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
@@ -176,6 +176,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case SubtaskSuspected() | SubtaskResponsive():
                 await self._give_hint(context, message)
             case CallHandler(handler, caller):
+                self._called = self._own  # a handler does not say whose it is
                 await self._guarded(context, caller, call_user(caller, handler))
             case StartCoordinator():
                 await self._start(context, message)
@@ -190,11 +191,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_lifecycle(context, message)
 
     def called_for(self, message: object) -> str:
-        """The method of the user's coordinator, with its class, that handles a message."""  # H9
+        """The method of the coordinator, with its class, that handles a message."""  # H9
         if isinstance(message, Timed):
             message = message.message
         method = message.caller if isinstance(message, CallHandler) else METHODS.get(type(message))
-        return super().called_for(message) if method is None else f"{self._own.kind}.{method}"
+        return super().called_for(message) if method is None else f"{self._called.kind}.{method}"
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
@@ -298,6 +299,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     async def _of_each(self, call: Callable[[Part], Awaitable[object]]) -> None:
         """Call something of each part, in their order, until one raises."""
         for part in self._parts.in_order:
+            self._called = part
             await _explained(part, call(part))
 
     async def _tell_each(self, context: ActorContext[CoordinatorMessage], method: str, *args: Any) -> bool:
@@ -413,9 +415,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         return self._addressed(await in_turns(decode_event_in_steps(payload)) if large else decode_event(payload))
 
     def _addressed(self, event: Any) -> tuple[Part, Any]:
-        if type(event) is PartEvent:
-            return self._parts.named(event.name), event.event
-        return self._own, event
+        part, event = (self._parts.named(event.name), event.event) if type(event) is PartEvent else (self._own, event)
+        self._called = part
+        return part, event
 
     async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
         attempt = message.attempt
