@@ -128,7 +128,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.in_doubt: set[int] = set()
         self.input_begins_again = False
         self._parts = parts
-        self._own = parts[0]
+        self._own = self._called = parts[0]  # the part that was called last
         self._timers = 0
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
@@ -177,6 +177,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case SubtaskSuspected() | SubtaskResponsive():
                 await self._give_hint(context, message)
             case CallHandler(handler, caller):
+                self._called = self._own  # a handler does not say whose it is
                 await self._guarded(context, caller, call_user(caller, handler))
             case StartCoordinator():
                 await self._start(context, message)
@@ -191,11 +192,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_lifecycle(context, message)
 
     def called_for(self, message: object) -> str:
-        """The method of the user's coordinator, with its class, that handles a message."""  # H9
+        """The method of the coordinator, with its class, that handles a message."""  # H9
         if isinstance(message, Timed):
             message = message.message
         method = message.caller if isinstance(message, CallHandler) else METHODS.get(type(message))
-        return super().called_for(message) if method is None else f"{self._own.kind}.{method}"
+        return super().called_for(message) if method is None else f"{self._called.kind}.{method}"
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
@@ -298,6 +299,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     async def _of_each(self, call: Callable[[Part], Awaitable[object]]) -> None:
         """Call something of each part, in their order, until one raises."""
         for part in self._parts.in_order:
+            self._called = part
             await _explained(part, call(part))
 
     async def _tell_each(self, context: ActorContext[CoordinatorMessage], method: str, *args: Any) -> bool:
@@ -423,7 +425,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
         index = message.part
-        part = self._parts[index]
+        part = self._called = self._parts[index]
         self._statistics.parts[index].events_received += 1
         if self._ignores_events and part is self._own:
             self._statistics.events_unhandled += 1
@@ -463,7 +465,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
-        part = self._parts[message.part]
+        part = self._called = self._parts[message.part]
         deferred: Reply | None = None
         subtask = attempt.subtask
         if message.sender is not None:
@@ -496,7 +498,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
-            part = self._parts.named(message.part)
+            part = self._called = self._parts.named(message.part)
             if part.name and not part.is_stage and not part.overrides("handle_client_request"):
                 raise LocalProtocolError(
                     f"the driver cannot ask the part {part.name!r}: request(..., part=...) names a stage of a chain; "

@@ -82,9 +82,11 @@ class _CheckedFactory:
         if not isinstance(built, OperatorCoordinator):
             if iscoroutine(built):
                 built.close()
+            remedy = "return an instance of a class that derives from it"
+            if isinstance(built, RecreateOnReset):
+                remedy = "pass the RecreateOnReset itself in place of the factory"
             raise TypeError(
-                f"the factory {self.name} returned {show(built)}, which is not an OperatorCoordinator: return an "
-                "instance of a class that derives from it"
+                f"the factory {self.name} returned {show(built)}, which is not an OperatorCoordinator: {remedy}"
             )
         if built is self._latest:
             raise TypeError(

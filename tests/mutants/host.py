@@ -21,8 +21,8 @@ replaced-coordinator-works-on-in-the-background [G16; H9]
 handler-before-the-start-of-its-coordinator [feared; H5]
   A handler of a new coordinator is called while its start is still in progress.
   @ actors.coordination.host.incarnation:Incarnation.takes_calls
-  - await self.begun.wait()
-  + pass
+  - if not self.begun.is_set():
+  + if False:
 sender-of-a-restored-message-is-an-address [found; H151]
   A coordinator fails if it answers a restored message of a subtask that a lower parallelism does not have.
   @ actors.coordination.host.gateways:GatewayTable.of
@@ -48,7 +48,7 @@ failed-start-takes-calls [feared; H7]
   @ actors.coordination.host.part:Part._begin
   - new.failure = contained("factory", error)
   + new.failure = contained("factory", error); new.live = new.coordinator
-background-of-a-plan-outlives-it [G16; H9]
+background-of-a-plan-outlives-it [G16; H133]
   What an enumerator of a stream runs in the background goes on after the plan has closed it.
   @ actors.coordination.host.alone:HostAlone.close
   - self._incarnation.cancel_guarded()

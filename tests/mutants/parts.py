@@ -169,8 +169,8 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
   @ actors.coordination.coordinator:CoordinatorActor._addressed
-  - return self._parts.named(event.name), event.event
-  + return self._own, event.event
+  - self._parts.named(event.name), event.event
+  + self._own, event.event
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
   @ actors.coordination.coordinator:CoordinatorActor._reset

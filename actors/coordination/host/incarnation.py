@@ -64,7 +64,8 @@ class Incarnation:
 
     async def takes_calls(self) -> bool:
         """Wait until it has started, and return whether it has."""
-        await self.begun.wait()
+        if not self.begun.is_set():  # otherwise the wait would give the loop a turn, in each handler
+            await self.begun.wait()
         return self.failure is None
 
     async def guard(self, call: Callable[[], Awaitable[T]]) -> T | None:

@@ -121,3 +121,10 @@ async def test_a_factory_that_returns_something_else_fails_the_start(factory: An
     with pytest.raises(TypeError, match="which is not an OperatorCoordinator"):
         async with running_operator(built_anew_or_kept(factory)):
             pass
+
+
+async def test_a_factory_that_returns_how_to_build_one_is_told_to_pass_that() -> None:
+    given = built_anew_or_kept(lambda: RecreateOnReset(RecordingCoordinator))  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="pass the RecreateOnReset itself in place of the factory"):
+        async with running_operator(given):
+            pass

@@ -12,6 +12,8 @@ from actors.cell import cell_of
 from actors.coordination import parts_of
 from actors.coordination.coordinator import METHODS, CoordinatorActor
 from headgate import OperatorCoordinator
+from protocol.wire.extension_types import PartEvent
+from tests.actors.coordination.operator_world import running_tasks
 from tests.conformance.application import application
 
 
@@ -21,7 +23,7 @@ class Slow(OperatorCoordinator):
 
 def called_for(message: Any) -> str:
     actor: Any = object.__new__(CoordinatorActor)
-    actor._own = parts_of(Slow())[0]
+    actor._called = parts_of(Slow())[0]
     name: str = actor.called_for(message)
     return name
 
@@ -41,3 +43,20 @@ async def test_a_slow_step_of_a_coordinator_is_logged_with_its_class_and_method(
         await app.settle()
         coordinator = cell_of(app.operators.find("words").tracker_ref).children["coordinator"]
         assert coordinator._handled == "Slow.handle_event_from_operator"
+
+
+async def test_a_slow_step_of_a_part_is_logged_with_the_class_of_that_part() -> None:
+    class OfStage(OperatorCoordinator):
+        """Its events come from the stage of the same name."""
+
+    async with running_tasks(1, parts_of(None, {"first": OfStage(), "second": Slow()}, ("first", "second"))) as (
+        world,
+        (task,),
+    ):
+        (tracker,) = (cell_of(world.tracker),)
+        actor = tracker.children["coordinator"]
+        for name, expected in (("first", "OfStage"), ("second", "Slow")):
+            task.send(PartEvent(name, "up"))
+            await world.settle()
+            assert actor._handled.split(".")[-2:] == [expected, "handle_event_from_operator"]
+        assert world.failures == []
