@@ -19,6 +19,7 @@ from tests.mutants.misplaced import MISPLACED
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
+from tests.mutants.positions import POSITIONS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -39,5 +40,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PEERS,
     *LOOKING,
     *MISPLACED,
+    *POSITIONS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -139,8 +139,8 @@ members-that-let-others-in-are-left-behind [new; H109]
 urgent-event-for-a-part-without-a-handler [new; H90]
   A part that does not define handle_urgent gets urgent events on the thread of those that do.
   @ protocol.subtask.inbound:SubtaskInbound._take_urgent
-  - if self.handles_urgent and not (
-  + if self.handles_urgent or not (
+  - if self.handles_urgent and part not in self.parts_without_urgent:
+  + if self.handles_urgent:
 open-calls-stay-open [new; H104]
   Calls that wait when a member is lost are not refused.
   @ protocol.group:GroupMachine._break
@@ -169,7 +169,7 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
   @ actors.coordination.coordinator:CoordinatorActor._handle_event
-  - handler = self._coordinator if type(event) is PartEvent else self._main
+  - handler = self._coordinator if part else self._main
   + handler = self._main
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
