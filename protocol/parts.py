@@ -65,7 +65,7 @@ class PartTable:
     """The parts of one operator, in their order. Immutable, and shared by all of its attempts.
 
     ``count``: how many there are. ``outside``: for each, whether it is outside of checkpoints. ``taken_with``: for
-    each, the parts whose items are taken in one order with its own; None if these are all. ``users``: for each, whether
+    each, the parts whose items are taken in one order; None if these are all. ``users``: for each, whether
     it is the user's own: what it exchanges are the events of the operator, as people see it. The task needs not know
     this.
     """

@@ -74,10 +74,10 @@ class GatewayLimits:
         reconnect_timeout_s: how long a task may be without a connection before its attempt is given up.
         events_max: how many events to the task may be held back or unconfirmed. At this bound ``send_event`` waits and
             ``send_event_nowait`` raises ``GatewayFull``. Answers to requests do not count. Each part of the operator
-            has so many of its own.
+            has as many.
         bytes_max: the same, in bytes of encoded events.
         upward_events_max: how many events and requests of the task the coordinator may have left untaken. At this bound
-            the task's ``send_event`` and ``request`` wait. Each part of the operator has so many of its own.
+            the task's ``send_event`` and ``request`` wait. Each part of the operator has as many.
         upward_bytes_max: the same, in bytes. If checkpoints hold no events, the two also bound what one checkpoint
             records of the task's events while it waits for the task's snapshot. At this bound the coordinator takes no
             more from the task until that snapshot.

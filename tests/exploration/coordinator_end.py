@@ -72,7 +72,8 @@ class CoordinatorEnd:
         self.over: set[int] = set()  # slots
         self.deferred: dict[int, int] = {}  # by slot: the request that waits for its answer
         self.urgent = scope.urgent
-        self.taken = TakenEvents()
+        self.parts, self.table = scope.parts, scope.table
+        self.taken = TakenEvents(self.table)
         self.live: dict[int, ExecutionAttempt] = {}
         self.handed: dict[int, int] = {}
         self.received: dict[int, int] = dict.fromkeys(map(v.Subtask, range(scope.subtasks)), 0)
@@ -136,7 +137,9 @@ class CoordinatorEnd:
         place = self.sent[attempt.subtask]
         payload = event_down(attempt.task_attempt_id, place)
         self.sent[attempt.subtask] += 1
-        submitted = EventSubmitted(self.handed[slot], payload, self.tolerant, self.urgent and place % 2 == 0)
+        submitted = EventSubmitted(
+            self.handed[slot], payload, self.tolerant, self.urgent and place % 2 == 0, place % self.parts
+        )
         out.append((v.To.GATEWAYS + slot, submitted))
         self.handed[slot] += 1
 
@@ -145,24 +148,38 @@ class CoordinatorEnd:
         if attempt is None:
             return  # from an attempt that is over: dropped in one place (H3)
         subtask = attempt.subtask
+        if self.table.outside[event.part]:
+            self._permit(event, attempt, out)
+            return
         expected = event_up(subtask, self.received[subtask])
         v.demand(
             is_event_up(event.payload, expected), "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}"
         )
         v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", f"{event.payload!r} comes as {event}")
         v.demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
-        payload = event.payload
-        self.taken.take(attempt, subtask, payload, is_request=event.is_request, after_snapshot=event.after_snapshot)
+        payload, part, before = event.payload, self.received[subtask] % self.parts, event.after_snapshot
+        v.demand(event.part == part, "H150", f"{payload!r} comes from part {event.part}, not {part}")
+        self.taken.take(attempt, subtask, payload, part, is_request=event.is_request, after_snapshot=before)
         self.received[subtask] += 1
-        place = self.taken.position(subtask)
-        v.demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
+        place, expected_place = self.taken.position(subtask, part), -(-(self.received[subtask] - part) // self.parts)
+        v.demand(place == expected_place, "H32", f"{payload!r} is said to be event {place} of part {part}")
         self.taken.taken()
         if event.request_id is not None:
             if self.defers:
                 self.deferred[v.Slot(event.slot)] = event.request_id
             else:
                 self._answer(event.slot, event.request_id, out)
-        out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq)))
+        out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq, event.part)))
+
+    def _permit(self, event: v.EventCame, attempt: ExecutionAttempt, out: list[v.Output]) -> None:
+        """Give a permit. It is a fact about this attempt, so it comes from no checkpoint, and is in none (H152)."""
+        v.demand(event.sender is None, "H152", f"{event.payload!r} is restored")
+        assert event.request_id is not None
+        before = event.after_snapshot
+        self.taken.take(attempt, None, event.payload, event.part, is_request=True, after_snapshot=before)
+        self.taken.taken()
+        out.append((v.To.GATEWAYS + event.slot, AnswerSubmitted(event.request_id, "", b"permit")))
+        out.append((v.To.GATEWAYS + event.slot, ItemTaken(event.seq, event.part)))
 
     def _cancel(self, slot: int, request_id: int, out: list[v.Output]) -> None:
         """Answer what was deferred for this request, unless that has happened (H85)."""

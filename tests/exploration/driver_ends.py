@@ -181,6 +181,7 @@ class TrackerEnd:
         )
         self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
         self.labels = CheckpointLabels(restored) if scope.runs else None
+        self.parts = scope.parts
         self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output
         self.run_is_on = self.has_run = self.refused = False
         self.input = self.ended_well = NO_INPUT
@@ -421,8 +422,9 @@ class TrackerEnd:
                 text = f"{name} stores {event.payload!r} as event {place}"
                 v.demand(is_event_up(event.payload, event_up(subtask, place)), "H31", text)
                 v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", text)
+                v.demand(event.part == place % self.parts, "H150", text)
             v.demand(
-                snapshot.events_sent == positions([came]),
+                snapshot.events_sent == positions([len(range(part, came, self.parts)) for part in range(self.parts)]),
                 "H32",
                 f"{name}: {snapshot.events_sent} events left, {came} came",
             )

@@ -33,6 +33,7 @@ class GatewayEnd:
         self.tolerant = scope.tolerant  # the scope's events down are loss-tolerant
         self.apart = scope.apart
         self.unheld = scope.unheld
+        self.table = scope.table
         self.limits = g.GatewayLimits(upward_events_max=scope.window)
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
@@ -90,7 +91,9 @@ class GatewayEnd:
     def _open(self, effect: t.RestoreAttempt, out: list[v.Output]) -> None:
         self.attempt = attempt = effect.attempt
         limits = self.limits
-        self.machine = GatewayMachine(attempt, limits, barriers_apart=self.apart, hold_events=not self.unheld)
+        self.machine = GatewayMachine(
+            attempt, limits, barriers_apart=self.apart, hold_events=not self.unheld, table=self.table
+        )
         self.registered = Registered(
             attempt.task_attempt_id,
             attempt.attempt,
@@ -103,6 +106,7 @@ class GatewayEnd:
             effect.events_sent,
             hold_events=not self.unheld,
             input_begins_again=effect.input_begins_again,
+            parts=self.table.parts,
         )
         self._attach(None, False, out)
 
@@ -113,7 +117,7 @@ class GatewayEnd:
             self.unsettled.add(message.event_id)
             if message.loss_tolerant:
                 self.tolerated.add(message.event_id)
-        elif isinstance(message, g.AnswerSubmitted):
+        elif isinstance(message, g.AnswerSubmitted) and message.request_id < v.PERMIT:
             self.answered += 1
         elif isinstance(message, g.CutReached):
             self.cuts[message.checkpoint_id] = self.submitted
@@ -195,10 +199,11 @@ class GatewayEnd:
                     self._settle(event_id, False)
                 case g.ExpireEvent(event_id):
                     self._expire(event_id)
-                case g.DeliverEvent(seq, payload, sender, after):
-                    out.append((v.To.COORDINATOR, v.EventCame(self.slot, seq, payload, sender, after_snapshot=after)))
-                case g.DeliverRequest(seq, request_id, payload, sender, after):
-                    came = v.EventCame(self.slot, seq, payload, sender, request_id, True, after)
+                case g.DeliverEvent(seq, payload, sender, after, part):
+                    came = v.EventCame(self.slot, seq, payload, sender, None, False, after, part)
+                    out.append((v.To.COORDINATOR, came))
+                case g.DeliverRequest(seq, request_id, payload, sender, after, part):
+                    came = v.EventCame(self.slot, seq, payload, sender, request_id, True, after, part)
                     out.append((v.To.COORDINATOR, came))
                 case g.DeliverCancellation(request_id):
                     out.append((v.To.COORDINATOR, v.CancellationCame(self.slot, request_id)))

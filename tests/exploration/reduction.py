@@ -156,7 +156,7 @@ class Reduction:
         facts = world.tasks.facts[state[base + TASK]]
         if facts.sends or facts.abandons or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
             return False
-        if facts.may_begin_urgent or facts.may_end_urgent:
+        if facts.may_begin_urgent or facts.may_end_urgent or facts.asks_permit:
             return False
         return not (facts.attached and world.budgets[state[BUDGETS]][Budget.DROPS])
 

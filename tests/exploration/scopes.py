@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.wire.messages import RestoreMode
+from protocol.parts import PartTable
+from protocol.wire.messages import OperatorPart, RestoreMode
 
 BATCH = RestoreMode.BATCH
 
@@ -30,6 +31,8 @@ class Scope:
     hold no events (H79). ``window``: how many upward events may be untaken, and how many a checkpoint records.
     ``runs``: how often another run begins, with the same input or another one (H174); ``interruptions``: how many runs
     fail; ``restarts``: how often another driver starts. Each run has ``attempts`` for each subtask.
+    ``parts``: how many parts inside of checkpoints exchange the events, in turn (H150). ``permits``: how often each
+    attempt asks a part outside of checkpoints for a permit. Until it has that, it meets no barrier (H152).
     """
 
     name: str
@@ -64,12 +67,20 @@ class Scope:
     urgent: bool = False
     unheld: bool = False
     window: int = 64
+    parts: int = 1
+    permits: int = 0
     mode: RestoreMode = RestoreMode.STREAMING
 
     @property
     def starts(self) -> int:
         """How often each subtask may start, in all runs together."""
         return self.attempts * (1 + self.runs)
+
+    @property
+    def table(self) -> PartTable:
+        """The parts: those inside, then the one that gives permits, if any."""
+        inside = [OperatorPart(str(index) if index else "") for index in range(self.parts)]
+        return PartTable([*inside, OperatorPart("permits", outside=True)] if self.permits else inside)
 
     def __post_init__(self) -> None:
         if self.attempts < 1 + self.failures + (0 if self.tolerant and not self.drops else self.timeouts):
@@ -271,6 +282,29 @@ _ALL = (
         failures=1,
         drops=1,
     ),
+    Scope("parts", "two parts, two concurrent checkpoints (H150)", 1, 1, 2, 2, 2, 2, parts=2),
+    Scope("parts-drop", "the same, one checkpoint, and the connection breaks", 1, 1, 2, 2, drops=1, parts=2),
+    Scope(
+        "parts-fail",
+        "a retry restores what its valve held of two parts",
+        attempts=2,
+        events_up=3,
+        events_down=1,
+        checkpoints=2,
+        failures=1,
+        parts=2,
+    ),
+    Scope("parts-urgent", "urgent events of two parts", events_down=3, urgent=True, parts=2),
+    Scope("permits", "two parts, and a task waits for a permit before its barrier (H152)", parts=2, permits=1),
+    Scope("permits-two", "two permits, two concurrent checkpoints", 1, 1, 1, 1, 2, 2, permits=2),
+    Scope("permits-drop", "and the connection breaks", 1, 1, 1, 1, drops=1, permits=1),
+    Scope("permits-fail", "and the task dies", attempts=2, failures=1, permits=1),
+    Scope("permits-apart", "and barriers are on their own way", 1, 1, 1, 1, apart=True, permits=1),
+    Scope("permits-finish", "and the task finishes", events_down=0, finishes=True, permits=1),
+    Scope("unheld-parts-fail", "two parts, and the task dies", 1, 2, 2, 1, failures=1, window=1, parts=2, unheld=True),
+    Scope("unheld-permits", "two parts, a task waits for a permit", parts=2, permits=2, window=1, unheld=True),
+    Scope("unheld-permits-drop", "the same, and the connection breaks", drops=1, permits=1, unheld=True),
+    Scope("unheld-permits-fail", "and the task dies", attempts=2, failures=1, permits=1, unheld=True),
     Scope("unheld", "checkpoints that hold nothing (H79)", events_up=2, events_down=2, unheld=True),
     Scope("unheld-drop", "the same, and the connection breaks", drops=1, unheld=True),
     Scope("unheld-fail", "the same, and the task dies", attempts=2, failures=1, unheld=True),

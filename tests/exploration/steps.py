@@ -59,7 +59,7 @@ class Steps:
         self.job_succeeds, self.job_fails = number(v.JobEnds(succeeded=True)), number(v.JobEnds(succeeded=False))
         self.timeout = number(v.OutOfTime())
         self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
-        self.abandon = number(v.Abandon())
+        self.abandon, self.ask_permit = number(v.Abandon()), number(v.AskPermit())
         self.barrier_sends = number(v.MeetBarrier(sends=True))
         self.urgent_begins, self.urgent_ends = number(v.BeginUrgent()), number(v.EndUrgent())
         self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
@@ -250,6 +250,8 @@ class Steps:
             yield Step("the task:", slot, self.send)
         if facts.abandons:
             yield Step("the task:", slot, self.abandon)
+        if facts.asks_permit:
+            yield Step("the task:", slot, self.ask_permit)
         if facts.at_barrier:
             yield Step("the task:", slot, self.barrier)
             if facts.sends and world.scope.in_snapshot:

@@ -13,6 +13,7 @@ from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
 from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.machine import TimePassed
+from protocol.parts import PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
@@ -47,6 +48,7 @@ class SubtaskFacts(NamedTuple):
     may_expire: bool
     done: bool
     sent_seq: int
+    asks_permit: bool = False
 
 
 class SubtaskEnd:
@@ -66,6 +68,9 @@ class SubtaskEnd:
         self.parallelism = parallelism
         self.of_input = to_exchange
         self.to_send, self.to_receive = to_exchange
+        self.parts, self.permits = 1, 0  # of the scope
+        self.to_ask = 0  # permits, by this attempt
+        self.awaits_permit = False
         self.run_id = RUN
         self.input = 0
         self.restored: tuple[int, ...] = ()  # the inputs of the states that it restores
@@ -129,6 +134,10 @@ class SubtaskEnd:
                 self._send(out)
             case v.Abandon():
                 self._abandon(out)
+            case v.AskPermit():
+                self.awaits_permit = True
+                self._handle(s.RequestSubmitted(v.PERMIT + self.to_ask, b"permit?", self.parts), out)
+                self.to_ask -= 1
             case v.MeetBarrier(declines, sends):
                 self._meet_barrier(declines, sends, out)
             case v.CameApart(checkpoint_id, item_before, events_before):
@@ -154,7 +163,7 @@ class SubtaskEnd:
                 raise AssertionError(f"no step of a task: {message}")
 
     def _start(self, out: list[v.Output]) -> None:
-        self.life = Life.WAITING
+        self.life, self.to_ask = Life.WAITING, self.permits
         if not self.start_is_lost:
             out.append((v.To.BRIDGE, TaskStarted(self.task, self.run_id, 0, self.subtask, self.number)))
         register = m.Register(
@@ -169,7 +178,8 @@ class SubtaskEnd:
         self.machine = None
         self.mailbox.clear()
         self.sent = self.received = self.put = self.to_greet = self.begun = self.acted = 0
-        self.handled = self.got = 0
+        self.handled = self.got = self.to_ask = 0
+        self.awaits_permit = False
         self.restored, self.begins_again = (), False
         self.urgent.clear()
         self.expected = {}
@@ -183,7 +193,9 @@ class SubtaskEnd:
             self.restored = (*self.restored, input)
         self.begins_again = message.input_begins_again
         for place, event in enumerate(message.held):
-            sent = event_up(self.subtask, self.sent - len(message.held) + place)
+            at = self.sent - len(message.held) + place
+            v.demand(event.part == at % self.parts, "H150", f"task {self.task} restores {event} for another part")
+            sent = event_up(self.subtask, at)
             v.demand(
                 is_event_up(event.payload, sent), "H31", f"task {self.task} restores {event.payload!r}, not {sent!r}"
             )
@@ -191,7 +203,13 @@ class SubtaskEnd:
         limits = s.SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         self.hold_events = message.hold_events
         self.machine = SubtaskMachine(
-            self.task, self.subtask, limits, message.held, message.events_sent, hold_events=message.hold_events
+            self.task,
+            self.subtask,
+            limits,
+            message.held,
+            message.events_sent,
+            hold_events=message.hold_events,
+            table=PartTable(message.parts),
         )
         self.life, self.attached = Life.RUNNING, True
         self._handle(ConnectionAttached(0), out)
@@ -213,13 +231,13 @@ class SubtaskEnd:
     # --- the operator ---
 
     def _send(self, out: list[v.Output]) -> None:
-        payload = event_up(self.subtask, self.sent)
+        payload, part = event_up(self.subtask, self.sent), self.sent % self.parts
         self.sent += 1
         if self.asks and self.sent == self.to_send:
             self.unanswered = True
-            self._handle(s.RequestSubmitted(self._request_id, REQUEST + payload), out)
+            self._handle(s.RequestSubmitted(self._request_id, REQUEST + payload, part), out)
         else:
-            self._handle(s.EventSubmitted(payload), out)
+            self._handle(s.EventSubmitted(payload, part=part), out)
 
     @property
     def _request_id(self) -> int:
@@ -257,9 +275,9 @@ class SubtaskEnd:
                 self._handle(s.SnapshotRefused(barrier.checkpoint_id, "not now"), out)
             else:
                 if sends:
-                    payload = event_up(self.subtask, self.sent)
+                    payload, part = event_up(self.subtask, self.sent), self.sent % self.parts
                     self.sent += 1
-                    self._handle(s.EventSubmitted(payload, in_snapshot=True), out)
+                    self._handle(s.EventSubmitted(payload, in_snapshot=True, part=part), out)
                 self._check_snapshot()
                 self._handle(s.SnapshotTaken(barrier.checkpoint_id, self._state()), out)
             self.in_barrier = False
@@ -285,6 +303,7 @@ class SubtaskEnd:
                 text = f"task {self.task} gets {item.payload!r}, not {expected!r}"
                 v.demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
                 v.demand(item.payload == expected, "H22", text)
+                v.demand(item.part == place % self.parts, "H150", f"{text}, for part {item.part}")
                 if self.has_urgent:
                     text = f"task {self.task} handles {item.payload!r} when {self.begun} urgent events have begun"
                     v.demand(2 * self.begun > place, "H91", text)
@@ -341,6 +360,9 @@ class SubtaskEnd:
                 case s.EndAttempt():
                     self._end(Life.GONE, TaskOutcome.FAILED, out)
                     return
+                case s.ResolveRequest(request_id) if request_id >= v.PERMIT:
+                    v.demand(self.awaits_permit, "H33", f"task {self.task} gets a permit twice, or unasked")
+                    self.awaits_permit = False
                 case s.ResolveRequest():
                     v.demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
                     self.unanswered = False
@@ -364,14 +386,14 @@ class SubtaskEnd:
         all_sent = self.sent == self.to_send
         done = (
             self.started and all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
-        )
+        ) and not (self.to_ask or self.awaits_permit)
         return SubtaskFacts(
             self.life,
             self.attached,
             self.condemned,
-            running and self.started and not all_sent and has_capacity(machine),
+            running and self.started and not all_sent and has_capacity(machine, self.sent % self.parts),
             running and self.abandons and self.unanswered and not self.abandoned,
-            running and bool(self.mailbox),
+            running and bool(self.mailbox) and not self.awaits_permit,
             running and bool(self.urgent) and self.begun == self.acted,
             running and self.begun > self.acted,
             running and self.finishes and done and machine.may_finish,
@@ -379,12 +401,17 @@ class SubtaskEnd:
             machine.next_deadline() is not None,
             done and not machine.statistics().closed_for and only_words_unconfirmed(machine),
             machine._outbound.stream.last_seq,
+            running
+            and self.started
+            and self.to_ask > 0
+            and not self.awaits_permit
+            and has_capacity(machine, self.parts),
         )
 
 
-def has_capacity(machine: SubtaskMachine) -> bool:
+def has_capacity(machine: SubtaskMachine, part: int) -> bool:
     """Whether the operator would not have to wait for capacity to send."""
-    return machine._outbound._has_capacity(s.EventSubmitted(b"1>1"))
+    return machine._outbound._has_capacity(s.EventSubmitted(b"1>1", part=part))
 
 
 def only_words_unconfirmed(machine: SubtaskMachine) -> bool:

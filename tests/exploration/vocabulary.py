@@ -25,6 +25,10 @@ class Slot(int):
     """The place of an attempt in a state: the starts of a subtask are adjacent."""
 
 
+PERMIT = 1000
+"""The ids of requests for permits begin here."""
+
+
 class Violation(AssertionError):
     """The contract is broken. ``rule``: its number, say ``H23``."""
 
@@ -113,6 +117,11 @@ class Send:
 @dataclass(frozen=True)
 class Abandon:
     """The operator waits no more for the answer to its request."""
+
+
+@dataclass(frozen=True)
+class AskPermit:
+    """The operator asks a part outside of checkpoints for a permit, and waits."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,7 @@ class EventCame:
     request_id: int | None = None
     is_request: bool = False
     after_snapshot: int = -1
+    part: int = 0
 
 
 @dataclass(frozen=True)

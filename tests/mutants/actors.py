@@ -10,10 +10,10 @@ ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
   @ actors.coordination.open_gateways:OpenGateways.open
-  - sends = AttemptSends(attempt, line.tell_direct, budget, context.clock.now, self._config.wire_limits)
+  - sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
   + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
-  + line.tell_direct, budget, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
-  + sends.budget = attempt, line.tell_direct, budget
+  + line.tell_direct, bounds, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
+  + sends.over = attempt, line.tell_direct, None
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.coordinator:CoordinatorActor._tell_ready
@@ -65,7 +65,7 @@ answers-another-attempt [G14; H33]
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.coordinator:CoordinatorActor._handle_event
-  - message.gateway_ref.tell_direct(ItemTaken(message.seq))
+  - message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
   + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.

@@ -21,6 +21,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
 from tests.mutants.settings import SETTINGS
+from tests.mutants.positions import POSITIONS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -43,5 +44,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOST,
     *MISPLACED,
     *SETTINGS,
+    *POSITIONS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -20,8 +20,8 @@ drains-on-failure [FLINK-23233; H42]
 confirms-when-sent [FLINK-23233; H23]
   An event is confirmed when it is written, not when it is in the mailbox.
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
-  - stream.append(item, len(payload), submitted.event_id)
-  + stream.append(item, len(payload)); effects.append(ConfirmEvent(submitted.event_id))
+  - stream.append(item, len(payload), submitted.event_id, part)
+  + stream.append(item, len(payload), None, part); effects.append(ConfirmEvent(submitted.event_id))
 reopens-at-barrier-injection [FLINK-28606; H41]
   The gateway reopens when the barrier leaves, not at the subtask's own acknowledgement.
   @ protocol.gateway.machine:GatewayMachine._reach_cut
@@ -66,8 +66,8 @@ barrier-twice [feared; H22]
 events-twice [feared; H22]
   An event is put twice into the mailbox.
   @ protocol.subtask.inbound:SubtaskInbound.take
-  - effects.append(PutInMailbox(MailboxEvent(item.payload)))
-  + effects.extend([PutInMailbox(MailboxEvent(item.payload))] * 2)
+  - effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
+  + effects.extend([PutInMailbox(MailboxEvent(item.payload, item.part))] * 2)
 urgent-after-the-barrier [feared; H92]
   A barrier does not wait until the handlers of the urgent events before it have returned.
   @ protocol.subtask.urgent:UrgentOrder._may_pass
@@ -85,14 +85,14 @@ urgent-is-overtaken [feared; H91]
   + return came_before <= (self._handled if awaits_return else self._came)
 urgent-passes-the-valve [feared; H92 H41]
   An urgent event that is sent after a cut does not wait for the valve.
-  @ protocol.gateway.outbound:GatewayOutbound.submit_event
+  @ protocol.gateway.outbound:GatewayOutbound._submit
   - if self.closed:
-  + if self.closed and not event.urgent:
+  + if self.closed and not (isinstance(submitted, EventSubmitted) and submitted.urgent):
 urgent-is-ordinary [feared; H90]
   The gateway sends an urgent event as an ordinary one.
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
-  - item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload)
-  + item = EventMessage(self._id, seq, payload)
+  - item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload, part)
+  + item = EventMessage(self._id, seq, payload, part)
 urgent-not-counted [feared; H91 H92]
   What comes after an urgent event goes into the mailbox as if there were none.
   @ protocol.subtask.urgent:UrgentOrder.come
@@ -108,7 +108,7 @@ urgent-twice [feared; H22 H91]
   An urgent event is handled twice.
   @ protocol.subtask.urgent:UrgentOrder.come
   - self._came += 1
-  + self._came += 2; effects.append(HandleUrgent(payload))
+  + self._came += 2; effects.append(HandleUrgent(payload, part))
 urgent-waits-forever [feared; H48 H92]
   The return of a handler lets nothing pass.
   @ protocol.subtask.urgent:UrgentOrder.end
@@ -165,8 +165,8 @@ forgets-to-resend-down [feared; H24]
 held-not-failed [feared; H26]
   Events that are held when the attempt is over are forgotten, not failed.
   @ protocol.gateway.outbound:GatewayOutbound.fail_all
-  - for _, _, held in self._held:
-  + for _, _, held in ():
+  - for _, _, held, _ in self._held:
+  + for _, _, held, _ in ():
 unconfirmed-not-failed [feared; H26]
   Events that are unconfirmed when the attempt is over are forgotten, not failed.
   @ protocol.gateway.outbound:GatewayOutbound.fail_all
@@ -174,14 +174,14 @@ unconfirmed-not-failed [feared; H26]
   + for event_id in ():
 answers-pass-the-valve [G14; H33 H41 H84]
   The answer to a request passes the closed gateway.
-  @ protocol.gateway.outbound:GatewayOutbound.submit_answer
+  @ protocol.gateway.outbound:GatewayOutbound._submit
   - if self.closed:
-  + if False:
+  + if self.closed and isinstance(submitted, EventSubmitted):
 drain-forgets-answers [G14; H33 H42]
   A checkpoint does not wait for the answers of before its cut.
-  @ protocol.gateway.outbound:GatewayOutbound.submit_answer
-  - self._submitted += 1
-  + pass
+  @ protocol.gateway.outbound:GatewayOutbound._submit
+  - self._submitted += awaited
+  + self._submitted += awaited and isinstance(submitted, EventSubmitted)
 waits-for-the-loss-tolerant [G10; H28]
   An attempt that does not confirm a loss-tolerant event is failed for it.
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
@@ -219,13 +219,13 @@ a-word-confirms-what-is-not-taken [feared; H27 H30]
   + seq = self.received_seq
 barrier-apart-without-a-valve [prototype; H79]
   Barriers travel apart, and nothing is held.
-  @ protocol.gateway.outbound:GatewayOutbound.submit_event
+  @ protocol.gateway.outbound:GatewayOutbound._submit
   - if self.closed:
   + if self.closed and not self._apart:
 answer-overtakes-the-barrier [prototype; H33 H79]
   An answer is given to its asker although a barrier before it is not met.
   @ protocol.subtask.inbound:SubtaskInbound._take_answer
-  - if self._unmet:
+  - if self._unmet and not self._outbound.asked_outside(item.request_id):
   + if False:
 answers-wait-until-no-barrier-is-unmet [prototype; H33 H79]
   An answer waits for later barriers too, so an answer of before a cut is missing in that snapshot.
@@ -235,6 +235,6 @@ answers-wait-until-no-barrier-is-unmet [prototype; H33 H79]
 urgent-overtakes-the-barrier [found; H92 H79]
   An urgent event is handled although it came after a barrier that is not met.
   @ protocol.subtask.inbound:SubtaskInbound._take_urgent
-  - self._unmet[-1] if self._unmet else None
+  - self._unmet[-1] if self._unmet and not self._outside[part] else None
   + None
 """)

@@ -139,8 +139,8 @@ members-that-let-others-in-are-left-behind [new; H109]
 urgent-event-for-a-part-without-a-handler [new; H90]
   A part that does not define handle_urgent gets urgent events on the thread of those that do.
   @ protocol.subtask.inbound:SubtaskInbound._take_urgent
-  - if self.handles_urgent and not (
-  + if self.handles_urgent or not (
+  - if self.handles_urgent and part not in self.parts_without_urgent:
+  + if self.handles_urgent:
 open-calls-stay-open [new; H104]
   Calls that wait when a member is lost are not refused.
   @ protocol.group:GroupMachine._break
@@ -168,9 +168,9 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
   + if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
-  @ actors.coordination.coordinator:CoordinatorActor._addressed
-  - self._parts.named(event.name), event.event
-  + self._own, event.event
+  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  - part = self._called = self._parts[index]
+  + part = self._called = self._own
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
   @ actors.coordination.coordinator:CoordinatorActor._reset
@@ -196,14 +196,13 @@ event-of-a-stage-reaches-the-last-coordinator [new; H80]
 event-for-a-stage-reaches-the-last-operator [new; H80]
   Events of all coordinators reach the operator of the last stage.
   @ spark_bridge.subtask.parts:OperatorParts._handle
-  - name, event = opened(payload)
-  + name, event = opened(payload)
-  +                 name = name and list(self.operators)[-1]
+  - self.operators[self._channel.table.names[part]], decode_event(payload)
+  + self.operators[self._channel.table.names[part and -1]], decode_event(payload)
 event-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage sends is for the main coordinator.
-  @ spark_bridge.subtask.context:SubtaskContext._encoded
-  - return encode_event(enveloped(self._part, event), self._limits)
-  + return encode_event(event, self._limits)
+  @ spark_bridge.subtask.context:SubtaskContext.send_event
+  - self._channel.submit_event(payload, self._part)
+  + self._channel.submit_event(payload)
 request-of-a-stage-reaches-the-last-coordinator [new; H80]
   Requests of all stages reach the coordinator of the last one.
   @ actors.coordination.coordinator:CoordinatorActor._handle_request
@@ -212,8 +211,8 @@ request-of-a-stage-reaches-the-last-coordinator [new; H80]
 request-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage asks is for the main coordinator.
   @ spark_bridge.subtask.context:SubtaskContext.request
-  - enveloped(self._part, payload)
-  + payload
+  - self._channel.ask(encoded, timeout_s, self._part)
+  + self._channel.ask(encoded, timeout_s)
 calls-reach-the-stages-backwards [new; H80]
   What concerns all stages reaches the last one first.
   @ actors.coordination.coordinator:CoordinatorActor._of_each

@@ -146,7 +146,7 @@ def test_a_mutant_that_takes_its_process_with_it_has_shown_itself(
     instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "STUCK_S", 0.5)
-    edit = Edit("protocol.gateway.machine:GatewayMachine._take", "self._inbound.take(input.seq)", instead)
+    edit = Edit("protocol.gateway.machine:GatewayMachine._take", "self._inbound.take(input.seq, input.part)", instead)
     found: dict[str, Finding] = {}
     mutant = Mutant("fatal", "Nothing comes back.", "feared", ("H1",), (edit,))
     runner.run([mutant], SMALL, 1, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
@@ -158,7 +158,7 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
     assert f"{len(MUTANTS)} mutants" in capsys.readouterr().out
     assert main(["--list", "taken-items-are-lost"]) == 0
     shown = capsys.readouterr().out
-    assert "-    self._inbound.take(input.seq)\n+    pass\n" in shown
+    assert "-    self._inbound.take(input.seq, input.part)\n+    pass\n" in shown
 
 
 @pytest.mark.long

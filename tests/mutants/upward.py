@@ -10,8 +10,8 @@ UPWARD = catalogue(r"""
 upward-not-held [FLINK-26029; H31]
   The upward valve holds nothing during a checkpoint, and nobody compares the two halves.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - if self._closed or (unbounded
-  + if (unbounded
+  - if not outside and (self._closed or (unbounded
+  + if not outside and (False or (unbounded
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if snapshot is None or
   + if True or
@@ -27,7 +27,7 @@ last-held-missing-from-snapshot [G1; H31]
   + for submitted in list(self._held)[:-1]
 held-in-wrong-order [feared; H30 H31]
   Held events leave, and lie in the snapshot, in the wrong order.
-  @ protocol.subtask.outbound:SubtaskOutbound.submit
+  @ protocol.subtask.outbound:SubtaskOutbound._hold
   - self._held.append(submitted)
   + self._held.appendleft(submitted)
 upward-release-while-another-is-closed [feared; H43]
@@ -59,7 +59,7 @@ window-not-given-back [feared; H27 H48]
 taken-items-are-lost [feared; H27 H48]
   The gateway does not hear that the coordinator has taken an event.
   @ protocol.gateway.machine:GatewayMachine._take
-  - self._inbound.take(input.seq)
+  - self._inbound.take(input.seq, input.part)
   + pass
 taken-items-are-not-told [feared; H27 H48]
   The subtask does not hear that the coordinator has taken an event.
@@ -69,8 +69,8 @@ taken-items-are-not-told [feared; H27 H48]
 held-request-becomes-an-event [found; H73]
   A request that a checkpoint holds is stored as an event.
   @ protocol.subtask.outbound:SubtaskOutbound._snapshot_held
-  - HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))
-  + HeldEvent(self._subtask, submitted.payload)
+  - submitted.payload, isinstance(submitted, RequestSubmitted), submitted.part
+  + submitted.payload, False, submitted.part
 restored-request-leaves-as-an-event [found; H73]
   A restored request leaves as an event.
   @ protocol.subtask.outbound:SubtaskOutbound._send_submitted
@@ -162,7 +162,7 @@ cancellation-overtakes-its-request [feared; H85]
   - if not any(
   + if True or any(
   @ protocol.gateway.inbound:GatewayInbound._deliver_payload
-  - if self._unanswered.get(item.request_id):
+  - if item.request_id in self._cancelled:
   + if False:
 cancelled-reply-stays-open [feared; H85 H48]
   The coordinator does not answer a request that nobody waits for.
@@ -192,8 +192,8 @@ covers-what-was-recorded [prototype; H32 H79]
 records-requests-as-events [feared; H73 H79]
   A request that is recorded comes again as an event.
   @ actors.coordination.taken_events:TakenEvents.take
-  - HeldEvent(first_sender, payload, is_request)
-  + HeldEvent(first_sender, payload, False)
+  - HeldEvent(first_sender, payload, is_request, part)
+  + HeldEvent(first_sender, payload, False, part)
 records-after-what-was-held [feared; H31 H79]
   What was recorded is stored after what the subtask held.
   @ protocol.barrier_tracker.pending:Part.collect

@@ -168,7 +168,7 @@ def test_a_full_window_of_one_part_holds_back_no_other_at_the_sender(other: int)
     assert hear(subtask, m.Confirm(7, 2)) == [s.CapacityAvailable()]
 
 
-def test_each_part_that_was_refused_hears_of_its_own_capacity_once() -> None:  # H150, H27
+def test_each_part_that_was_refused_is_told_once_that_it_may_send() -> None:  # H150, H27
     subtask = a_subtask()
     for part in (OWN, PAGES):
         do(subtask, *[s.EventSubmitted(b"", part=part)] * 2)
@@ -205,10 +205,11 @@ def test_the_receiver_bounds_each_part_for_itself() -> None:  # H150, H27
 def test_an_answer_on_its_way_counts_in_the_window_of_its_part_alone() -> None:  # H150, H33
     gateway = a_gateway()
     hear(gateway, m.RequestMessage(7, 2, 1, b"", PAGES), m.RequestMessage(7, 3, 2, b"", PAGES))
-    do(gateway, g.ItemTaken(3, PAGES), g.AnswerSubmitted(1, "", b""))
-    with pytest.raises(RemoteProtocolError, match="more open requests"):
+    do(gateway, g.ItemTaken(3, PAGES), g.AnswerSubmitted(1, "", b""), g.AnswerSubmitted(2, "", b""))
+    with unchanged(gateway), pytest.raises(RemoteProtocolError, match="more open requests"):
         gateway.handle(g.MessageReceived(m.RequestMessage(7, 4, 3, b"", PAGES)), 0.0)
-    hear(gateway, m.RequestMessage(7, 4, 3, b""), m.Confirm(7, 1))
+    assert hear(gateway, m.RequestMessage(7, 4, 3, b"")) == [g.DeliverRequest(4, 3, b"")]
+    assert hear(gateway, m.Confirm(7, 1)) == []
     assert hear(gateway, m.RequestMessage(7, 5, 4, b"", PAGES)) == [g.DeliverRequest(5, 4, b"", part=PAGES)]
 
 
@@ -250,6 +251,18 @@ def test_a_snapshot_says_how_many_events_of_each_part_have_left_in_the_whole_his
     assert snapshot.held == (HeldEvent(2, b"held", part=PAGES),)
     hear(subtask, m.CheckpointCompleted(7, 5, 5))
     assert do(subtask, s.OperatorFinished("", b""))[-1].events_sent == (5, 10)
+
+
+def test_what_comes_down_goes_to_its_part_however_it_comes() -> None:  # H150
+    subtask = a_subtask()
+    assert hear(subtask, m.EventMessage(7, 1, b"", PAGES)) == [s.PutInMailbox(s.MailboxEvent(b"", PAGES))]
+    assert hear(subtask, m.UrgentEventMessage(7, 2, b"u", PAGES)) == [s.HandleUrgent(b"u", PAGES)]
+    assert hear(subtask, m.EventMessage(7, 3, b"later", PAGES)) == []
+    assert do(subtask, s.UrgentBegan()) == [s.PutInMailbox(s.MailboxEvent(b"later", PAGES))]
+    plain_one = SubtaskMachine(7, 2, DOWN, table=TABLE)
+    do(plain_one, ConnectionAttached(0))
+    do(plain_one, s.OperatorOpened(handles_urgent=True, parts_without_urgent=frozenset({PAGES})))
+    assert hear(plain_one, m.UrgentEventMessage(7, 1, b"u", PAGES)) == [s.PutInMailbox(s.MailboxEvent(b"u", PAGES))]
 
 
 # --- outside of checkpoints ---------------------------------------------------------------------------------------
@@ -534,7 +547,7 @@ class Pair:
         self.untaken: list[tuple[int, int]] = []
         self.mail: list[Any] = []
         self.went_up = self.went_down = 0
-        self.sent_up, self.got_up, self.at_cut = [[0, 0, 0] for _ in range(3)]
+        self.sent_up, self.got_up, self.at_cut, self.at_snapshot = [[0, 0, 0] for _ in range(4)]
         self.sent_down, self.got_down = [[0, 0, 0] for _ in range(2)]
         self.next_checkpoint, self.pending = 5, 0
         self.attach()
@@ -576,7 +589,7 @@ class Pair:
         assert all(not TABLE.outside[event.part] for event in held)
         cut, after = positions(self.at_cut[:PERMITS]), more(sent, held)
         assert len(after) <= PERMITS
-        assert after == positions(self.sent_up[:PERMITS]), "an event is in neither half"
+        assert after == positions(self.at_snapshot[:PERMITS]), "an event is in neither half"
         assert covers(sent, cut)
         if self.subtask._outbound.hold_events:
             assert sent == cut, "the two halves differ"
@@ -630,6 +643,7 @@ class Pair:
                 assert payload == b"%d" % self.got_down[part], "out of order, or not once"
                 self.got_down[part] += 1
             case s.MailboxBarrier(checkpoint_id):
+                self.at_snapshot = list(self.sent_up)
                 self.tell_subtask(s.SnapshotTaken(checkpoint_id, b""))
 
     def cut(self) -> None:
