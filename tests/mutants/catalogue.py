@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.actors import ACTORS
 from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.bookkeeping import BOOKKEEPING
 from tests.mutants.calls import CALLS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
@@ -39,5 +40,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PEERS,
     *LOOKING,
     *MISPLACED,
+    *BOOKKEEPING,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -24,6 +24,7 @@ from headgate.sources import (
     SplitEnumeratorContext,
 )
 from headgate.testing import running_operator
+from headgate.testing._bookkeeping import with_held
 from protocol.errors import LocalProtocolError
 from protocol.source_events import backlog_event, split_request_event, split_to_value
 from protocol.wire.codec import decode_event, encode_event
@@ -31,7 +32,6 @@ from protocol.wire.state import decode_state
 from spark_bridge.sources.postgres.driver import POSTGRES, PostgresEnumerator
 from spark_bridge.sources.postgres.task import CHANGES_READ
 from spark_bridge.subtask.hybrid import HybridReader
-from tests.primitives.histories import with_held
 from tests.primitives.stage_histories import Numbers
 from tests.sources.test_split_reader import until_over
 
@@ -698,3 +698,36 @@ async def test_the_end_of_the_changes_is_known_as_at_the_checkpoint_to_which_the
     await enumerator.notify_checkpoint_complete(4)
     await enumerator.add_splits_back([], 0)
     assert await changes_to(5) == 80
+
+
+async def test_a_restored_hybrid_source_waits_for_those_for_which_the_checkpoint_has_something() -> None:  # H132 H153
+    source = HybridSource(slowly([0, 5], [5, 20]), slowly([100, 105]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask, source.operator)
+        await world.advance(0.25)
+        world.begin_checkpoint()
+        await world.advance(0.2)
+        restored = world.checkpoints[-1]
+    async with running_operator(source.coordinator, parallelism=2, restored=restored, **STREAMING) as world:
+        first = await world.launch_operator(0, source.operator)
+        await world.advance(5.0)
+        assert max(first.outputs) < 100, "the other one has something left of the first source"
+        second = await world.launch_operator(1, source.operator)
+        await until_over(world, first, second)
+        assert {*range(100, 105)} <= {*first.outputs, *second.outputs}
+
+
+async def test_the_progress_of_a_source_counts_what_a_reset_returns_as_not_read() -> None:  # H153
+    source = slowly([0, 5], [5, 10]).coordinator
+    async with running_operator(source, parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, slowly().operator)
+        await world.advance(0.25)
+        world.begin_checkpoint()
+        await world.advance(0.1)
+        assert world.checkpoints
+        assert source.splits_progress == (0, 2)
+        await world.advance(0.6)
+        assert source.splits_progress == (1, 2)
+        await world.kill(task)
+        assert source.splits_progress == (0, 2), "both are read again, the first one from its position on"

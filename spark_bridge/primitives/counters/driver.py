@@ -111,10 +111,9 @@ class CountersCoordinator(OperatorCoordinator):
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         filed = {known: book for known, book in self._filed.get(subtask, {}).items() if known <= checkpoint_id}
         self._filed[subtask] = filed
-        self._restored.pop(subtask, None)
         if filed:
             self._restored[subtask] = filed[max(filed)]
-        self._recount(subtask)
+            self._recount(subtask)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         self._run_over, self._met_run = True, False
