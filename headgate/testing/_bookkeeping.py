@@ -19,14 +19,14 @@ from actors.coordination.given import GivenCoordinator
 from actors.coordination.interface import OperatorCoordinator
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._world import World, running_operator
-from protocol.arguments import ANY, AT_LEAST_1, checked
+from protocol.arguments import ANY, AT_LEAST_1, check_fields, checked
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, SubtaskSnapshot
 from protocol.describing import describe, show
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import HeldEvent, SubtaskState
 from spark_bridge.primitives.chain import Chain
-from spark_bridge.primitives.primitive import Primitive
+from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -95,6 +95,9 @@ class Bookkeeping:
     held_requests: Collection[tuple[str, Any]] = ()
     view: Callable[[int], Any] | None = None
     judge: Callable[[World, list[Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, uses=USES)
 
 
 class _Step(NamedTuple):

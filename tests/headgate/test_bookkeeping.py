@@ -133,7 +133,7 @@ async def test_one_that_needs_the_sender_of_a_restored_message_is_found() -> Non
 
 
 async def test_what_does_not_end_and_what_is_doubled_is_found() -> None:
-    def for_ever(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
+    def endless(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
         while context.now() < 1e9:
             context.wait_for_event(timeout_s=100.0)
         yield 1
@@ -145,7 +145,7 @@ async def test_what_does_not_end_and_what_is_doubled_is_found() -> None:
         raise KeyError("broken")
 
     for operator, text in (
-        (for_ever, "the run does not end"),
+        (endless, "the run does not end"),
         (twice, r"not every output counts once: these are too many: \[1\]"),
         (failing, "has failed: KeyError: 'broken'"),
     ):
