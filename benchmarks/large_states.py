@@ -145,7 +145,9 @@ async def of_enumerator(name: str, count: int) -> dict[str, Measured]:
     """The figures of an enumerator with so many splits."""
     make = ENUMERATORS[name]
     if name == "work queue" and len(ROOTS) != count:
-        ROOTS[:] = [(id_of_child(ROOT, number), encode_event(one)) for number, one in enumerate(files(count))]
+        ROOTS[:] = [
+            (id_of_child(ROOT, encode_event(one), number), encode_event(one)) for number, one in enumerate(files(count))
+        ]
     figures: dict[str, Measured] = {}
     enumerators = [await make(count, None)]
     _, figures["start"] = await measure(lambda: enumerators[0].start(Context()))

@@ -217,6 +217,7 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "sinks.SinkWriterContext.prepared_for(checkpoint_id)": [-1],
     "testing.running_operator(seed)": [-1, HUGE],
     "testing.sink_cases(seed)": [-1, HUGE],
+    "testing.check_bookkeeping(seed)": [-1, HUGE],
     "actors.testing.deterministic_system(seed)": [-1, HUGE],
 }
 """Values of the pool that are right, though a number or a text like this is usually wrong."""

@@ -35,6 +35,8 @@ __all__ = ["BoundedLogEnumerator", "DiscoveringSplitEnumerator", "HybridSplitEnu
 
 DISCOVERING = "a discovering split enumerator"
 HYBRID = "a hybrid split enumerator"
+UNREAD = "unread"
+"""The field of its state that says which subtasks had something to read."""
 
 FAILURES_MAX = 5
 
@@ -350,9 +352,11 @@ class HybridSplitEnumerator(SplitEnumerator):
         self._ended: list[set[int]] = []  # for each begun source, the subtasks that have read all of it
         self._parts: list[_PartOfHybrid] = []
         self._unread: set[int] = set()  # subtasks that may still have something to read
+        self._unread_first: frozenset[int] = frozenset()  # in the restored checkpoint
+        self._unread_at: dict[int, frozenset[int]] = {}  # at later cuts
         self._waiting: set[int] = set()  # those that wait for the next source
         self._readers: list[int] = []
-        self._is_restored = state is not None
+        self._unread_restored: list[int] | None = []
         self._restoring = Begun(self._restore(state))
         self._context: SplitEnumeratorContext
 
@@ -361,6 +365,8 @@ class HybridSplitEnumerator(SplitEnumerator):
             self._restored = [None]
             return
         fields = yield from decode_state_in_steps(HYBRID, state, list)
+        # Before, a state did not say who had something to read: any of them may.
+        self._unread_restored = fields.pop(UNREAD, None)
         self._restored = list(fields[OLD] if OLD in fields else fields.values())
         if len(self._restored) > len(self._sources):
             raise ValueError(
@@ -394,8 +400,11 @@ class HybridSplitEnumerator(SplitEnumerator):
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
         await self._restoring.finish()
-        if self._is_restored:
-            self._unread.update(range(context.parallelism))  # a checkpoint may hold splits for any of them
+        if self._unread_restored is None:
+            self._unread.update(range(context.parallelism))
+        else:  # with another parallelism, their splits are where `protocol.barrier_tracker.rescaled` has put them
+            self._unread.update(subtask % context.parallelism for subtask in self._unread_restored)
+        self._unread_first = frozenset(self._unread)
         for state in self._restored:
             await self._begin(state)
 
@@ -458,10 +467,15 @@ class HybridSplitEnumerator(SplitEnumerator):
         for subtask in sorted(self._waiting):
             await self._ask(subtask, self.current)
 
-    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._readers = [reader for reader in self._readers if reader != subtask]
         self._waiting.discard(subtask)
-        self._unread.add(subtask)  # what its checkpoint holds, until it asks again
+        self._unread.discard(subtask)
+        if subtask in self._unread_at.get(checkpoint_id, self._unread_first):
+            self._unread.add(subtask)  # what the checkpoint holds for it, until it asks again
+        await self._each(lambda enumerator: enumerator.subtask_reset(subtask, checkpoint_id))
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         for index, enumerator in enumerate(self._begun):
             self._ended[index].discard(subtask)
             await enumerator.add_splits_back(
@@ -470,6 +484,7 @@ class HybridSplitEnumerator(SplitEnumerator):
         if splits:
             for waiting in sorted(self._waiting):
                 await self._ask(waiting, 0)
+        await self._hand_over_if_read()
 
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
         for enumerator in tuple(self._begun):  # one that begins meanwhile has never known the attempt
@@ -492,13 +507,18 @@ class HybridSplitEnumerator(SplitEnumerator):
         await self._begun[index].handle_source_event(subtask, attempt, inner)
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        states = {str(index): await one.snapshot_state(checkpoint_id) for index, one in enumerate(self._begun)}
-        return await in_turns(encode_state_in_steps(HYBRID, states))
+        fields: dict[str, Any] = {UNREAD: sorted(self._unread)}
+        self._unread_at[checkpoint_id] = frozenset(self._unread)
+        for index, one in enumerate(self._begun):
+            fields[str(index)] = await one.snapshot_state(checkpoint_id)
+        return await in_turns(encode_state_in_steps(HYBRID, fields))
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._unread_at = {cut: unread for cut, unread in self._unread_at.items() if cut >= checkpoint_id}
         await self._each(lambda enumerator: enumerator.notify_checkpoint_complete(checkpoint_id))
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._unread_at.pop(checkpoint_id, None)
         await self._each(lambda enumerator: enumerator.notify_checkpoint_aborted(checkpoint_id))
 
     async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:

@@ -12,6 +12,7 @@ that no failure loses or duplicates a split:
 * After a revoked success in batch mode (H17, H56), Spark assumes that the recomputed partition equals the lost one,
   part of which others may have read. So the subtask keeps its splits: its next attempt gets the same ones, in the same
   order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
+* A request that a checkpoint held is dropped, because the restored reader asks itself (H151).
 * A later run is a new enumeration: the enumerator is closed, and another is built (H68), without a state unless the
   run continues the input of the restored checkpoint, or the enumerator continues over inputs.
 * In batch mode Spark sometimes computes only some of the partitions and joins them with what it has kept of an
@@ -105,10 +106,13 @@ class SplitEnumeratorContext:
 
         A ``SplitAt`` is a split that is read from a position on, by a reader that has positions.
 
+        While an event from a restored checkpoint is handled, its sender may have no attempt. What it is assigned then
+        is not sent, and comes back to ``add_splits_back`` right after the handler.
+
         Raises:
             ValueError: the subtask has no ready attempt, or was told that no more splits follow. Nothing is assigned.
         """
-        # R117
+        # R117 H151
         await self._source.assign_splits(subtask, list(splits))
 
     @checked()
@@ -165,6 +169,14 @@ class SplitEnumerator:
     async def handle_split_request(self, subtask: int) -> None:
         """A subtask has nothing to read. Not called after it was told that no more splits follow."""
         # R116
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        """No attempt of the subtask is left. The next one restores ``checkpoint_id``; -1 means nothing.
+
+        Roll back what the subtask's events have told you since that checkpoint: it works on the splits in its restored
+        state again, and sends them again. ``add_splits_back`` follows, with what it was assigned since then.
+        """
+        # H153
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         """Take back the splits of a lost attempt, in the order in which they were assigned. The list may be empty."""
@@ -313,6 +325,8 @@ class SourceCoordinator(OperatorCoordinator):
         self._recreated = False  # runs before this coordinator was built are unknown
         self._broken: Exception | None = None  # raised by the enumerator or its factory
         self._reading: dict[int, int] = {}  # how many of its splits each subtask has not finished
+        self._reading_at: dict[int, dict[int, int]] = {}  # the same at the cuts to which a reset may go back
+        self._unsent: list[tuple[int, list[Any]]] | None = None  # assigned to first senders that have no attempt
         self._given_out = 0  # and not given back, in this enumeration
         self._backlogs: dict[int, tuple[tuple[Any, int], ...]] = {}  # of the splits that each subtask has open
         self.splits_assigned = 0
@@ -380,6 +394,9 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def assign_splits(self, subtask: int, splits: list[Any]) -> None:
         if not self._gateways.get(subtask):
+            if self._unsent is not None:
+                self._unsent.append((subtask, splits))
+                return
             raise ValueError(
                 f"cannot assign splits to subtask {subtask}: it has no ready attempt. Assign them when it asks for "
                 "one, or from add_reader on"
@@ -408,6 +425,8 @@ class SourceCoordinator(OperatorCoordinator):
         return subtask in self._no_more
 
     async def signal_no_more_splits(self, subtask: int) -> None:
+        if self._unsent is not None and not self._gateways.get(subtask):
+            return
         self._no_more.add(subtask)
         await self.send(subtask, no_more_splits_event())
 
@@ -421,6 +440,8 @@ class SourceCoordinator(OperatorCoordinator):
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self._require_start("handle_event_from_operator")
         match parse_source_event(event):
+            case SplitRequested() | BacklogReported() if self._context.handles_restored:
+                pass  # its reader sends it again; its first sender may not exist any more (H151)
             case SplitRequested():
                 self._reading.pop(subtask, None)
                 if subtask in self._no_more:
@@ -431,8 +452,21 @@ class SourceCoordinator(OperatorCoordinator):
                 self._backlogs.pop(subtask, None)
                 if len(encode_event(event)) <= BACKLOG_BYTES_MAX:  # otherwise it is not shown (H157)
                     self._backlogs[subtask] = backlogs
+            case _ if self._context.handles_restored:
+                await self._handle_restored(subtask, attempt, event)
             case _:
                 await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
+
+    async def _handle_restored(self, subtask: int, attempt: int, event: Any) -> None:
+        """An enumerator may answer the first sender of a restored event as any other, and loses no split by that."""
+        unsent: list[tuple[int, list[Any]]] = []
+        self._unsent = unsent
+        try:
+            await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
+        finally:
+            self._unsent = None
+        for sender, splits in unsent:
+            await self._ask(self.enumerator.add_splits_back, splits, sender)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self._require_start("subtask_ready")
@@ -479,7 +513,8 @@ class SourceCoordinator(OperatorCoordinator):
         recorded = self._splits.get_and_remove(subtask, checkpoint_id)
         self.splits_given_back += len(recorded)
         self._given_out -= len(recorded)
-        self._reading.pop(subtask, None)
+        self._reading[subtask] = self._reading_at.get(checkpoint_id, {}).get(subtask, 0)
+        await self._ask(self.enumerator.subtask_reset, subtask, checkpoint_id)
         splits = await in_turns(_all_encoded(recorded))
         await self._ask(self.enumerator._add_encoded_back, splits, subtask)
 
@@ -488,16 +523,19 @@ class SourceCoordinator(OperatorCoordinator):
         # In batch mode, a subtask is reset to the beginning only, so no checkpoint holds what it was assigned.
         if self._context.mode is RestoreMode.STREAMING:
             self._splits.on_checkpoint(checkpoint_id)
+            self._reading_at[checkpoint_id] = dict(self._reading)
         return await self.enumerator.snapshot_state(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._require_start("notify_checkpoint_complete")
         if self._context.mode is RestoreMode.STREAMING:
             self._splits.on_checkpoint_complete(checkpoint_id)
+            self._reading_at = {cut: known for cut, known in self._reading_at.items() if cut >= checkpoint_id}
         await self.enumerator.notify_checkpoint_complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         self._require_start("notify_checkpoint_aborted")
+        self._reading_at.pop(checkpoint_id, None)
         await self.enumerator.notify_checkpoint_aborted(checkpoint_id)
 
     async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
@@ -550,6 +588,7 @@ class SourceCoordinator(OperatorCoordinator):
     async def _begin_anew(self) -> None:
         self._splits = SplitAssignmentTracker()
         self._reading.clear()
+        self._reading_at.clear()
         self._given_out = 0
         for book in (self._known_readers, self._no_more, self._recomputed):
             book.clear()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from headgate import FailureKind, FailureReason, OperatorCoordinator, SubtaskContext, SubtaskOperator
-from headgate.testing import running_operator
+from headgate.testing import Bookkeeping, check_bookkeeping, running_operator
 
 
 class Totals(OperatorCoordinator):
@@ -35,6 +35,10 @@ class Totals(OperatorCoordinator):
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._at_checkpoint[checkpoint_id] = dict(self.totals)
         return json.dumps(sorted(self.totals.items())).encode()
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self.totals = dict(json.loads(state)) if state else {}
+        self._at_checkpoint[checkpoint_id] = dict(self.totals)
 
 
 class Adder(SubtaskOperator):
@@ -85,3 +89,11 @@ async def test_total_is_right_whatever_the_order_of_messages() -> None:
             await world.kill(first)
             await world.retry(first, range(20))
             assert totals.totals == {0: sum(range(20)), 1: sum(range(5))}
+
+
+async def test_a_reset_returns_the_total_of_a_subtask_whatever_happened_before() -> None:
+    def make() -> Bookkeeping:
+        totals = Totals()
+        return Bookkeeping(totals, Adder, records=range(10), view=lambda subtask: totals.totals.get(subtask, 0))
+
+    await check_bookkeeping(make, parallelism=[2])

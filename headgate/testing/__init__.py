@@ -18,10 +18,14 @@ A task is either a ``Task``, for which the test speaks, or an ``OperatorTask``, 
 ``sink_cases`` is the conformance suite for a ``TwoPhaseSink``; a ``SinkTarget`` tells it how to make the sink and read
 its target.
 
+``check_bookkeeping`` plays random histories of failures, checkpoints and restores to your coordinator and its tasks,
+which a ``Bookkeeping`` describes.
+
 Nothing here needs Spark, Java or pytest, and ``import headgate`` does not load it.
 """
 
 from headgate.testing._answer import Answer
+from headgate.testing._bookkeeping import Bookkeeping, KeptOutputs, check_bookkeeping
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._recording import RecordingCoordinator
 from headgate.testing._sink_cases import SinkCase, sink_cases
@@ -31,6 +35,8 @@ from headgate.testing._world import World, running_operator
 
 __all__ = [
     "Answer",
+    "Bookkeeping",
+    "KeptOutputs",
     "OperatorTask",
     "PartEvent",
     "RecordingCoordinator",
@@ -38,6 +44,7 @@ __all__ = [
     "SinkTarget",
     "Task",
     "World",
+    "check_bookkeeping",
     "running_operator",
     "sink_cases",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.actors import ACTORS
 from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.bookkeeping import BOOKKEEPING
 from tests.mutants.calls import CALLS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.clocks import CLOCKS
@@ -20,8 +21,8 @@ from tests.mutants.misplaced import MISPLACED
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
-from tests.mutants.settings import SETTINGS
 from tests.mutants.positions import POSITIONS
+from tests.mutants.settings import SETTINGS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -45,5 +46,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *MISPLACED,
     *SETTINGS,
     *POSITIONS,
+    *BOOKKEEPING,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -17,9 +17,8 @@ from zlib import crc32
 from headgate import Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
 from headgate.errors import PeerLost, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
-from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, SubtaskSnapshot
-from protocol.wire.codec import encode_event
-from protocol.wire.messages import HeldEvent, SubtaskState
+from headgate.testing._bookkeeping import with_held
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from tests.primitives.stage_histories import chain_history
 from tests.simulation.checkers import demand
 
@@ -50,18 +49,6 @@ def with_held_requests(
 ) -> CompletedCheckpoint:
     """Return the checkpoint as it would be if the subtask's part had asked this, and had no answer yet."""
     return with_held(checkpoint, subtask, requests, are_requests=True, part=part)
-
-
-def with_held(
-    checkpoint: CompletedCheckpoint, subtask: int, items: Iterable[Any], *, are_requests: bool = False, part: str = ""
-) -> CompletedCheckpoint:
-    """Return the checkpoint as it would be if the subtask's part had sent these too late for the coordinator."""
-    index = checkpoint.parts.index(part)
-    held = tuple(HeldEvent(subtask, encode_event(item), are_requests, index) for item in items)
-    parts = dict(checkpoint.subtask_states)
-    own = parts.get(subtask, SubtaskSnapshot((SubtaskState(subtask, b""),)))
-    parts[subtask] = replace(own, held=(*own.held, *held))
-    return replace(checkpoint, subtask_states=parts)
 
 
 def spread(item: object, seed: int) -> int:
@@ -231,66 +218,6 @@ class Crawler(SubtaskOperator):
         return json.dumps(self.done).encode()
 
 
-async def restored(
-    make: Callable[[], SubtaskOperator],
-    records: Any,
-    seed: int,
-    judge: Judge,
-    uses: list[Any],
-    parallelism_after: int = 3,
-) -> None:
-    """Streaming mode: applications with checkpoints and kills, each restored from the one before; judge the last.
-
-    The first application has three subtasks, the others ``parallelism_after``.
-    """
-    chance = random.Random(seed)
-    kept: dict[str, Any] = {"mode": "streaming", "seed": seed, "attempts_max": 100, "uses": uses}
-    left = chance.randrange(1, 4)
-    while left >= 0:
-        parallelism = parallelism_after if "restored" in kept else 3
-        async with running_operator(parallelism=parallelism, checkpoint=in_turn(seed + left), **kept) as world:
-            world.input_id = "all of it"
-            tasks = [await world.launch_operator(subtask, make, records) for subtask in range(parallelism)]
-            for _ in range(chance.randrange(3, 20)):
-                await world.advance(chance.choice([0.0, 0.1, 0.3]))
-                running = [task for task in tasks if not task.outcome]
-                if not running:
-                    break
-                if chance.random() < 0.5:
-                    world.begin_checkpoint()
-                    await world.advance(chance.choice([0.0, 1.0]))
-                else:
-                    victim = chance.choice(running)
-                    await world.kill(victim)
-                    tasks.append(await world.launch_operator(victim.attempt.subtask, make, records))
-            if not left:
-                await until_done(world, tasks)
-                judge(world, tasks)
-            if world.checkpoints:
-                kept["restored"] = world.checkpoints[-1]
-        left -= 1
-
-
-async def queue_restored_history(seed: int) -> None:
-    """Streaming mode: every item counts once in the states (H100)."""
-    queue = WorkQueue("tree", ["r"], in_hand=random.Random(seed).choice([1, 2, 5]))
-
-    def judge(world: World, tasks: list[OperatorTask]) -> None:
-        demand(results(tasks) == names(DEPTH), "H100: the states do not have every item once")
-
-    await restored(lambda: Crawler(queue, seed), [], seed, judge, [queue])
-
-
-async def queue_rescaled_history(seed: int) -> None:
-    """Streaming mode: every item counts once in the states, even with another parallelism (H52, H100)."""
-    queue = WorkQueue("tree", ["r"], in_hand=random.Random(seed).choice([1, 2, 5]))
-
-    def judge(world: World, tasks: list[OperatorTask]) -> None:
-        demand(results(tasks) == names(DEPTH), "H100: the states do not have every item once")
-
-    await restored(lambda: Crawler(queue, seed), [], seed, judge, [queue], parallelism_after=(1, 2, 5)[seed % 3])
-
-
 class Counting(SubtaskOperator):
     """Counts each record once in its life: its state is how far it is."""
 
@@ -345,11 +272,6 @@ async def counters_history(seed: int) -> None:
         tasks = [await world.launch_operator(subtask, Counting, range(RECORDS)) for subtask in range(3)]
         await disturb(world, tasks, chance, Counting, range(RECORDS), judge_counts_so_far)
         judge_counts(world, tasks)
-
-
-async def counters_restored_history(seed: int) -> None:
-    """Streaming mode: counts go on from the restored checkpoint (H101)."""
-    await restored(Counting, range(RECORDS), seed, judge_counts, [])
 
 
 async def permits_history(seed: int) -> None:
@@ -479,13 +401,16 @@ async def shared_history(seed: int) -> None:
 STEPS = 6
 
 
-def training(group: Group) -> Any:
-    """Each step adds up what all members compute from the model so far. Steps, and the end of a task, take a moment."""
+def training(group: Group, *, is_new_after_all: bool = False) -> Any:
+    """Each step adds up what all members compute from the model so far. Steps, and the end of a task, take a moment.
+
+    ``is_new_after_all``: the training may begin again, in another run or from an earlier checkpoint.
+    """
     saved = [0]
 
     def train(context: SubtaskContext, member: GroupMember) -> int:
         step, model = (0, 1) if member.checkpoint is None else json.loads(member.checkpoint.blob)
-        demand(step >= max(saved), f"H105: it begins with step {step}, after {max(saved)}")
+        demand(is_new_after_all or step >= max(saved), f"H105: it begins with step {step}, after {max(saved)}")
         while step < STEPS:
             pause(context, 0.1 * (1 + (step + member.rank) % 3))
             model = sum(member.all_gather(model * (member.rank + 1) % 1000003)) % 1000003
@@ -532,10 +457,8 @@ async def group_history(seed: int) -> None:
 HISTORIES = (
     group_history,
     queue_history,
-    queue_restored_history,
     given_back_history,
     counters_history,
-    counters_restored_history,
     permits_history,
     given_up_history,
     shared_history,

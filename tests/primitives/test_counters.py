@@ -13,6 +13,7 @@ import pytest
 
 from headgate import Distribution, SubtaskContext, SubtaskOperator
 from headgate.testing import running_operator
+from headgate.testing._bookkeeping import with_held
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.book import Book, added_up
 from spark_bridge.subtask.parts import COUNTERS
@@ -20,10 +21,8 @@ from tests.primitives.histories import (
     RECORDS,
     Counting,
     counters_history,
-    counters_restored_history,
     passing_on,
     until_done,
-    with_held,
 )
 
 pytestmark = pytest.mark.anyio
@@ -57,11 +56,6 @@ async def test_counts_add_up_over_the_tasks_and_are_there_before_the_end() -> No
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_lost_attempt_takes_its_counts_back_and_a_copy_counts_once(seed: int) -> None:
     await counters_history(seed)
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_counts_go_on_from_the_checkpoint_that_is_restored(seed: int) -> None:
-    await counters_restored_history(seed)
 
 
 async def test_a_restored_driver_knows_the_counts_of_tasks_that_have_not_come_back() -> None:  # H101

@@ -13,6 +13,7 @@ import pytest
 from headgate import CheckpointConfig, Permits, SubtaskContext
 from headgate.errors import TimedOut
 from headgate.testing import running_operator
+from headgate.testing._bookkeeping import with_held
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S, RateSchedule
 from tests.primitives.histories import (
@@ -20,7 +21,6 @@ from tests.primitives.histories import (
     passing_on,
     permits_history,
     until_done,
-    with_held,
     with_held_requests,
 )
 

@@ -25,8 +25,6 @@ from tests.primitives.histories import (
     names,
     pause,
     queue_history,
-    queue_rescaled_history,
-    queue_restored_history,
     results,
     returned_early_history,
     tree,
@@ -55,16 +53,6 @@ async def test_results_count_once_when_tasks_are_killed_and_copied(seed: int) ->
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_results_count_once_when_a_slow_task_gives_items_back(seed: int) -> None:
     await given_back_history(seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_results_count_once_with_checkpoints_failures_and_a_restore(seed: int) -> None:
-    await queue_restored_history(seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_results_count_once_with_another_parallelism_after_a_restore(seed: int) -> None:
-    await queue_rescaled_history(seed)
 
 
 async def test_equal_keys_count_as_one_item() -> None:

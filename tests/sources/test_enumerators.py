@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,13 @@ from headgate.sources import (
     SplitEnumeratorContext,
 )
 from headgate.testing import running_operator
+from headgate.testing._bookkeeping import with_held
 from protocol.errors import LocalProtocolError
-from protocol.source_events import split_to_value
+from protocol.source_events import backlog_event, split_request_event, split_to_value
 from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.state import decode_state
+from spark_bridge.sources.postgres.driver import POSTGRES, PostgresEnumerator
+from spark_bridge.sources.postgres.task import CHANGES_READ
 from spark_bridge.subtask.hybrid import HybridReader
 from tests.primitives.stage_histories import Numbers
 from tests.sources.test_split_reader import until_over
@@ -568,3 +573,161 @@ async def test_what_is_given_back_or_restored_counts_from_its_position() -> None
         state = await made[0].snapshot_state(1)
     assert build(state).pending_backlog == 10
     assert build(encode_event({"pending": [split_to_value(SplitAt("10", 4))], "known": ["10"]})).pending_backlog == 6
+
+
+# --- what a reset returns, and what a restored message does ----------------------------------------------------------
+
+
+def slowly(*splits: list[int]) -> Seeing:
+    return Seeing([], *splits)
+
+
+async def one_after_the_other(world: Any, make: Any, outputs: list[Any]) -> None:
+    """Run the tasks as in a cluster with one slot."""
+    for subtask in range(world.parallelism):
+        task = await world.launch_operator(subtask, make)
+        await until_over(world, task)
+        assert task.outcome == "success"
+        outputs += task.outputs
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("seconds", [0.0, 0.45, 1.5])
+async def test_a_restored_hybrid_source_needs_no_more_slots_than_before(seconds: float, parallelism: int) -> None:
+    """H132 H153. No checkpoint holds anything for subtasks that have not run, so none of them is waited for."""
+    source = HybridSource(slowly([0, 5], [5, 10]), slowly([100, 105]), slowly([200, 205]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        task = await world.launch_operator(0, source.operator)
+        await world.advance(seconds)
+        world.begin_checkpoint()
+        await world.advance(0.2)
+        before = list(task.outputs)
+        restored = world.checkpoints[-1] if world.checkpoints else None
+    assert restored is not None
+    outputs: list[Any] = []
+    async with running_operator(source.coordinator, parallelism=parallelism, restored=restored, **STREAMING) as world:
+        await one_after_the_other(world, source.operator, outputs)
+    assert outputs == sorted(outputs)
+    assert {*before, *outputs} == {*range(10), *range(100, 105), *range(200, 205)}
+
+
+async def test_a_hybrid_source_in_a_hybrid_source_is_restored_as_any_other() -> None:  # H132
+    inner = HybridSource(slowly([0, 5]), slowly([50, 55]))
+    source = HybridSource(inner, slowly([100, 105]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        task = await world.launch_operator(0, source.operator)
+        await world.advance(0.55)
+        world.begin_checkpoint()
+        await world.advance(0.2)
+        restored, before = world.checkpoints[-1], list(task.outputs)
+    outputs: list[Any] = []
+    async with running_operator(source.coordinator, parallelism=2, restored=restored, **STREAMING) as world:
+        await one_after_the_other(world, source.operator, outputs)
+    assert {*before, *outputs} == {*range(5), *range(50, 55), *range(100, 105)}
+
+
+async def test_in_batch_mode_a_lost_task_that_gave_everything_back_is_not_waited_for() -> None:  # H132 H153
+    source = HybridSource(slowly([0, 5], [5, 10]), slowly([100, 105]))
+    async with running_operator(source.coordinator, parallelism=2) as world:
+        first = await world.launch_operator(0, source.operator)
+        second = await world.launch_operator(1, source.operator)
+        await world.advance(0.2)
+        await world.lose_executor(second)  # and its slot is gone
+        await until_over(world, first)
+        assert sorted(first.outputs) == [*range(10), *range(100, 105)]
+
+
+async def test_a_held_request_is_dropped_whose_sender_does_not_exist_any_more() -> None:  # H151
+    requests = [split_request_event(), backlog_event([("a", 1)])]
+    for source in (discovering(["a", "b", "c"]), SourceCoordinator(lambda _: StaticSplitEnumerator(["a", "b", "c"]))):
+        async with running_operator(source, parallelism=3, **STREAMING) as world:
+            for subtask in range(3):
+                await world.launch(subtask)
+            await world.checkpoint()
+            restored = world.checkpoints[-1]
+        for subtask in range(3):
+            restored = with_held(restored, subtask, requests)
+        async with running_operator(source, parallelism=1, restored=restored, **STREAMING) as world:
+            task = await world.launch_operator(0, Names)
+            await until_over(world, task)
+            assert not world.failures
+            assert task.outputs == ["a", "b", "c"]
+
+
+class Answering(StaticSplitEnumerator):
+    """Gives a split to the sender of each event, or says that there is none."""
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        await self._context.send_event(subtask, "heard")
+        await self.handle_split_request(subtask)
+
+
+async def test_an_enumerator_may_answer_the_first_sender_of_a_restored_event() -> None:  # H151
+    def source() -> SourceCoordinator:
+        return SourceCoordinator(lambda state: Answering(["a", "b", "c"], state))
+
+    async with running_operator(source(), parallelism=4, **STREAMING) as world:
+        for subtask in range(4):
+            await world.launch(subtask)
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    for subtask in (1, 2, 3, 3):
+        restored = with_held(restored, subtask, [["mine", subtask]] * 2)
+    async with running_operator(source(), parallelism=1, restored=restored, **STREAMING) as world:
+        task = await world.launch_operator(0, Names)
+        await until_over(world, task)
+        assert not world.failures
+        assert sorted(task.outputs) == ["a", "b", "c"]
+
+
+async def test_the_end_of_the_changes_is_known_as_at_the_checkpoint_to_which_their_reader_returns() -> None:  # H153
+    source: Any = SimpleNamespace(range_rows=10, has_changes=True)
+    enumerator = PostgresEnumerator(source, encode_event({"pending": [], "count": 0, "begun": True, "read": []}))
+
+    async def changes_to(checkpoint_id: int) -> Any:
+        return decode_state(POSTGRES, await enumerator.snapshot_state(checkpoint_id))["changes_to"]
+
+    assert await changes_to(1) is None
+    await enumerator.handle_source_event(0, 0, [CHANGES_READ, 70])
+    await enumerator.add_splits_back([], 1)
+    assert await changes_to(2) == 70
+    await enumerator.add_splits_back([], 0)
+    assert await changes_to(3) is None, "it reads them again from where checkpoint 1 has it"
+    await enumerator.handle_source_event(0, 1, [CHANGES_READ, 80])
+    assert await changes_to(4) == 80
+    await enumerator.notify_checkpoint_complete(4)
+    await enumerator.add_splits_back([], 0)
+    assert await changes_to(5) == 80
+
+
+async def test_a_restored_hybrid_source_waits_for_those_for_which_the_checkpoint_has_something() -> None:  # H132 H153
+    source = HybridSource(slowly([0, 5], [5, 20]), slowly([100, 105]))
+    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask, source.operator)
+        await world.advance(0.25)
+        world.begin_checkpoint()
+        await world.advance(0.2)
+        restored = world.checkpoints[-1]
+    async with running_operator(source.coordinator, parallelism=2, restored=restored, **STREAMING) as world:
+        first = await world.launch_operator(0, source.operator)
+        await world.advance(5.0)
+        assert max(first.outputs) < 100, "the other one has something left of the first source"
+        second = await world.launch_operator(1, source.operator)
+        await until_over(world, first, second)
+        assert {*range(100, 105)} <= {*first.outputs, *second.outputs}
+
+
+async def test_the_progress_of_a_source_counts_what_a_reset_returns_as_not_read() -> None:  # H153
+    source = slowly([0, 5], [5, 10]).coordinator
+    async with running_operator(source, parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, slowly().operator)
+        await world.advance(0.25)
+        world.begin_checkpoint()
+        await world.advance(0.1)
+        assert world.checkpoints
+        assert source.splits_progress == (0, 2)
+        await world.advance(0.6)
+        assert source.splits_progress == (1, 2)
+        await world.kill(task)
+        assert source.splits_progress == (0, 2), "both are read again, the first one from its position on"

@@ -257,7 +257,9 @@ def work_queue(roots: list[tuple[int, bytes]], state: bytes | None) -> WorkQueue
 
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_work_queue(count: int) -> None:  # H164, H100
-    roots = [(id_of_child(ROOT, number), encode_event(name)) for number, name in enumerate(names(count))]
+    roots = [
+        (id_of_child(ROOT, encode_event(name), number), encode_event(name)) for number, name in enumerate(names(count))
+    ]
     first = work_queue(roots, None)
     await in_many_turns(count, lambda: first.start(Taking()))
     again = await restarted(first, lambda state: work_queue([], state), count)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
@@ -40,7 +41,8 @@ class CountersCoordinator(OperatorCoordinator):
         self._counted: dict[int, dict[str, int | float]] = {}  # by subtask: what is in the totals
         self._totals: dict[str, Total] = {}
         self._filed: dict[int, dict[int, Book]] = {}  # subtask to checkpoint to counts, which hold until a later one
-        self._cuts: set[int] = set()  # checkpoints to which a report may belong
+        self._cuts: set[int] = set()  # checkpoints to which a report may belong, aborted ones too
+        self._aborted: set[int] = set()  # those to which no reset goes back
         self._enumeration = CurrentEnumeration()
         self._started = False
         self._run_over = False
@@ -94,8 +96,9 @@ class CountersCoordinator(OperatorCoordinator):
         books = self._attempts.setdefault(subtask, {})
         books[attempt] = book = books.get(attempt, Book()).replace(newer).check_names()
         self._recount(subtask)
-        if checkpoint_id in self._cuts:  # otherwise no reset goes back to it, and a task may name any (H157)
+        if checkpoint_id in self._cuts:  # a task may name any (H157)
             self._filed.setdefault(subtask, {})[checkpoint_id] = book
+            self._filed[subtask] = self._needed(self._filed[subtask])
 
     async def subtask_ready(self, subtask: int, gateway: object) -> None:
         if self._run_over and self._is_batch:
@@ -120,6 +123,7 @@ class CountersCoordinator(OperatorCoordinator):
             self._forget()
             self._restored_parallelism, books = json.loads(state) if state else (0, {})
             self._restored = {int(subtask): Book.from_value(value) for subtask, value in books.items()}
+            self._cuts.add(checkpoint_id)
             for subtask, book in self._restored.items():
                 self._filed[subtask] = {checkpoint_id: book}
                 self._recount(subtask)
@@ -139,15 +143,23 @@ class CountersCoordinator(OperatorCoordinator):
         return json.dumps([self._context.parallelism, {one: book.as_value() for one, book in books.items()}]).encode()
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._cuts.discard(checkpoint_id)
-        for filed in self._filed.values():
-            filed.pop(checkpoint_id, None)
+        self._aborted.add(checkpoint_id)
+        self._drop_unneeded()
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._cuts = {cut for cut in self._cuts if cut >= checkpoint_id}
-        for filed in self._filed.values():
-            for earlier in sorted(known for known in filed if known <= checkpoint_id)[:-1]:
-                del filed[earlier]
+        self._aborted &= self._cuts
+        self._drop_unneeded()
+
+    def _drop_unneeded(self) -> None:
+        self._filed = {subtask: self._needed(filed) for subtask, filed in self._filed.items()}
+
+    def _needed(self, filed: dict[int, Book]) -> dict[int, Book]:
+        """What later checkpoints may refer to: a task whose counts have not changed files nothing under them (H153)."""
+        ids = sorted(filed)
+        cuts = self._cuts - self._aborted
+        needed = [one for one, end in pairwise(ids) if any(one <= cut < end for cut in cuts)]
+        return {one: filed[one] for one in (*needed, *ids[-1:])}
 
     @property
     def _is_batch(self) -> bool:

@@ -238,6 +238,8 @@ class _GroupCoordinator(OperatorCoordinator):
         return reply
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if self._context.handles_restored:  # of a member of an earlier generation
+            return
         member = Member(subtask, attempt)
         match parse_event(event):
             case Leave(generation, error):

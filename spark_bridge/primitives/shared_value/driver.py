@@ -278,6 +278,8 @@ class _Coordinator(OperatorCoordinator):
         await gateway.send_event(_event_of(self._newest, False, whole=True), urgent=True)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if self._context.handles_restored:  # of an attempt that is over; the one of now wants and applies by itself
+            return
         match event:
             case [str("applied"), int(version)]:
                 for waiting in self._waiting:

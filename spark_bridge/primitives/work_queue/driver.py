@@ -10,6 +10,9 @@ is being worked on anywhere.
 An item that waits costs about 170 bytes beside its own: its id is the same object in the set of ids seen and in the
 queue, and its value is kept encoded.
 
+In streaming mode, an attempt restores the items that it had in hand at a checkpoint, works on them again, and may find
+others than before. So what its subtask has finished since then is in work again after a reset to it (H153).
+
 What tasks add is charged to an account, of which an error ends the operator (H157). An id stays. A value stays as long
 as a failure may give it back: in batch mode for the whole action, in streaming mode until a checkpoint that began after
 the item was finished is complete.
@@ -30,6 +33,7 @@ from actors.coordination.turns import Begun, in_turns
 from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.errors import LocalProtocolError
 from protocol.kept_bytes import KeptBytes
+from protocol.splits import SplitAssignmentTracker
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import Steps, decode_state_in_steps, drain, encode_state_in_steps, in_chunks, is_state_of
@@ -118,9 +122,10 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
         Primitive.__init__(self, name)
         self._in_hand = in_hand
         self._bytes_max = bytes_max
+        encoded = [(root, encode_argument("a root", root)) for root in roots]
         self._roots = [
-            (id_of_child(ROOT, number) if key is None else id_of_key(key(root)), encode_argument("a root", root))
-            for number, root in enumerate(roots)
+            (id_of_child(ROOT, value, number) if key is None else id_of_key(key(root)), value)
+            for number, (root, value) in enumerate(encoded)
         ]
         self._latest: _Enumerator | None = None
 
@@ -168,12 +173,15 @@ class _Enumerator(SplitEnumerator):
         self._waiting_count = 0
         self._in_work: dict[int, int] = {}  # id to subtask
         self._held: dict[int, int] = {}  # how many of these each subtask has
+        # In streaming mode, what each subtask has finished, with its size: a reset returns it.
+        self._finished: SplitAssignmentTracker[tuple[int, int]] = SplitAssignmentTracker()
         self._seen: set[int] = set()
         self._wanting: dict[int, int] = {}  # subtask to how many, in the order of asking
         self._returning: set[int] = set()  # subtasks that were asked to give back and have not answered
         self._undone: dict[int, dict[int, set[int]]] = {}  # of a subtask with copies: what each attempt has not done
         self._superseded: dict[int, set[int]] = {}  # copies of an attempt that counts
         self._is_over = False  # nothing is left, and the tasks were told so
+        self._too_late: set[tuple[int, int]] = set()  # attempts with copies that have found something after that
         self._returned: dict[int, set[int]] = {}  # attempts whose function has returned, and that may still fail
         self._context: SplitEnumeratorContext
         self._begun = Begun(self._begin(roots) if state is None else self._restore(state, roots))
@@ -209,27 +217,35 @@ class _Enumerator(SplitEnumerator):
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
         report = parse_report(event)
-        if self._is_batch:
-            self._note_copies(subtask)
-        await in_turns(self._take_report(subtask, report, self._undone.get(subtask, {}).get(attempt, set())))
+        if attempt in self._superseded.get(subtask, ()):
+            return  # another attempt counts, and nothing that this one has done
+        self._note_copies(subtask, self._context.attempts(subtask))
+        known = len(self._seen)
+        await in_turns(self._take_report(subtask, attempt, report))
+        if self._is_over and len(self._seen) > known:
+            self._too_late.add((subtask, attempt))
         if report.last:
             self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
         if self._context.coordinator.handles_restored:
             pass  # the attempt of before wanted something; this one asks itself
-        elif report.wanted > 0 and attempt not in self._superseded.get(subtask, ()):
+        elif report.wanted > 0:
             self._wanting[subtask] = min(report.wanted, self._in_hand)
         elif not report.last or subtask not in self._undone:
             self._wanting.pop(subtask, None)
         await self._hand_out()
 
-    def _take_report(self, subtask: int, report: Report, undone: set[int]) -> Steps[None]:
+    def _take_report(self, subtask: int, attempt: int, report: Report) -> Steps[None]:
         """In steps: a hostile task can send as many ids and items as fit into an event."""
+        undone = self._undone.get(subtask, {}).get(attempt, set())
         for ids in in_chunks(report.finished, ENTRIES_A_STEP):
             for id_ in ids:
                 undone.discard(id_)
                 if self._in_work.get(id_) in (subtask, NOBODY):
-                    self._account.move(_ITEMS, _DONE, self._end_work(id_))
+                    size = self._end_work(id_)
+                    self._account.move(_ITEMS, _DONE, size)
+                    if not self._is_batch:
+                        self._finished.record(subtask, [(id_, size)])
             yield
         for items in in_chunks(report.found, ENTRIES_A_STEP):
             for id_, priority, value in map(parse_item, items):
@@ -247,9 +263,11 @@ class _Enumerator(SplitEnumerator):
         """In streaming mode, a task keeps its items for its next run of this input, and checkpoints have them."""
         return self._context.coordinator.mode is RestoreMode.BATCH
 
-    def _note_copies(self, subtask: int) -> None:
-        """Begin to record what each of several attempts has done: only one of them will count."""
-        attempts = self._context.attempts(subtask)
+    def _note_copies(self, subtask: int, attempts: list[int]) -> None:
+        """Begin to record what each of several attempts has done: only one of them will count.
+
+        In batch mode: in streaming mode a subtask has one attempt at a time (H13).
+        """
         if len(attempts) < 2 and subtask not in self._undone:
             return
         known = self._undone.setdefault(subtask, {})
@@ -287,6 +305,7 @@ class _Enumerator(SplitEnumerator):
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
         """If the function of an attempt that counts has returned early, what it has not done goes to others."""
         copies = self._context.attempts(subtask)
+        self._note_copies(subtask, sorted((*copies, attempt)))
         if succeeded:
             self._superseded[subtask] = set(copies)
         else:
@@ -295,12 +314,38 @@ class _Enumerator(SplitEnumerator):
         if succeeded or not copies:
             self._wanting.pop(subtask, None)
         undone = self._undone.get(subtask, {}).pop(attempt, None)
+        copies_undone = list(self._undone.get(subtask, {}).values())
+        if not succeeded and copies_undone:  # what only this attempt had done is in work again
+            self._work_again(subtask, copies_undone[0].intersection(*copies_undone[1:]))
         if succeeded and self._is_batch:
             self._undone.pop(subtask, None)
+            if (subtask, attempt) in self._too_late and self._waiting_count:
+                self._context.coordinator.fail_job(
+                    f"subtask {subtask} has added items to a work queue after a copy of it had done the same items "
+                    "without adding these, and the work had ended: let an item add the same ones each time, or run it "
+                    "without spark.speculation"
+                )
             if undone is None:  # it had no copies
                 undone = {id_ for id_, worker in self._in_work.items() if worker == subtask}
             self._put_back_undone(subtask, undone)
         await self._hand_out()
+
+    def _work_again(self, subtask: int, ids: Iterable[int]) -> None:
+        for id_ in ids:
+            if id_ not in self._in_work:
+                self._in_work[id_] = subtask
+                self._held[subtask] = self._held.get(subtask, 0) + 1
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        finished = self._finished.get_and_remove(subtask, checkpoint_id)
+        self._work_again(subtask, (id_ for id_, _ in finished))
+        self._sizes.update(finished)
+        size = sum(size for _, size in finished)
+        for owner in self._account.owners():  # what is in work again is not done
+            if owner == _DONE or (isinstance(owner, int) and owner > checkpoint_id):
+                moved = self._account.release(owner, size)
+                self._account.keep(_ITEMS, moved)
+                size -= moved
 
     def _put_back_undone(self, subtask: int, undone: set[int]) -> None:
         if undone and self._is_over:
@@ -314,10 +359,11 @@ class _Enumerator(SplitEnumerator):
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         self._is_over = False
+        self._too_late.clear()  # the next attempt can take it
         self._wanting.pop(subtask, None)
         self._returning.discard(subtask)
-        self._undone.pop(subtask, None)
-        self._returned.pop(subtask, None)
+        for known in (self._undone, self._returned, self._superseded):
+            known.pop(subtask, None)
         await in_turns(self._put_back_in_steps(splits))
         await self._hand_out()
 
@@ -425,6 +471,7 @@ class _Enumerator(SplitEnumerator):
     # --- state ----------------------------------------------------------------------------------------------------
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._finished.on_checkpoint_complete(checkpoint_id)
         for owner in self._account.owners():
             if isinstance(owner, int) and owner <= checkpoint_id:
                 self._account.release(owner)
@@ -432,6 +479,7 @@ class _Enumerator(SplitEnumerator):
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         if not self._is_batch:
             self._account.move(_DONE, checkpoint_id)
+            self._finished.on_checkpoint(checkpoint_id)
         waiting = self._waiting.items()
         fields = {  # without a copy: the enumerator takes no other call until they are encoded
             "seen": iter(self._seen),

@@ -3,8 +3,9 @@
 """What the two halves of a work queue send to each other, as values that msgpack can encode.
 
 An item is a triple of its id, its priority and its value. The id of an item with a key is a hash of the key; that of
-another one is a hash of its parent's id and its number among the parent's children. So a parent that is processed
-again, after its task was lost, adds the same ids, and nothing counts twice.
+another one is a hash of its parent's id, its value, and its number among the parent's children of this value. So a
+parent that is processed again, after its task was lost, adds the same ids for what it has added before, in whatever
+order, and nothing counts twice; only what it finds for the first time is new.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ ROOT = 0
 Item = tuple[int, int, Any]
 
 
-def id_of_child(parent: int, number: int) -> int:
-    """The id of a parent's child without a key. 63 bits."""
-    return _hashed(b"child", parent.to_bytes(8, "big") + number.to_bytes(8, "big"))
+def id_of_child(parent: int, encoded: bytes, number: int) -> int:
+    """The id of a parent's child without a key, of which ``number`` with the same value came before. 63 bits."""
+    return _hashed(b"child", parent.to_bytes(8, "big") + number.to_bytes(8, "big") + encoded)
 
 
 def id_of_key(key: Any) -> int:

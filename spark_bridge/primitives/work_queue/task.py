@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -57,7 +57,7 @@ class WorkQueuePart(TaskPart):
         self._report_at = 0.0
         self._hand: deque[Item] = deque()
         self._current: Item | None = None
-        self._children = 0  # of the current item, so far
+        self._children: Counter[int] = Counter()  # of the current item, so far: by the id of the first of each value
         self._finished: list[int] = []  # and not reported
         self._found: list[Item] = []
         self._found_bytes = 0
@@ -154,7 +154,7 @@ class WorkQueuePart(TaskPart):
         while True:
             self._report_if_due()
             if self._hand:
-                self._current, self._children = self._hand.popleft(), 0
+                self._current, self._children = self._hand.popleft(), Counter()
                 return self._current
             if self._no_more:
                 return None
@@ -185,13 +185,18 @@ class WorkQueuePart(TaskPart):
                 "too, add(items, key=...)"
             )
         for item in items:
-            id_ = id_of_child(self._current[0], self._children) if key is None else id_of_key(key(item))
-            self._children += 1
-            # So that the caller hears of an item that cannot be sent.
-            self._found_bytes += len(encode_argument("an item", item))
+            encoded = encode_argument("an item", item)  # so that the caller hears of an item that cannot be sent
+            id_ = self._id_of(self._current[0], encoded) if key is None else id_of_key(key(item))
+            self._found_bytes += len(encoded)
             self._found.append((id_, priority, item))
             if len(self._found) >= FOUND_MAX or self._found_bytes >= FOUND_BYTES_MAX:
                 self._report(self._asked)
+
+    def _id_of(self, parent: int, encoded: bytes) -> int:
+        first = id_of_child(parent, encoded, 0)
+        number = self._children[first]
+        self._children[first] += 1
+        return id_of_child(parent, encoded, number) if number else first
 
     def _report(self, wanted: int, *, last: bool = False) -> None:
         self._report_at = self._clock() + REPORT_S

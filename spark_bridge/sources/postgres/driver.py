@@ -316,10 +316,6 @@ class PostgresSource(Source):
         return partial(PostgresReader, self.settings, self._rate_limit_per_s)
 
 
-def _split_of(assigned: Any) -> Any:
-    return assigned.split if isinstance(assigned, SplitAt) else assigned
-
-
 def _open_transactions(connection: psycopg.Connection) -> str:
     prepared = connection.execute("SELECT gid, database FROM pg_prepared_xacts ORDER BY prepared").fetchall()
     sessions = connection.execute(
@@ -415,6 +411,7 @@ class PostgresEnumerator(SplitEnumerator):
                     self._note_read(subtask, low, encode_entry([low, high, snapshot]))
             case [str(name), int(until)] if name == CHANGES_READ and 0 <= until < 2**63:
                 self._changes_to = until
+                self._unsettled[_NO_CUT][CHANGES_READ] = subtask  # no low end of a range
             case _:
                 raise ValueError(
                     f"subtask {subtask} sent {show(event)}, which is not a message of a PostgresSource's reader: send "
@@ -434,12 +431,12 @@ class PostgresEnumerator(SplitEnumerator):
             self._account.release(_READ, len(entry) + ENTRY_BYTES)
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        if any(_split_of(one)[0] == "changes" for one in splits):
-            self._changes_to = None
         for cut in self._unsettled.values():
             for low in [low for low, reader in cut.items() if reader == subtask]:
                 del cut[low]  # it is read again, with another snapshot
                 self._forget_read(low)
+                if low == CHANGES_READ:
+                    self._changes_to = None
         await in_turns(self._pending.put_back_in_steps(splits))
         await self._serve()
 
