@@ -32,7 +32,7 @@ never-begins [feared; H66 H48]
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
   @ actors.coordination.open_gateways:OpenGateways.reject_sends
-  - gateway.sends.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+  - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
   + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
@@ -65,12 +65,12 @@ answers-another-attempt [G14; H33]
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.coordinator:CoordinatorActor._handle_event
-  - message.gateway_ref.tell_direct(ItemTaken(message.seq, part))
+  - message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
   + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.
   @ actors.coordination.gateway:GatewayActor._confirm_event
-  - self._budget.give_back(confirmation.size)
+  - self._sends.give_back(confirmation)
   + pass
 old-connection-ends-the-new-one [feared; H24]
   The end of a connection that was replaced counts as the end of the new one.
