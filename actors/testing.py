@@ -25,7 +25,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -269,8 +269,7 @@ _Chooser: TypeAlias = Callable[[Sequence[Candidate]], int]
 
 
 @checked(seed=ANY)
-@asynccontextmanager
-async def deterministic_system(
+def deterministic_system(
     name: str = "deterministic",
     *,
     seed: int = 0,
@@ -278,7 +277,7 @@ async def deterministic_system(
     hooks: Sequence[Hook] = (),
     clock: VirtualClock | None = None,
     shutdown_timeout_s: float = 10.0,
-) -> AsyncIterator[DeterministicKit]:
+) -> AbstractAsyncContextManager[DeterministicKit]:
     """A running system that delivers messages one by one, in an order that can be repeated.
 
     At the end of the block the actors run freely again, and stop.
@@ -291,6 +290,20 @@ async def deterministic_system(
         clock: The virtual clock; a new one by default.
         shutdown_timeout_s: As for ``ActorSystem``, in real seconds.
     """
+    return kit_of("deterministic_system", name, seed, schedule, hooks, clock, shutdown_timeout_s)
+
+
+@asynccontextmanager
+async def kit_of(
+    used: str,
+    name: str,
+    seed: int,
+    schedule: Schedule | None = None,
+    hooks: Sequence[Hook] = (),
+    clock: VirtualClock | None = None,
+    shutdown_timeout_s: float = 10.0,
+) -> AsyncIterator[DeterministicKit]:
+    """What ``deterministic_system`` returns. ``used`` is the function that the test called, for the hint."""
     gate, clock = TurnGate(), clock or VirtualClock()
     system = _DeterministicSystem(
         name,
@@ -310,7 +323,7 @@ async def deterministic_system(
                     gate.open()
     except BaseException as error:
         if schedule is None:
-            error.add_note(f"replay with deterministic_system(seed={seed})")
+            error.add_note(f"replay with {used}(seed={seed})")
         raise
 
 

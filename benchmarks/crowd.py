@@ -80,7 +80,7 @@ class CrowdRuntime(SidecarRuntime):
     """A sidecar whose storage records when it stored."""
 
     def __init__(self, spark: PretendedSpark, config: SidecarConfig = DEFAULTS) -> None:
-        super().__init__(spark, replace(config, register_timeout_s=TIMEOUT_S))
+        super().__init__(spark, replace(config, limits=replace(config.limits, register_timeout_s=TIMEOUT_S)))
         self.storage = TimedStorage()
 
     def _open_storage(self) -> Storage:

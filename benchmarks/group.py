@@ -32,6 +32,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.harness import Figure, Progress, interleave, percentile
 from benchmarks.spark_session import spark_session
+from protocol.gateway.types import GatewayLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.primitives.group.task import GroupMember
 from spark_bridge.subtask.errors import PeerLost
@@ -180,10 +181,10 @@ def _suffer(marker: Path, number: int) -> None:
 
 def _lose(spark: SparkSession, marker: Path, number: int, elastic: bool) -> tuple[list[float], list[float]]:
     """Lose a member, and return when each of the others has raised ``PeerLost``, and has made the next call."""
-    heartbeats: Any = {"heartbeat_interval_s": 0.25, "heartbeat_timeout_s": 1.0} if number == signal.SIGSTOP else {}
+    heartbeats = GatewayLimits(heartbeat_interval_s=0.25) if number == signal.SIGSTOP else None
     with Sidecar(spark) as sidecar:
         group = sidecar.group("members", MEMBERS, min_size=MEMBERS - elastic, start_wait_s=60.0)
-        job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group], **heartbeats)
+        job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group], gateway=heartbeats)
 
         def work(records: Iterator[int]) -> Iterator[tuple[float, float]]:
             if elastic and marker.exists():

@@ -50,7 +50,7 @@ from protocol.facts import (
 )
 from protocol.wire.messages import RestoreMode
 from spark_bridge.certificates import certificate_digest
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.primitives.primitive import Primitive
 from tests.fuzz.hostile_parts import PARALLELISM, PARTS, quiet_main
@@ -235,7 +235,9 @@ def _open(statistics: Any) -> int:
 async def running_bench(*, tls: bool) -> AsyncIterator[Bench]:
     spark, echo = HostileSpark(), EchoCoordinator()
     async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(CrowdRuntime(spark, SidecarConfig(tls=tls, status_port=0)))
+        runtime = await stack.enter_async_context(
+            CrowdRuntime(spark, SidecarConfig(tls=tls, watching=Watching(status_port=0)))
+        )
         host, port = runtime.address
         await runtime.coordinate(ECHOING, echo, parallelism=1)
         stage = spark.begin_job(1)

@@ -8,10 +8,12 @@ The inputs of a step (messages, inputs of machines) are made in advance, so that
 
 from __future__ import annotations
 
+import itertools
 import struct
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
 from protocol.attempts import (
@@ -42,6 +44,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
+from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import (
     CheckpointAcknowledged,
     Confirm,
@@ -50,9 +53,14 @@ from protocol.wire.messages import (
     Message,
     Opened,
     Register,
+    Registered,
     RestoreMode,
 )
 from spark_bridge.bridge.relay.records import decode_record
+from spark_bridge.primitives.counters.task import CountersPart
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator, TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.channel import SubtaskChannel
+from spark_bridge.subtask.parts import COUNTERS, OperatorParts, TaskPart
 
 Step = Callable[[int], object]
 AsyncStep = Callable[[int], Awaitable[object]]
@@ -62,7 +70,7 @@ NOW = 0.0
 """The machines' clock, which stands still."""
 EVENT = ["split", 12345, 1.5, b"." * 80]
 PAYLOAD = encode_event(EVENT)
-_SNAPSHOT = CheckpointAcknowledged(TASK, 1, 1, b"", tuple(HeldEvent(0, PAYLOAD) for _ in range(1000)), 0)
+_SNAPSHOT = CheckpointAcknowledged(TASK, 1, 1, b"", tuple(HeldEvent(0, PAYLOAD) for _ in range(1000)), ())
 CHECKPOINT_SUBTASKS = 16
 TELLS_IN_A_ROW = 100
 
@@ -187,6 +195,86 @@ def subtask_event_up(steps: int) -> Step:
     return step
 
 
+# --- the parts of a task -----------------------------------------------------------------------------------
+
+
+class _Passing(SubtaskOperator):
+    """Yields each record."""
+
+    waits_for_subtask_ready = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[int]) -> Iterator[int]:
+        yield from records
+
+
+class _Channel:
+    """The ends of a task that has no connection: everything that is sent has left, and ``item`` arrives."""
+
+    over = failure = None
+    on_urgent_thread = False
+
+    def __init__(self) -> None:
+        self.mailbox: list[s.MailboxItem] = []
+        self.item = s.MailboxEvent(PAYLOAD)
+
+    def poll(self) -> None: ...
+
+    def operator_opened(self, **_: object) -> None: ...
+
+    def submit_event(self, payload: bytes) -> None: ...
+
+    def wait_for_item(self, timeout_s: float | None) -> bool:
+        self.mailbox.append(self.item)
+        return True
+
+    def take(self, *, events_only: bool) -> s.MailboxItem | None:
+        return self.mailbox.pop() if self.mailbox else None
+
+
+def _open_parts(*parts: str) -> tuple[OperatorParts, _Passing]:
+    own, channel = _Passing(), _Channel()
+    operators = OperatorParts(lambda: own, {COUNTERS: CountersPart, **dict.fromkeys(parts, TaskPart)})
+    endpoint = TaskEndpoint("host", 1, Key(NO_IDENTITY, bytes(KEY_BYTES)), OPERATOR, 1)
+    registered = Registered(TASK, 0, -1, (), (), 0.0, 1, 1, ())
+    operators.open(cast("SubtaskChannel", channel), endpoint, TaskIdentity(TASK, 0, STAGE, 0), registered)
+    return operators, own
+
+
+def task_output(steps: int) -> Step:
+    """A record goes through an operator, and its output to Spark."""
+    return _passing(_open_parts()[0])
+
+
+def task_output_with_a_part(steps: int) -> Step:
+    """The same, while user code can find a ready-made part."""
+    return _passing(_open_parts("part")[0])
+
+
+def _passing(parts: OperatorParts) -> Step:
+    outputs = parts.outputs(itertools.count())
+
+    def step(number: int) -> None:
+        next(outputs)
+        parts.between_outputs()
+
+    return step
+
+
+def task_event(steps: int) -> Step:
+    """An operator waits for an event, and handles it."""
+    _, own = _open_parts()
+    return lambda number: own.context.wait_for_event()
+
+
+def task_event_sent(steps: int) -> Step:
+    """An operator sends an event, as far as to its channel."""
+    _, own = _open_parts()
+    return lambda number: own.context.send_event(EVENT)
+
+
 # --- the machines of an operator and of an application ----------------------------------------------------
 
 
@@ -306,6 +394,10 @@ PATHS: dict[str, Callable[[int], Step]] = {
         gateway_event_up,
         subtask_event_down,
         subtask_event_up,
+        task_output,
+        task_output_with_a_part,
+        task_event,
+        task_event_sent,
         checkpoint_of_16,
         task_start_to_end,
     )

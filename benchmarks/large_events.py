@@ -25,7 +25,7 @@ import numpy as np
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from benchmarks.spark_session import spark_session
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
@@ -120,7 +120,7 @@ class Echo(Taker):
 
 def headgate(mebibytes: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of each round; round trips before, and meanwhile."""
-    config = SidecarConfig(event_bytes_max=mebibytes * 2**20 + 2**20)
+    config = SidecarConfig(limits=SidecarLimits(event_bytes_max=mebibytes * 2**20 + 2**20))
     with spark_session(f"local[{TASKS + 1}]") as spark, Sidecar(spark, config) as sidecar:
         weights, small = Weights(mebibytes), Small()
 

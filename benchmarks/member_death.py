@@ -39,6 +39,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.harness import Figure, Progress
 from benchmarks.spark_session import spark_session
+from protocol.gateway.types import GatewayLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.primitives.group.task import GroupMember
 from spark_bridge.subtask.errors import PeerLost
@@ -206,12 +207,10 @@ TRAININGS = {
 def _lose_member(spark: SparkSession, training: Training, marker: Path, loss: Loss) -> tuple[list[float], list[float]]:
     """Lose a member of a group; return when each of the others has raised ``PeerLost``, and has made the next step."""
     inside, train = training.inside, training.train
-    heartbeats: Any = (
-        {"heartbeat_interval_s": 0.25, "heartbeat_timeout_s": 1.0} if loss.number == signal.SIGSTOP else {}
-    )
+    heartbeats = GatewayLimits(heartbeat_interval_s=0.25) if loss.number == signal.SIGSTOP else None
     with Sidecar(spark) as sidecar:
         group = sidecar.group("members", MEMBERS, min_size=MEMBERS - loss.elastic, start_wait_s=60.0)
-        job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group], **heartbeats)
+        job = sidecar.coordinate(marker.name, parallelism=MEMBERS, uses=[group], gateway=heartbeats)
 
         def first(member: GroupMember) -> Step:
             return lambda step: lose_once(marker, loss.number, member.rank, step)

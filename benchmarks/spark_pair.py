@@ -120,7 +120,9 @@ def _run_job(spark: SparkSession, handle: OperatorHandle, ports: list[int], busy
     records = spark.sparkContext.parallelize([0], 1)
     if busy:
         records = records.mapPartitions(endless)
-    records.mapPartitions(handle.subtask(BusyOperator if busy else EchoOperator, ports, task_core)).count()
+    records.mapPartitions(
+        handle.subtask(BusyOperator if busy else EchoOperator, ports, task_core, handle.endpoint.spin_s)
+    ).count()
 
 
 @asynccontextmanager

@@ -30,12 +30,13 @@ class EchoOperator(SubtaskOperator):
     long as the operator does.
     """
 
-    def __init__(self, raw_ports: list[int], core: int | None) -> None:
+    def __init__(self, raw_ports: list[int], core: int | None, spin_s: float) -> None:
         self.stopped = False
         self.alone_interval_s: float | None = None
         self.context: SubtaskContext
         self._raw_ports = raw_ports
         self._core = core
+        self._spin_s = spin_s
         self._sockets: list[RawSocket] = []
         self._readers: list[threading.Thread] = []
 
@@ -48,7 +49,7 @@ class EchoOperator(SubtaskOperator):
     def _start_readers(self) -> None:
         asleep, awake = self._sockets
         self._read_with(asleep.serve)
-        self._read_with(awake.serve_awake, self.context.endpoint.spin_s)
+        self._read_with(awake.serve_awake, self._spin_s)
 
     def _read_with(self, serve: Callable[..., None], *args: float) -> None:
         reader = threading.Thread(target=serve, args=args, name="raw-reader", daemon=True)

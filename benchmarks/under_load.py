@@ -35,7 +35,7 @@ from benchmarks.checkpoint import BASELINE, checkpoint_ms, raw_checkpoint_ms, ti
 from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import resident_bytes
-from headgate import SidecarConfig
+from headgate import SidecarConfig, SidecarLimits
 from spark_bridge.driver.bounded_selector import bounded_loop
 from spark_bridge.driver.frozen_heap import SUBTASKS_MIN
 
@@ -186,7 +186,7 @@ def _say(progress: Progress, prefix: str, text: str) -> None:
 async def _measure_load(mode: str, quick: bool, progress: Progress) -> Figure:
     subtasks, rounds, seconds = (16, 1, 1.0) if quick else (SUBTASKS, 3, 10.0)
     progress(f"{subtasks} subtasks: connecting")
-    config = SidecarConfig(freeze_heap=True)
+    config = SidecarConfig(limits=SidecarLimits(freeze_heap=True))
     async with running_crowd(subtasks, bare_too=False, config=config, checkpoint=MODES[mode]) as crowd:
         await crowd.open(subtasks)
         await checkpoint_ms(crowd)

@@ -25,7 +25,7 @@ from benchmarks.events import IN_FLIGHT, PARAMS, PAYLOAD, measured, one_at_a_tim
 from benchmarks.harness import Figure, Progress, Rounds, interleave_async
 from benchmarks.raw_frames import EVENT
 from benchmarks.spark_pair import Pair, running_pair
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
 
 PAGES = ("/status.json", "/metrics")
@@ -90,7 +90,7 @@ def _events(
     assert isinstance(rounds, int)
 
     async def compared(spark: SparkSession) -> list[Figure]:
-        async with running_pair(spark, config=SidecarConfig(status_port=0)) as pair:
+        async with running_pair(spark, config=SidecarConfig(watching=Watching(status_port=0))) as pair:
             samples, baseline = await _seen_and_not(pair.sidecar, look, rounds, partial(measure, pair), progress)
         return [Figure(name, "µs", samples, baseline, {**PARAMS, **params, "baseline": "nobody looks"})]
 
@@ -120,7 +120,9 @@ def _checkpoint(name: str, look: Look, quick: bool, progress: Progress) -> list[
     subtasks, rounds, count = (16, 2, 2) if quick else (SUBTASKS, 10, 30)
 
     async def compared() -> Figure:
-        async with running_crowd(subtasks, bare_too=False, config=SidecarConfig(status_port=0)) as crowd:
+        async with running_crowd(
+            subtasks, bare_too=False, config=SidecarConfig(watching=Watching(status_port=0))
+        ) as crowd:
             await crowd.open(subtasks)
             samples, baseline = await _seen_and_not(
                 crowd.runtime, look, rounds, lambda: timed(count, lambda: checkpoint_ms(crowd)), progress

@@ -82,8 +82,8 @@ def snapshots() -> Iterator[tuple[str, bytes]]:
     for event_bytes in (1, 50, 900):
         held = tuple(HeldEvent(number % 4, bytes(event_bytes)) for number in range(count))
         name = f"{count:,} held events of {event_bytes} bytes"
-        yield name, encode_message(CheckpointAcknowledged(7, 1, 1, b"", held, 0))
-    yield "a state of 60 MiB", encode_message(CheckpointAcknowledged(7, 1, 1, bytes(60 * 2**20), (), 0))
+        yield name, encode_message(CheckpointAcknowledged(7, 1, 1, b"", held, ()))
+    yield "a state of 60 MiB", encode_message(CheckpointAcknowledged(7, 1, 1, bytes(60 * 2**20), (), ()))
 
 
 def steps_of_frame(data: bytes) -> Iterator[None]:

@@ -15,6 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from headgate import (
+    Addresses,
     AttachedSidecar,
     Sidecar,
     SidecarConfig,
@@ -77,12 +78,12 @@ async def coordinate(sidecar: SidecarRuntime) -> None:
 
 def reachable_from_outside(host: str) -> SidecarConfig:
     """Settings for a client behind a router that passes both ports on."""
-    return SidecarConfig(bind_host="0.0.0.0", advertised_host=host, port=7650, relay_port=7651)
+    return SidecarConfig(host="0.0.0.0", port=7650, addresses=Addresses(advertised_host=host, relay_port=7651))
 
 
 def installed(secret_file: str) -> SidecarConfig:
     """Settings for a server whose operator has installed the relay."""
-    return SidecarConfig(relay_secret_file=secret_file)
+    return SidecarConfig(addresses=Addresses(relay_secret_file=secret_file))
 
 
 # The server does not have this module, so it travels with the functions.

@@ -22,7 +22,7 @@ from typing import Any
 from pyspark import SparkContext
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import Group, GroupMember, Sidecar
+from headgate import GatewayLimits, Group, GroupMember, Sidecar
 from headgate.errors import PeerLost
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # it prints the stacks of connections that were lost
@@ -87,7 +87,8 @@ def run(
 ) -> tuple[list[bytes], int]:
     """Train, and return the model of each worker and the number of generations that it took."""
     group: Group = sidecar.group("workers", WORKERS)
-    job = sidecar.coordinate(name, parallelism=WORKERS, uses=[group], heartbeat_interval_s=0.5, heartbeat_timeout_s=3.0)
+    limits = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=3.0)
+    job = sidecar.coordinate(name, parallelism=WORKERS, uses=[group], gateway=limits)
 
     def work(_: Iterator[int]) -> Iterator[bytes]:
         while True:

@@ -22,7 +22,7 @@ import xgboost
 from pyspark import SparkContext
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import Group, GroupMember, Sidecar
+from headgate import GatewayLimits, Group, GroupMember, Sidecar
 from headgate.errors import PeerLost
 
 WORKERS = 4
@@ -68,7 +68,10 @@ def run(sidecar: Sidecar, spark: SparkContext, name: str, misfortune: Misfortune
     """Train, and return the model of each worker and the number of generations that it took."""
     group: Group = sidecar.group("workers", WORKERS)
     job = sidecar.coordinate(
-        name, parallelism=WORKERS, uses=[group], heartbeat_interval_s=0.25, heartbeat_timeout_s=1.0
+        name,
+        parallelism=WORKERS,
+        uses=[group],
+        gateway=GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.0),
     )
 
     def work(_: Iterator[int]) -> Iterator[bytes]:

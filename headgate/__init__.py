@@ -15,7 +15,6 @@ Running:
     ``Sidecar`` runs coordinators in the driver's process (``async with`` gives a ``SidecarRuntime``), and
     ``AttachedSidecar`` reaches those in a separate process. ``start`` and ``stop`` are for notebooks and services that
     cannot use a ``with`` block. ``run_across_sessions`` continues a job after the loss of a Spark Connect server.
-    ``SidecarConfig`` holds the settings.
     ``coordinate`` returns an ``OperatorHandle``. ``interrupts_held_back`` delays a Ctrl-C until a short block, such as
     the start of Spark, has ended.
 Writing the driver's half:
@@ -36,8 +35,11 @@ Ready-made parts:
 Sending your own classes:
     ``event`` registers a dataclass, a named tuple or an enumeration, so that its values can be events.
 Settings:
-    ``CheckpointConfig``, ``GatewayLimits``, ``LedgerConfig`` and ``TlsCertificate``; ``FixedDelay``,
-    ``ExponentialDelay`` and ``NO_RESTART`` for restarts. A mode is the string "batch" or "streaming".
+    ``SidecarConfig`` has what most programs set, and four groups of what fewer do: ``Addresses``, ``StorageDetails``,
+    ``Watching`` and ``SidecarLimits``. It also takes a ``TlsCertificate``, a ``LedgerConfig`` and ``GatewayLimits``.
+    An operator takes ``GatewayLimits`` and a ``CheckpointConfig``; ``CheckpointFile`` names a checkpoint to start from.
+    ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` are for restarts. A mode is the string "batch" or
+    "streaming".
 Inspecting:
     ``CheckpointStorage`` reads stored checkpoints. ``Sidecar.status`` and ``OperatorHandle.statistics`` return plain
     values.
@@ -64,139 +66,51 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.host.recreate_on_reset import RecreateOnReset
-    from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
-    from actors.coordination.reply import Reply
-    from actors.coordination.source import SourceCoordinator, StaticSplitEnumerator
-    from actors.coordination.subtask_gateway import SubtaskGateway
-    from protocol.attempts import FailureKind, FailureReason, LedgerConfig
-    from protocol.barrier_tracker import CheckpointConfig
-    from protocol.errors import HeadgateError
-    from protocol.gateway.types import GatewayLimits
-    from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
-    from protocol.wire.event_classes import event
-    from spark_bridge.certificates import TlsCertificate
-    from spark_bridge.connect.sessions import run_across_sessions
-    from spark_bridge.driver.config import SidecarConfig
-    from spark_bridge.driver.handle import OperatorHandle
-    from spark_bridge.driver.interrupts import interrupts_held_back
-    from spark_bridge.driver.runtime import SidecarRuntime
-    from spark_bridge.driver.sidecar import Sidecar
-    from spark_bridge.driver.started import start, stop
-    from spark_bridge.primitives.chain import chain
-    from spark_bridge.primitives.counters.book import Distribution
-    from spark_bridge.primitives.group.driver import Group
-    from spark_bridge.primitives.group.task import GroupMember
-    from spark_bridge.primitives.permits.driver import Permits
-    from spark_bridge.primitives.shared_value.driver import SharedValue
-    from spark_bridge.primitives.work_queue.driver import WorkQueue
-    from spark_bridge.standalone.attached import AttachedSidecar
-    from spark_bridge.storage import CheckpointStorage
-    from spark_bridge.subtask.context import SubtaskContext
-    from spark_bridge.subtask.operator import SubtaskOperator
-    from spark_bridge.subtask.source import SplitReader
-
-_MODULES = {
-    # Running
-    "Sidecar": "spark_bridge.driver.sidecar",
-    "start": "spark_bridge.driver.started",
-    "stop": "spark_bridge.driver.started",
-    "run_across_sessions": "spark_bridge.connect.sessions",
-    "AttachedSidecar": "spark_bridge.standalone.attached",
-    "SidecarConfig": "spark_bridge.driver.config",
-    "SidecarRuntime": "spark_bridge.driver.runtime",
-    "OperatorHandle": "spark_bridge.driver.handle",
-    "interrupts_held_back": "spark_bridge.driver.interrupts",
-    # Writing the driver's half
-    "OperatorCoordinator": "actors.coordination.interface",
-    "CoordinatorContext": "actors.coordination.interface",
-    "SubtaskGateway": "actors.coordination.subtask_gateway",
-    "Reply": "actors.coordination.reply",
-    "FailureReason": "protocol.attempts",
-    "FailureKind": "protocol.attempts",
-    "RecreateOnReset": "actors.coordination.host.recreate_on_reset",
-    "SourceCoordinator": "actors.coordination.source",
-    "StaticSplitEnumerator": "actors.coordination.source",
-    # Writing the task's half
-    "SubtaskOperator": "spark_bridge.subtask.operator",
-    "SubtaskContext": "spark_bridge.subtask.context",
-    "SplitReader": "spark_bridge.subtask.source",
-    # Building a chain
-    "chain": "spark_bridge.primitives.chain",
-    # Ready-made parts
-    "Distribution": "spark_bridge.primitives.counters.book",
-    "Group": "spark_bridge.primitives.group.driver",
-    "GroupMember": "spark_bridge.primitives.group.task",
-    "Permits": "spark_bridge.primitives.permits.driver",
-    "SharedValue": "spark_bridge.primitives.shared_value.driver",
-    "WorkQueue": "spark_bridge.primitives.work_queue.driver",
-    # Sending your own classes
-    "event": "protocol.wire.event_classes",
-    # Settings
-    "CheckpointConfig": "protocol.barrier_tracker",
-    "GatewayLimits": "protocol.gateway.types",
-    "LedgerConfig": "protocol.attempts",
-    "TlsCertificate": "spark_bridge.certificates",
-    "FixedDelay": "protocol.restart",
-    "ExponentialDelay": "protocol.restart",
-    "NO_RESTART": "protocol.restart",
-    # Inspecting
-    "CheckpointStorage": "spark_bridge.storage",
-    # Errors
-    "HeadgateError": "protocol.errors",
-}
-
-__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
-    # Running
-    "Sidecar",
-    "start",
-    "stop",
-    "run_across_sessions",
-    "AttachedSidecar",
-    "SidecarConfig",
-    "SidecarRuntime",
-    "OperatorHandle",
-    "interrupts_held_back",
-    # Writing the driver's half
-    "OperatorCoordinator",
-    "CoordinatorContext",
-    "SubtaskGateway",
-    "Reply",
-    "FailureReason",
-    "FailureKind",
-    "RecreateOnReset",
-    "SourceCoordinator",
-    "StaticSplitEnumerator",
-    # Writing the task's half
-    "SubtaskOperator",
-    "SubtaskContext",
-    "SplitReader",
-    # Building a chain
-    "chain",
-    # Ready-made parts
-    "Distribution",
-    "Group",
-    "GroupMember",
-    "Permits",
-    "SharedValue",
-    "WorkQueue",
-    # Sending your own classes
-    "event",
-    # Settings
-    "CheckpointConfig",
-    "GatewayLimits",
-    "LedgerConfig",
-    "TlsCertificate",
-    "FixedDelay",
-    "ExponentialDelay",
-    "NO_RESTART",
-    # Inspecting
-    "CheckpointStorage",
-    # Errors
-    "HeadgateError",
-]
+    from actors.coordination.host.recreate_on_reset import RecreateOnReset as RecreateOnReset
+    from actors.coordination.interface import CoordinatorContext as CoordinatorContext
+    from actors.coordination.interface import OperatorCoordinator as OperatorCoordinator
+    from actors.coordination.reply import Reply as Reply
+    from actors.coordination.source import SourceCoordinator as SourceCoordinator
+    from actors.coordination.source import StaticSplitEnumerator as StaticSplitEnumerator
+    from actors.coordination.subtask_gateway import SubtaskGateway as SubtaskGateway
+    from protocol.attempts import FailureKind as FailureKind
+    from protocol.attempts import FailureReason as FailureReason
+    from protocol.attempts import LedgerConfig as LedgerConfig
+    from protocol.barrier_tracker import CheckpointConfig as CheckpointConfig
+    from protocol.errors import HeadgateError as HeadgateError
+    from protocol.gateway.types import GatewayLimits as GatewayLimits
+    from protocol.restart import NO_RESTART as NO_RESTART
+    from protocol.restart import ExponentialDelay as ExponentialDelay
+    from protocol.restart import FixedDelay as FixedDelay
+    from protocol.wire.event_classes import event as event
+    from spark_bridge.certificates import TlsCertificate as TlsCertificate
+    from spark_bridge.connect.sessions import run_across_sessions as run_across_sessions
+    from spark_bridge.driver.config import Addresses as Addresses
+    from spark_bridge.driver.config import SidecarConfig as SidecarConfig
+    from spark_bridge.driver.config import SidecarLimits as SidecarLimits
+    from spark_bridge.driver.config import StorageDetails as StorageDetails
+    from spark_bridge.driver.config import Watching as Watching
+    from spark_bridge.driver.handle import OperatorHandle as OperatorHandle
+    from spark_bridge.driver.interrupts import interrupts_held_back as interrupts_held_back
+    from spark_bridge.driver.runtime import SidecarRuntime as SidecarRuntime
+    from spark_bridge.driver.sidecar import Sidecar as Sidecar
+    from spark_bridge.driver.started import start as start
+    from spark_bridge.driver.started import stop as stop
+    from spark_bridge.primitives.chain import chain as chain
+    from spark_bridge.primitives.counters.book import Distribution as Distribution
+    from spark_bridge.primitives.group.driver import Group as Group
+    from spark_bridge.primitives.group.task import GroupMember as GroupMember
+    from spark_bridge.primitives.permits.driver import Permits as Permits
+    from spark_bridge.primitives.shared_value.driver import SharedValue as SharedValue
+    from spark_bridge.primitives.work_queue.driver import WorkQueue as WorkQueue
+    from spark_bridge.standalone.attached import AttachedSidecar as AttachedSidecar
+    from spark_bridge.storage import CheckpointFile as CheckpointFile
+    from spark_bridge.storage import CheckpointStorage as CheckpointStorage
+    from spark_bridge.subtask.context import SubtaskContext as SubtaskContext
+    from spark_bridge.subtask.operator import SubtaskOperator as SubtaskOperator
+    from spark_bridge.subtask.source import SplitReader as SplitReader
 
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
-    __getattr__, __dir__ = lazy(globals(), _MODULES)
+    __all__, __getattr__, __dir__ = lazy(globals())

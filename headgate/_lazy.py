@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,12 +17,14 @@ _LAZY = ("headgate", "headgate.sinks", "headgate.sources", "headgate.errors", "h
 _OTHERS = ("headgate.testing", "headgate.actors")
 
 
-def lazy(namespace: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for the module with these globals.
+def lazy(namespace: dict[str, Any]) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` for the module with these globals.
 
-    ``modules`` assigns each of its names to the module that defines it.
+    The module imports each of its names, ``as`` itself, under ``if TYPE_CHECKING:``. That block is the one list of
+    them: type checkers read it, and this function reads it as text, so that nothing is imported.
     """
     package = namespace["__name__"]
+    modules = _imported(namespace["__spec__"].loader.get_source(package))
 
     def get(name: str) -> Any:
         try:
@@ -34,9 +37,16 @@ def lazy(namespace: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callabl
         return value
 
     def names() -> list[str]:
-        return [*namespace["__all__"], *(name for name in namespace if name.startswith("__"))]
+        return [*modules, *(name for name in namespace if name.startswith("__"))]
 
-    return get, names
+    return list(modules), get, names
+
+
+def _imported(source: str) -> dict[str, str]:
+    """Return the names that ``source`` imports under ``if TYPE_CHECKING:``, each with its module."""
+    blocks = (node.body for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = (node for node in next(blocks) if isinstance(node, ast.ImportFrom))
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
 def _load(package: str, modules: Mapping[str, str], name: str) -> Any:

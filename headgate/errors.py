@@ -40,90 +40,29 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.checkpoint_requests import CheckpointFailed
-    from actors.errors import AskTimeout
-    from protocol.errors import (
-        AttemptOver,
-        ConfirmationTimeout,
-        EventEncodeError,
-        GatewayFull,
-        HeadgateError,
-        InputRefused,
-        RequestFailed,
-    )
-    from spark_bridge.errors import (
-        BatchFailed,
-        BatchRefused,
-        CoordinatorStartError,
-        OutputNotCommitted,
-        RestartsExhausted,
-        SidecarError,
-    )
-    from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkFileLost
-    from spark_bridge.sources.errors import SourceDataLost
-    from spark_bridge.standalone.control_client import SidecarUnreachable
-    from spark_bridge.storage.errors import StorageError
-    from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, PeerLost, TimedOut
-
-_MODULES = {
-    # Of both halves
-    "HeadgateError": "protocol.errors",
-    "AttemptOver": "protocol.errors",
-    "ConfirmationTimeout": "protocol.errors",
-    "EventEncodeError": "protocol.errors",
-    "GatewayFull": "protocol.errors",
-    # In a task
-    "CheckpointDeclinedByOperator": "spark_bridge.subtask.errors",
-    "PeerLost": "spark_bridge.subtask.errors",
-    "RequestFailed": "protocol.errors",
-    "TimedOut": "spark_bridge.subtask.errors",
-    # On the driver
-    "AskTimeout": "actors.errors",
-    "CheckpointFailed": "actors.coordination.checkpoint_requests",
-    "InputRefused": "protocol.errors",
-    "SidecarError": "spark_bridge.errors",
-    "BatchFailed": "spark_bridge.errors",
-    "BatchRefused": "spark_bridge.errors",
-    "CoordinatorStartError": "spark_bridge.errors",
-    "OutputNotCommitted": "spark_bridge.errors",
-    "RestartsExhausted": "spark_bridge.errors",
-    "SidecarUnreachable": "spark_bridge.standalone.control_client",
-    "StorageError": "spark_bridge.storage.errors",
-    # Of sources and sinks
-    "SourceDataLost": "spark_bridge.sources.errors",
-    "SinkDataLost": "spark_bridge.sinks.two_phase.errors",
-    "SinkFileLost": "spark_bridge.sinks.two_phase.errors",
-}
-
-__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
-    # Of both halves
-    "HeadgateError",
-    "AttemptOver",
-    "ConfirmationTimeout",
-    "EventEncodeError",
-    "GatewayFull",
-    # In a task
-    "CheckpointDeclinedByOperator",
-    "PeerLost",
-    "RequestFailed",
-    "TimedOut",
-    # On the driver
-    "AskTimeout",
-    "CheckpointFailed",
-    "InputRefused",
-    "SidecarError",
-    "BatchFailed",
-    "BatchRefused",
-    "CoordinatorStartError",
-    "OutputNotCommitted",
-    "RestartsExhausted",
-    "SidecarUnreachable",
-    "StorageError",
-    # Of sources and sinks
-    "SourceDataLost",
-    "SinkDataLost",
-    "SinkFileLost",
-]
+    from actors.coordination.checkpoint_requests import CheckpointFailed as CheckpointFailed
+    from actors.errors import AskTimeout as AskTimeout
+    from protocol.errors import AttemptOver as AttemptOver
+    from protocol.errors import ConfirmationTimeout as ConfirmationTimeout
+    from protocol.errors import EventEncodeError as EventEncodeError
+    from protocol.errors import GatewayFull as GatewayFull
+    from protocol.errors import HeadgateError as HeadgateError
+    from protocol.errors import InputRefused as InputRefused
+    from protocol.errors import RequestFailed as RequestFailed
+    from spark_bridge.errors import BatchFailed as BatchFailed
+    from spark_bridge.errors import BatchRefused as BatchRefused
+    from spark_bridge.errors import CoordinatorStartError as CoordinatorStartError
+    from spark_bridge.errors import OutputNotCommitted as OutputNotCommitted
+    from spark_bridge.errors import RestartsExhausted as RestartsExhausted
+    from spark_bridge.errors import SidecarError as SidecarError
+    from spark_bridge.sinks.two_phase.errors import SinkDataLost as SinkDataLost
+    from spark_bridge.sinks.two_phase.errors import SinkFileLost as SinkFileLost
+    from spark_bridge.sources.errors import SourceDataLost as SourceDataLost
+    from spark_bridge.standalone.control_client import SidecarUnreachable as SidecarUnreachable
+    from spark_bridge.storage.errors import StorageError as StorageError
+    from spark_bridge.subtask.errors import CheckpointDeclinedByOperator as CheckpointDeclinedByOperator
+    from spark_bridge.subtask.errors import PeerLost as PeerLost
+    from spark_bridge.subtask.errors import TimedOut as TimedOut
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
-    __getattr__, __dir__ = lazy(globals(), _MODULES)
+    __all__, __getattr__, __dir__ = lazy(globals())

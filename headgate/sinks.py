@@ -33,72 +33,23 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from spark_bridge.sinks.delta.sink import DeltaSink
-    from spark_bridge.sinks.files.coordinator import FileSinkCoordinator, SinkCommitter
-    from spark_bridge.sinks.files.sink import FileSink
-    from spark_bridge.sinks.files.task import FileSinkOperator
-    from spark_bridge.sinks.files.writer import SinkWriter
-    from spark_bridge.sinks.iceberg.sink import IcebergSink
-    from spark_bridge.sinks.postgres.sink import PostgresSink
-    from spark_bridge.sinks.redis.sink import RedisStreamsSink
-    from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
-    from spark_bridge.sinks.two_phase.parts import Committable
-    from spark_bridge.sinks.two_phase.sink import (
-        SinkCommitterContext,
-        SinkWriterContext,
-        TwoPhaseCommitter,
-        TwoPhaseSink,
-        TwoPhaseWriter,
-    )
-    from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
-
-_MODULES = {
-    # Ready-made sinks
-    "FileSink": "spark_bridge.sinks.files.sink",
-    "PostgresSink": "spark_bridge.sinks.postgres.sink",
-    "DeltaSink": "spark_bridge.sinks.delta.sink",
-    "IcebergSink": "spark_bridge.sinks.iceberg.sink",
-    "RedisStreamsSink": "spark_bridge.sinks.redis.sink",
-    # Their coordinators and operators
-    "FileSinkCoordinator": "spark_bridge.sinks.files.coordinator",
-    "FileSinkOperator": "spark_bridge.sinks.files.task",
-    "TwoPhaseSinkCoordinator": "spark_bridge.sinks.two_phase.driver",
-    "TwoPhaseSinkOperator": "spark_bridge.sinks.two_phase.task",
-    # Files in your own classes
-    "SinkCommitter": "spark_bridge.sinks.files.coordinator",
-    "SinkWriter": "spark_bridge.sinks.files.writer",
-    # Your own sink
-    "TwoPhaseSink": "spark_bridge.sinks.two_phase.sink",
-    "TwoPhaseWriter": "spark_bridge.sinks.two_phase.sink",
-    "SinkWriterContext": "spark_bridge.sinks.two_phase.sink",
-    "TwoPhaseCommitter": "spark_bridge.sinks.two_phase.sink",
-    "SinkCommitterContext": "spark_bridge.sinks.two_phase.sink",
-    "Committable": "spark_bridge.sinks.two_phase.parts",
-}
-
-__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
-    # Ready-made sinks
-    "FileSink",
-    "PostgresSink",
-    "DeltaSink",
-    "IcebergSink",
-    "RedisStreamsSink",
-    # Their coordinators and operators
-    "FileSinkCoordinator",
-    "FileSinkOperator",
-    "TwoPhaseSinkCoordinator",
-    "TwoPhaseSinkOperator",
-    # Files in your own classes
-    "SinkCommitter",
-    "SinkWriter",
-    # Your own sink
-    "TwoPhaseSink",
-    "TwoPhaseWriter",
-    "SinkWriterContext",
-    "TwoPhaseCommitter",
-    "SinkCommitterContext",
-    "Committable",
-]
+    from spark_bridge.sinks.delta.sink import DeltaSink as DeltaSink
+    from spark_bridge.sinks.files.coordinator import FileSinkCoordinator as FileSinkCoordinator
+    from spark_bridge.sinks.files.coordinator import SinkCommitter as SinkCommitter
+    from spark_bridge.sinks.files.sink import FileSink as FileSink
+    from spark_bridge.sinks.files.task import FileSinkOperator as FileSinkOperator
+    from spark_bridge.sinks.files.writer import SinkWriter as SinkWriter
+    from spark_bridge.sinks.iceberg.sink import IcebergSink as IcebergSink
+    from spark_bridge.sinks.postgres.sink import PostgresSink as PostgresSink
+    from spark_bridge.sinks.redis.sink import RedisStreamsSink as RedisStreamsSink
+    from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator as TwoPhaseSinkCoordinator
+    from spark_bridge.sinks.two_phase.parts import Committable as Committable
+    from spark_bridge.sinks.two_phase.sink import SinkCommitterContext as SinkCommitterContext
+    from spark_bridge.sinks.two_phase.sink import SinkWriterContext as SinkWriterContext
+    from spark_bridge.sinks.two_phase.sink import TwoPhaseCommitter as TwoPhaseCommitter
+    from spark_bridge.sinks.two_phase.sink import TwoPhaseSink as TwoPhaseSink
+    from spark_bridge.sinks.two_phase.sink import TwoPhaseWriter as TwoPhaseWriter
+    from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator as TwoPhaseSinkOperator
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
-    __getattr__, __dir__ = lazy(globals(), _MODULES)
+    __all__, __getattr__, __dir__ = lazy(globals())

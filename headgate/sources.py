@@ -31,46 +31,16 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.enumerators import DiscoveringSplitEnumerator
-    from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
-    from protocol.source_events import SplitAt
-    from spark_bridge.sources.files.driver import FileSource
-    from spark_bridge.sources.kafka.driver import KafkaSource
-    from spark_bridge.sources.postgres.driver import PostgresSource
-    from spark_bridge.sources.redis.driver import RedisStreamsSource
-    from spark_bridge.sources.source import HybridSource, Source
-
-_MODULES = {
-    # Ready-made sources
-    "FileSource": "spark_bridge.sources.files.driver",
-    "KafkaSource": "spark_bridge.sources.kafka.driver",
-    "PostgresSource": "spark_bridge.sources.postgres.driver",
-    "RedisStreamsSource": "spark_bridge.sources.redis.driver",
-    "HybridSource": "spark_bridge.sources.source",
-    # Your own source
-    "Source": "spark_bridge.sources.source",
-    "SplitAt": "protocol.source_events",
-    # Your own enumerator
-    "SplitEnumerator": "actors.coordination.source",
-    "SplitEnumeratorContext": "actors.coordination.source",
-    "DiscoveringSplitEnumerator": "actors.coordination.enumerators",
-}
-
-__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
-    # Ready-made sources
-    "FileSource",
-    "KafkaSource",
-    "PostgresSource",
-    "RedisStreamsSource",
-    "HybridSource",
-    # Your own source
-    "Source",
-    "SplitAt",
-    # Your own enumerator
-    "SplitEnumerator",
-    "SplitEnumeratorContext",
-    "DiscoveringSplitEnumerator",
-]
+    from actors.coordination.enumerators import DiscoveringSplitEnumerator as DiscoveringSplitEnumerator
+    from actors.coordination.source import SplitEnumerator as SplitEnumerator
+    from actors.coordination.source import SplitEnumeratorContext as SplitEnumeratorContext
+    from protocol.source_events import SplitAt as SplitAt
+    from spark_bridge.sources.files.driver import FileSource as FileSource
+    from spark_bridge.sources.kafka.driver import KafkaSource as KafkaSource
+    from spark_bridge.sources.postgres.driver import PostgresSource as PostgresSource
+    from spark_bridge.sources.redis.driver import RedisStreamsSource as RedisStreamsSource
+    from spark_bridge.sources.source import HybridSource as HybridSource
+    from spark_bridge.sources.source import Source as Source
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
-    __getattr__, __dir__ = lazy(globals(), _MODULES)
+    __all__, __getattr__, __dir__ = lazy(globals())

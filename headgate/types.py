@@ -29,54 +29,19 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.confirmation import Confirmation
-    from actors.coordination.host.gateways import LiveGateways
-    from actors.coordination.statistics import LatencyRecorder, OperatorStatistics
-    from actors.coordination.store import CoordinatorStore
-    from protocol.barrier_tracker import CompletedCheckpoint
-    from protocol.ids import ExecutionAttempt
-    from protocol.wire.messages import RestoreMode
-    from spark_bridge.observability.status import AttemptStatus, OperatorStatus, SidecarStatus
-    from spark_bridge.primitives.chain import Chain
-    from spark_bridge.primitives.group.task import GroupCheckpoint
-
-_MODULES = {
-    # Of the driver's half
-    "Confirmation": "actors.coordination.confirmation",
-    "LiveGateways": "actors.coordination.host.gateways",
-    "ExecutionAttempt": "protocol.ids",
-    "CoordinatorStore": "actors.coordination.store",
-    "RestoreMode": "protocol.wire.messages",
-    "Chain": "spark_bridge.primitives.chain",
-    # Of the task's half
-    "GroupCheckpoint": "spark_bridge.primitives.group.task",
-    # Of what you inspect
-    "SidecarStatus": "spark_bridge.observability.status",
-    "OperatorStatus": "spark_bridge.observability.status",
-    "AttemptStatus": "spark_bridge.observability.status",
-    "OperatorStatistics": "actors.coordination.statistics",
-    "LatencyRecorder": "actors.coordination.statistics",
-    "CompletedCheckpoint": "protocol.barrier_tracker",
-}
-
-__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
-    # Of the driver's half
-    "Confirmation",
-    "LiveGateways",
-    "ExecutionAttempt",
-    "CoordinatorStore",
-    "RestoreMode",
-    "Chain",
-    # Of the task's half
-    "GroupCheckpoint",
-    # Of what you inspect
-    "SidecarStatus",
-    "OperatorStatus",
-    "AttemptStatus",
-    "OperatorStatistics",
-    "LatencyRecorder",
-    "CompletedCheckpoint",
-]
+    from actors.coordination.confirmation import Confirmation as Confirmation
+    from actors.coordination.host.gateways import LiveGateways as LiveGateways
+    from actors.coordination.statistics import LatencyRecorder as LatencyRecorder
+    from actors.coordination.statistics import OperatorStatistics as OperatorStatistics
+    from actors.coordination.store import CoordinatorStore as CoordinatorStore
+    from protocol.barrier_tracker import CompletedCheckpoint as CompletedCheckpoint
+    from protocol.ids import ExecutionAttempt as ExecutionAttempt
+    from protocol.wire.messages import RestoreMode as RestoreMode
+    from spark_bridge.observability.status import AttemptStatus as AttemptStatus
+    from spark_bridge.observability.status import OperatorStatus as OperatorStatus
+    from spark_bridge.observability.status import SidecarStatus as SidecarStatus
+    from spark_bridge.primitives.chain import Chain as Chain
+    from spark_bridge.primitives.group.task import GroupCheckpoint as GroupCheckpoint
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
-    __getattr__, __dir__ = lazy(globals(), _MODULES)
+    __all__, __getattr__, __dir__ = lazy(globals())

@@ -24,7 +24,7 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import EnumMeta
@@ -68,6 +68,7 @@ __all__ = [
     "check_wait",
     "checked",
     "given",
+    "moved",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -561,6 +562,38 @@ def checked(**rules: Rule) -> Callable[[F], F]:
         return cast("F", call)
 
     return decorate
+
+
+def moved(**places: str) -> Callable[[F], F]:
+    """Refuse arguments that a function, or a class, had in earlier releases, with an error that names the new places.
+
+    ``places`` are as one writes them, for example ``gateway=GatewayLimits(events_max=...)``. Decorate outside of
+    ``checked``, which otherwise refuses such an argument as an unknown one. Raises ``TypeError``.
+    """
+
+    def decorate(subject: F) -> F:
+        kind: Any = subject
+        function: Any = kind.__init__ if isinstance(subject, type) else subject
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _check_not_moved(subject.__name__, kwargs, places)
+            return function(*args, **kwargs)
+
+        if kind is function:
+            return cast("F", call)
+        kind.__init__ = call
+        return subject
+
+    return decorate
+
+
+def _check_not_moved(called: str, given: Collection[str], places: Mapping[str, str]) -> None:
+    if gone := [name for name in given if name in places]:
+        raise TypeError(
+            f"{called}() takes {', '.join(gone)} in another place: "
+            + "; ".join(f"{name} is now {places[name]}" for name in gone)
+        )
 
 
 def check_attributes(**rules: Rule) -> Callable[[type[T]], type[T]]:

@@ -31,7 +31,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class EventEncodeError(LocalProtocolError):
-    """msgpack cannot encode the event, or the event exceeds a limit. Nothing was sent."""
+    """A value in the event is of a type that events cannot have, or it exceeds a limit. Nothing was sent."""
 
 
 class GatewayFull(LocalProtocolError):

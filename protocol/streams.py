@@ -15,20 +15,22 @@ A received item is not yet confirmed. The receiver may withhold the confirmation
 confirmation covers an item that is not taken. So the sender's window also bounds what waits at the receiver (H27), and
 a resume reports what is taken, not what was merely received.
 
+What counts against a bound is counted for each part of the operator (H150): a list has one figure for each.
+
 Nothing here knows what the items mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
 
 from protocol.errors import RemoteProtocolError
 from protocol.values import value
 
 ItemT = TypeVar("ItemT")
-Entry = tuple[ItemT, int | None, int | None]
-"""An item, its size in bytes if it counts against a bound, and the owner's number for it if it has one."""
+Entry = tuple[ItemT, int | None, int | None, int]
+"""An item, its size in bytes if it counts against a bound, the owner's number for it if it has one, and its part."""
 
 
 # --- inputs and effects that both machines have -----------------------------------------------------------
@@ -71,17 +73,27 @@ class DropConnection:
 class OutgoingStream(Generic[ItemT]):
     """The items that were sent and are not confirmed.
 
-    An entry is ``(item, size, tag)``. ``size`` is in bytes if the item counts against a bound; it is None for the
+    An entry is ``(item, size, tag, part)``. ``size`` is in bytes if the item counts against a bound; it is None for the
     protocol's own items, which are few and never refused. ``tag`` is the owner's number for the item, or None.
+    ``events`` and ``bytes``: what is unconfirmed of each of ``parts`` parts.
     """
 
-    __slots__ = ("_entries", "bytes_unconfirmed", "events_unconfirmed", "last_seq")
+    __slots__ = ("_entries", "bytes", "events", "last_seq")
 
-    def __init__(self) -> None:
+    def __init__(self, parts: int = 1) -> None:
         self._entries: list[Entry[ItemT]] = []  # an empty deque takes 700 bytes more
         self.last_seq = 0
-        self.events_unconfirmed = 0
-        self.bytes_unconfirmed = 0
+        self.events = [0] * parts
+        self.bytes = [0] * parts
+
+    @property
+    def events_unconfirmed(self) -> int:
+        """Of all parts, for people who look."""
+        return sum(self.events)
+
+    @property
+    def bytes_unconfirmed(self) -> int:
+        return sum(self.bytes)
 
     @property
     def confirmed_seq(self) -> int:
@@ -90,13 +102,13 @@ class OutgoingStream(Generic[ItemT]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def append(self, item: ItemT, size: int | None = None, tag: int | None = None) -> None:
+    def append(self, item: ItemT, size: int | None = None, tag: int | None = None, part: int = 0) -> None:
         """Keep ``item``, whose number must be ``last_seq + 1``."""
         self.last_seq += 1
         if size is not None:
-            self.events_unconfirmed += 1
-            self.bytes_unconfirmed += size
-        self._entries.append((item, size, tag))
+            self.events[part] += 1
+            self.bytes[part] += size
+        self._entries.append((item, size, tag, part))
 
     def confirm(self, seq: int) -> list[Entry[ItemT]]:
         """Forget the items up to ``seq`` and return their entries, oldest first; none for an old confirmation.
@@ -115,10 +127,10 @@ class OutgoingStream(Generic[ItemT]):
         else:
             confirmed = entries[:count]
             del entries[:count]
-        for _, size, _ in confirmed:
+        for _, size, _, part in confirmed:
             if size is not None:
-                self.events_unconfirmed -= 1
-                self.bytes_unconfirmed -= size
+                self.events[part] -= 1
+                self.bytes[part] -= size
         return confirmed
 
     def resume(self, seq: int) -> list[Entry[ItemT]]:
@@ -143,32 +155,42 @@ class OutgoingStream(Generic[ItemT]):
     def clear(self) -> None:
         """Forget all items: the attempt is over. Their numbers stay used."""
         self._entries.clear()
-        self.events_unconfirmed = 0
-        self.bytes_unconfirmed = 0
+        self.events = [0] * len(self.events)
+        self.bytes = [0] * len(self.bytes)
 
     def check_invariants(self) -> None:
-        sizes = [size for _, size, _ in self._entries if size is not None]
-        assert self.events_unconfirmed == len(sizes)
-        assert self.bytes_unconfirmed == sum(sizes)
+        for part in range(len(self.events)):
+            sizes = [size for _, size, _, its in self._entries if size is not None and its == part]
+            assert self.events[part] == len(sizes)
+            assert self.bytes[part] == sum(sizes)
         assert 0 <= self.confirmed_seq <= self.last_seq
         for seq, item in enumerate(self.unconfirmed(), start=self.confirmed_seq + 1):
             assert getattr(item, "seq", seq) == seq, "an item does not carry its own place"
 
 
 class IncomingStream:
-    """Counts the items that were received, and how many of them may be confirmed."""
+    """Counts the items that were received, and how many of them may be confirmed.
 
-    __slots__ = ("_untaken", "received_seq", "told_seq", "untaken_bytes")
+    ``events`` and ``bytes``: what is received and not taken of each of ``parts`` parts.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_untaken", "bytes", "events", "received_seq", "told_seq")
+
+    def __init__(self, parts: int = 1) -> None:
         self.received_seq = 0
         self.told_seq = 0  # the last confirmation that was made
-        self.untaken_bytes = 0
-        self._untaken: list[tuple[int, int]] = []
+        self.events = [0] * parts
+        self.bytes = [0] * parts
+        self._untaken: list[tuple[int, int, int]] = []  # number, size, part
 
     @property
     def untaken_events(self) -> int:
+        """Of all parts."""
         return len(self._untaken)
+
+    @property
+    def untaken_bytes(self) -> int:
+        return sum(self.bytes)
 
     @property
     def confirmable_seq(self) -> int:
@@ -190,31 +212,53 @@ class IncomingStream:
             raise RemoteProtocolError(f"item {seq} arrived, but item {expected} is next")
         return seq == expected
 
-    def advance(self, size: int | None = None) -> None:
+    def advance(self, size: int | None = None, part: int = 0) -> None:
         """The next item has come. It counts as taken, or if ``size`` (in bytes) is given, only after ``take``."""
         self.received_seq += 1
         if size is not None:
-            self._untaken.append((self.received_seq, size))
-            self.untaken_bytes += size
+            self._untaken.append((self.received_seq, size, part))
+            self.events[part] += 1
+            self.bytes[part] += size
 
-    def take(self, seq: int) -> None:
-        """Everything up to ``seq`` is taken. Naming items again that were taken before is fine."""
+    def take(self, seq: int, parts: Container[int] | None = None) -> None:
+        """Everything up to ``seq`` is taken. Naming items again that were taken before is fine.
+
+        ``parts``: only what is of these parts. None: of all, as in an operator without parts outside of checkpoints.
+        """
+        if parts is not None:
+            self._take_of(seq, parts)
+            return
         count = 0
-        for number, size in self._untaken:
+        for number, size, part in self._untaken:
             if number > seq:
                 break
-            self.untaken_bytes -= size
+            self.events[part] -= 1
+            self.bytes[part] -= size
             count += 1
         del self._untaken[:count]
+
+    def _take_of(self, seq: int, parts: Container[int]) -> None:
+        left = []
+        for entry in self._untaken:
+            number, size, part = entry
+            if number <= seq and part in parts:
+                self.events[part] -= 1
+                self.bytes[part] -= size
+            else:
+                left.append(entry)
+        self._untaken = left
 
     def clear(self) -> None:
         """Forget what is not taken: the attempt is over, and nothing more will be confirmed."""
         self._untaken.clear()
-        self.untaken_bytes = 0
+        self.events = [0] * len(self.events)
+        self.bytes = [0] * len(self.bytes)
 
     def check_invariants(self) -> None:
-        seqs = [seq for seq, _ in self._untaken]
+        seqs = [seq for seq, _, _ in self._untaken]
         assert seqs == sorted(set(seqs))
         assert not seqs or seqs[-1] <= self.received_seq
-        assert self.untaken_bytes == sum(size for _, size in self._untaken)
+        for part in range(len(self.events)):
+            sizes = [size for _, size, its in self._untaken if its == part]
+            assert (self.events[part], self.bytes[part]) == (len(sizes), sum(sizes))
         assert self.told_seq <= self.confirmable_seq

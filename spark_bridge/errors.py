@@ -43,7 +43,7 @@ class RestartsExhausted(SidecarError):
 
 
 class NotSettled(SidecarError):
-    """A run and its final checkpoint did not end within ``SidecarConfig.settle_timeout_s``."""
+    """A run and its final checkpoint did not end within ``SidecarLimits.settle_timeout_s``."""
 
 
 class OutputNotCommitted(SidecarError):

@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
     check = commands.add_parser(
         "check",
         help="check that Headgate works here: its packages, Java, the workers' Python, the relay, one task",
-        description="Start a local Spark, compile the relay, and let one task ask its coordinator a question. Takes "
+        description="Start a local Spark, load the relay, and let one task ask its coordinator a question. Takes "
         "about ten seconds.",
         epilog="Exit status: 0 everything works, 1 something does not; the last line says what to do.",
     )
@@ -188,7 +188,7 @@ class _WithSpark:
         if answers != ["answer"]:
             raise CheckFailed(f"a task sent its coordinator a request and received {answers!r}")
         if relay != "jvm":
-            return f"ok, but the relay could not be compiled in the JVM, so events of Spark go through Py4J ({relay})"
+            return f"ok, but the JVM does not load the relay, so events of Spark go through Py4J ({relay})"
         return "ok, a task sent its coordinator a request and received the answer"
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protocol.describing import a_type, describe, name_of, type_name
+from protocol.describing import describe, name_of, type_name
 from protocol.errors import HeadgateError, InputRefused
 from protocol.wire import event_classes
 from protocol.wire.messages import RestoreMode
@@ -69,21 +69,24 @@ class SubtaskTask:
 
     def __init__(
         self,
-        make_operator: Callable[..., SubtaskOperator],
+        make_operator: Callable[..., SubtaskOperator] | None,
         endpoint: TaskEndpoint,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         parts: Mapping[str, Callable[[], SubtaskOperator]] | None = None,
+        stages: tuple[str, ...] = (),
     ) -> None:
         """``make_operator(*args, **kwargs)`` is called once in each task; all three must be picklable.
 
-        ``parts`` makes the named parts of the operator's chain.
+        ``parts`` makes the operator's named parts. If it is a chain, these include its ``stages``, and
+        ``make_operator`` is None.
         """
         self._make_operator = make_operator
         self._endpoint = endpoint
         self._args = args
         self._kwargs = kwargs or {}
         self._parts = dict(parts or {})
+        self._stages = stages
 
     def __call__(self, records: Iterable[Any], *rest: Any) -> Any:
         """Run the operator in this task over ``records``. See ``run_subtask`` for what it raises.
@@ -102,7 +105,7 @@ class SubtaskTask:
             )
         from spark_bridge.subtask.runner import run_subtask
 
-        outputs = run_subtask(self._build, self._endpoint, identity, records)
+        outputs = run_subtask(self._make_own(), self._endpoint, identity, records, self._parts, self._stages)
         if _wants_no_outputs(records):
             for _ in outputs:
                 pass
@@ -119,40 +122,14 @@ class SubtaskTask:
 
     def wrapped(self, wrap: Callable[..., SubtaskOperator], *args: Any) -> SubtaskTask:
         """Return this function with the operator that ``wrap(make_operator, *args)`` makes, without other arguments."""
-        made_by = partial(self._make_operator, *self._args, **self._kwargs)
-        return SubtaskTask(partial(wrap, made_by, *args), self._endpoint, parts=self._parts)
+        return SubtaskTask(partial(wrap, self._make_own(), *args), self._endpoint, parts=self._parts)
+
+    def _make_own(self) -> Callable[[], SubtaskOperator] | None:
+        return None if self._make_operator is None else partial(self._make_operator, *self._args, **self._kwargs)
 
     def __repr__(self) -> str:
-        name = name_of(self._make_operator)
+        name = " -> ".join(self._stages) if self._make_operator is None else name_of(self._make_operator)
         return f"SubtaskTask({name}, {self._endpoint!r})"
-
-    def _build(self) -> SubtaskOperator:
-        operator = self._build_main()
-        if not self._parts:
-            return operator
-        from spark_bridge.subtask.chain import OperatorChain
-
-        return OperatorChain(operator, self._parts)
-
-    def _build_main(self) -> SubtaskOperator:
-        from spark_bridge.subtask.operator import SubtaskOperator
-
-        operator = self._make_operator(*self._args, **self._kwargs)
-        if not isinstance(operator, SubtaskOperator):
-            raise TypeError(
-                f"{name_of(self._make_operator)} returned {a_type(operator)}; a subtask needs a "
-                "SubtaskOperator, or a function whose first required argument takes the records"
-            )
-        if not isinstance(self._make_operator, type):  # a function's result is known only here
-            from spark_bridge.subtask.checks import check_operator
-            from spark_bridge.subtask.closing import close_quietly
-
-            try:
-                check_operator(operator)
-            except (TypeError, ValueError):
-                close_quietly(operator)
-                raise
-        return operator
 
 
 # PySpark would read them as the hints of a user's function. It does not know these, so `applyInArrow` of its Connect

@@ -135,22 +135,9 @@ _PASSED_ON = "takes what Headgate has just given to the coordinator that calls i
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
-            *(f"SidecarRuntime.{name}_action" for name in ("begin", "end", "fail", "knows", "settle", "stop")),
-            *(
-                "SidecarRuntime.action_failures",
-                "SidecarRuntime.action_ran",
-                "SidecarRuntime.action_runs",
-                "SidecarRuntime.marked",
-            ),
             *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.Confirmation.settle"),
-            *(
-                "SidecarRuntime.end_trace",
-                "SidecarRuntime.start_trace",
-                "SubtaskContext.open_operator",
-                "SubtaskContext.records",
-                "types.OperatorStatus.attempts_of",
-            ),
+            *("types.OperatorStatus.attempts_of",),
             *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),
             *("SourceCoordinator.assign_splits", "SourceCoordinator.assigned_splits", "SourceCoordinator.attempts"),
             *("SourceCoordinator.has_no_more_splits", "SourceCoordinator.send", "SourceCoordinator.take_back_splits"),
@@ -534,7 +521,7 @@ MISPLACED: list[Any] = [
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=str)
 def test_a_secret_in_place_of_another_argument_is_not_shown(parameter: Parameter) -> None:
     """H76. A text that is right there is shown, however."""
-    if str(parameter) in ("Sidecar.permits(name)", "Permits(name)", "CheckpointStorage.read_file(url)"):
+    if str(parameter) in ("SidecarRuntime.permits(name)", "Permits(name)", "CheckpointStorage.read_file(url)"):
         return
     for value in [*MISPLACED, f"{HIDDEN}{'x' * 40}"]:
         if isinstance(value, str) and "x" * 40 in value and parameter.hint not in (int, float, bool):
@@ -572,7 +559,10 @@ def names_all(text: str, name: str, value: Any) -> bool:
     [
         (lambda: headgate.FixedDelay(10**30), "restarts_max must be an int of at least 0, and less than 2**63, not 10"),
         (lambda: headgate.FixedDelay(delay_s=math.inf), ", and finite, not inf"),
-        (lambda: headgate.SidecarConfig(ready_timeout_s=math.inf), "number of seconds, and finite, not inf"),
+        (
+            lambda: headgate.SidecarLimits(ready_timeout_s=math.inf),
+            "number of seconds, and finite, not inf",
+        ),
     ],
 )
 def test_a_number_that_is_too_large_is_told_its_bound(make: Callable[[], object], says: str) -> None:  # H165

@@ -8,6 +8,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -138,3 +139,40 @@ def test_a_generated_docstring_does_not_count() -> None:
     assert not own_doc(Silent)
     assert not own_doc(Child)
     assert own_doc(own_doc)
+
+
+FACTORIES = {"group", "permits", "shared", "work_queue"}
+BOTH = {"checkpoint", "coordinate", "explain", "release", "request", "run", "savepoint", "source", "status", "trace"}
+PROPERTIES = {"address", "lost", "relay_kind", "status_address"}
+METHODS = {
+    "Sidecar": FACTORIES | BOTH | PROPERTIES | {"for_each_batch", "is_running", "stop"},
+    "SidecarRuntime": FACTORIES | BOTH | PROPERTIES | {"handles"},
+}
+"""What a sidecar publishes: what a user needs, and nothing that only another module of Headgate calls."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_sidecar_publishes_what_a_user_needs_and_nothing_else(name: str) -> None:
+    kind = getattr(importlib.import_module("headgate"), name)
+    assert {one for one in dir(kind) if not one.startswith("_")} == METHODS[name]
+    assigned = {
+        target.attr
+        for node in ast.walk(ast.parse(inspect.getsource(kind)))
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+    assert {one for one in assigned if not one.startswith("_")} == set()
+
+
+# What was true of an earlier release and is not any more. Events have had tuples, classes and arrays for long.
+FALSE = re.compile(
+    r"arrive as lists|any value that msgpack|msgpack can(not)? (carry|encode) (it|the event|``)|"
+    r"needs no Java compilation|refuses to compile|could not be compiled"
+)
+
+
+@pytest.mark.parametrize("name", every_module())
+def test_no_docstring_says_what_was_true_of_an_earlier_release(name: str) -> None:
+    source = Path(importlib.import_module(name).__file__ or "").read_text(encoding="utf-8")
+    assert [match[0] for match in FALSE.finditer(" ".join(source.split()))] == []

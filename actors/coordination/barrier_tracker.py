@@ -90,6 +90,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
+from protocol.barrier_tracker.rescale import refitted
 from protocol.describing import describe
 from protocol.errors import InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
@@ -112,11 +113,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._ports = ports
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
+        self._table = parts.table
+        statistics.begin(self._table)
         self._machine = BarrierTracker(
             config.operator_id,
             config.parallelism,
             checkpoint,
-            config.restored,
+            None if config.restored is None else refitted(config.restored, self._table),
             barriers_apart=config.inject_barrier is not None,
             limits=config.wire_limits,
         )
@@ -175,7 +178,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             mailbox=UNBOUNDED,
         )
         self._gateways = OpenGateways(
-            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer
+            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer, self._table
         )
         self._writes = CheckpointWrites(context)
 
@@ -416,6 +419,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
     def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
+        checkpoint = replace(checkpoint, parts=self._table.names)
         if self._config.mode is RestoreMode.STREAMING:
             checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
         if not savepoint:

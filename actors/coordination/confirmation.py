@@ -22,12 +22,14 @@ class Confirmation:
     """
 
     # H23
-    __slots__ = ("_callbacks", "_done", "_error", "_waiters", "sent_at", "size")
+    __slots__ = ("_callbacks", "_done", "_error", "_waiters", "part", "sent_at", "size")
 
-    def __init__(self, size: int = 0, sent_at: float = 0.0) -> None:
-        """For the gateway: the encoded event's size in bytes, and when it was sent, in seconds of the actors' clock."""
+    def __init__(self, size: int = 0, sent_at: float = 0.0, part: int = 0) -> None:
+        """For the gateway: the encoded event's size in bytes, when it was sent, in seconds of the actors' clock, and
+        the part that sent it."""
         self.size = size
         self.sent_at = sent_at
+        self.part = part
         self._done = False
         self._error: AttemptOver | None = None
         self._waiters: list[asyncio.Future[None]] | None = None  # most confirmations need at most one of these lists

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -75,14 +76,13 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskResetToCheckpoint,
 )
-from protocol.chain import join_states_in_steps, split_states_in_steps
 from protocol.describing import describe, is_a, type_name
 from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
+from protocol.parts import join_states_in_steps, split_states_in_steps
 from protocol.wire.codec import EVENT_STEP_BYTES, WireLimits, decode_event, decode_event_in_steps, encode_argument
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
 PLACE_CHARS_MAX = 1000
@@ -119,7 +119,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.parallelism = parallelism
         self.mode = mode
         self.store = store
-        self.taken = TakenEvents()
+        self._table = parts.table
+        self.taken = TakenEvents(parts.table)
         self._announcer = announcer
         self._hold_events = hold_events
         self.look_at_run = look_at_run
@@ -154,7 +155,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             lambda handler: context.self_ref.tell(CallHandler(handler, "when_all_ready")),
             lambda: self._watch.inside,
             self._limits,
-            lambda: self.taken.handles_restored,
+            lambda: self.taken.is_restored,
         )
         self._replies = OpenReplies(
             self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
@@ -244,12 +245,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def checkpoints_in_doubt(self) -> frozenset[int]:
         return frozenset(self.in_doubt)
 
-    @property
-    def handles_restored(self) -> bool:
-        return self.taken.handles_restored
+    def handles_restored(self, part: Sender) -> bool:
+        return self.taken.handles_restored(part.index)
 
     def events_taken(self, part: Sender, subtask: int) -> int:
-        return self.taken.position(subtask)
+        return self.taken.position(subtask, part.index)
 
     def fail_job(self, error: BaseException) -> None:
         self.raise_global_failure("fail_job", error, self._context)
@@ -402,8 +402,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     # --- calls of one part ------------------------------------------------------------------------------------------
 
-    async def _decoded(self, payload: bytes) -> tuple[Part, Any]:
-        """The part that an event or a request is for, and its value. Nothing else here knows how it names its part.
+    async def _decoded(self, payload: bytes) -> Any:
+        """The value of an event or a request.
 
         One event of 4 MiB can cost more than a second, if the keys of its maps were chosen so that each collides with
         those before it. A thread would not help, because msgpack holds the interpreter lock. So a large one is decoded
@@ -411,24 +411,22 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
         Raises ``RemoteProtocolError`` if it is not an event, or exceeds a limit.
         """
-        large = len(payload) > EVENT_STEP_BYTES
-        return self._addressed(await in_turns(decode_event_in_steps(payload)) if large else decode_event(payload))
-
-    def _addressed(self, event: Any) -> tuple[Part, Any]:
-        part, event = (self._parts.named(event.name), event.event) if type(event) is PartEvent else (self._own, event)
-        self._called = part
-        return part, event
+        if len(payload) <= EVENT_STEP_BYTES:
+            return decode_event(payload)
+        return await in_turns(decode_event_in_steps(payload))
 
     async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
         attempt = message.attempt
         if not self._is_live(context, attempt, "event"):
             return
         try:
-            part, event = await self._decoded(message.payload)
+            event = await self._decoded(message.payload)
         except ProtocolError as error:
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
-        self._statistics.events_received += 1
+        index = message.part
+        part = self._called = self._parts[index]
+        self._statistics.parts[index].events_received += 1
         if self._ignores_events and part is self._own:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
@@ -440,8 +438,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += 1
-        self.taken.take(attempt, message.sender, message.payload, after_snapshot=message.after_snapshot)
+            self._statistics.events_restored += self._table.users[index]
+        self.taken.take(attempt, message.sender, message.payload, index, after_snapshot=message.after_snapshot)
         try:
             await call_user(
                 "handle_event_from_operator",
@@ -456,7 +454,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.raise_global_failure("handle_event_from_operator", part.explain(error), context)
         self.taken.taken()
         if message.report_taken:
-            message.gateway_ref.tell_direct(ItemTaken(message.seq))
+            message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
 
     def _condemn(self, attempt: ExecutionAttempt, received: str) -> None:
         why = f"the driver received {received}"
@@ -467,16 +465,17 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
+        part = self._called = self._parts[message.part]
         deferred: Reply | None = None
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
-            self._statistics.events_restored += 1
+            self._statistics.events_restored += self._table.users[part.index]
         self.taken.take(
-            attempt, message.sender, message.payload, is_request=True, after_snapshot=message.after_snapshot
+            attempt, message.sender, message.payload, part.index, is_request=True, after_snapshot=message.after_snapshot
         )
         try:
-            part, request = await self._decoded(message.payload)
+            request = await self._decoded(message.payload)
             method = part.method("handle_request")
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             if is_a(answer, Reply):
@@ -493,19 +492,19 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self.taken.taken()
         if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
-        message.gateway_ref.tell_direct(ItemTaken(message.seq))
+        message.gateway_ref.tell_direct(ItemTaken(message.seq, part.index))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
         """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
-            part, request = self._addressed(message.request)
+            part = self._called = self._parts.named(message.part)
             if part.name and not part.is_stage and not part.overrides("handle_client_request"):
                 raise LocalProtocolError(
                     f"the driver cannot ask the part {part.name!r}: request(..., part=...) names a stage of a chain; "
                     "leave it out to ask the operator's own coordinator"
                 )
-            answer = await call_user("handle_client_request", part.method("handle_client_request"), request)
+            answer = await call_user("handle_client_request", part.method("handle_client_request"), message.request)
             if is_a(answer, Reply):
                 self._replies.take(answer, WaitingClient(self._replies, message.reply_to))
                 return
@@ -571,7 +570,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def _collect(self, message: CollectRecorded) -> None:
         """Hand over what was recorded. What the subtasks had sent before their snapshots was taken before this."""
         recorded = self.taken.collect(message.checkpoint_id)
-        self._statistics.events_in_snapshots += sum(map(len, recorded.values()))
+        users = self._table.users
+        self._statistics.events_in_snapshots += sum(users[held.part] for held in chain.from_iterable(recorded.values()))
         self._tracker_ref.tell(RecordedCollected(message.checkpoint_id, recorded))
 
     async def _guarded(

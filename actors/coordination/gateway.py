@@ -16,7 +16,7 @@ from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.gateway_sight import GatewaySight
-from actors.coordination.host.gateway import SendBudget, SendEvent
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.messages import (
     AttachConnection,
     CancellationArrived,
@@ -78,6 +78,7 @@ from protocol.gateway.types import (
     SendToAttempt,
 )
 from protocol.machine import TimePassed
+from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 
@@ -99,21 +100,24 @@ class GatewayActor(DirectActor[GatewayMessage]):
         sight: GatewaySight,
         registered: Registered,
         *,
-        budget: SendBudget,
+        sends: AttemptSends,
         coordinator_ref: ActorRef[CoordinatorMessage],
         tracker_ref: ActorRef[TrackerMessage],
         report: Callable[[LedgerInput], None],
         statistics: OperatorStatistics,
         line: GatewayLine[GatewayMessage],
+        table: PartTable = ONE_PART,
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
+        self._table = table
+        self._users = table.users
         self._sight = sight
         self._machine = sight.machine
         self._attempt = self._machine.attempt
         self._requested_at = sight.requested_at
         self._deferred_at = sight.deferred_at
         self._registered = registered
-        self._budget = budget
+        self._sends = sends
         self._coordinator_ref = coordinator_ref
         self._tracker_ref = tracker_ref
         self._report = report
@@ -150,21 +154,21 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if not self._over:
             self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
         self._peer_log.close()
-        for confirmation in self._budget.handed_over:  # still in the mailbox, and will never be handled
-            self._statistics.events_failed += 1
-            confirmation.settle(self._budget.over)
-        self._budget.handed_over.clear()
+        for confirmation in self._sends.handed_over:  # still in the mailbox, and will never be handled
+            self._statistics.events_failed += self._users[confirmation.part]
+            confirmation.settle(self._sends.over)
+        self._sends.handed_over.clear()
 
     def _send_event(self, message: SendEvent, now: float) -> None:
-        self._budget.handed_over.pop(0)
+        self._sends.handed_over.pop(0)
         self._event_count += 1
         event_id = self._event_count
         self._unsettled[event_id] = message.confirmation
-        self._statistics.events_sent += 1
-        submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent)
+        submitted = EventSubmitted(event_id, message.payload, message.loss_tolerant, message.urgent, message.part)
         effects = self._machine.handle(submitted, now)
+        self._statistics.parts[message.part].events_sent += 1
         if not effects:
-            self._statistics.events_held += 1
+            self._statistics.events_held += self._users[message.part]
         # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
         self._carry_out(effects, now, immediately=len(self._unsettled) == 1 or message.urgent)
 
@@ -263,7 +267,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             return
         reason = message.reason
         self._over = True
-        self._budget.end(AttemptOver(f"{self._attempt} is over: {reason}"))
+        self._sends.end(AttemptOver(f"{self._attempt} is over: {reason}"))
         self._carry_out(self._machine.handle(message, now), now)
         self._hang_up(reason)
 
@@ -288,24 +292,31 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 if self._connection is not None:
                     self._connection.send(effect.message, immediately=immediately and effect is effects[-1])
             elif kind is DeliverEvent:
-                last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
+                last_seq = last_seq or self._last_inside(effects)
                 self._deliver_event(effect, last_seq)
             else:
                 _EFFECTS[kind](self, effect, now)
 
+    def _last_inside(self, effects: Sequence[GatewayEffect]) -> int:
+        outside = self._table.outside
+        seqs = [other.seq for other in effects if isinstance(other, DeliverEvent) and not outside[other.part]]
+        return max(seqs, default=0)
+
     def _deliver_event(self, effect: DeliverEvent, last_seq: int) -> None:
-        seq = effect.seq
-        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
+        seq, part = effect.seq, effect.part
+        # What is outside of checkpoints is taken for itself, so each is reported.
+        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0 or self._table.outside[part]
         self._coordinator_ref.tell(
             EventArrived(
-                self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot
+                self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot, part
             )
         )
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
         if effect.request_id is not None:
-            self._statistics.requests_received += 1
-            self._requested_at[effect.request_id] = now
+            self._statistics.parts[effect.part].requests_received += 1
+            if self._users[effect.part]:
+                self._requested_at[effect.request_id] = now
         self._coordinator_ref.tell(
             RequestArrived(
                 self._attempt,
@@ -315,6 +326,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 self._line,
                 effect.sender,
                 effect.after_snapshot,
+                effect.part,
             )
         )
 
@@ -323,15 +335,16 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
-        self._statistics.events_confirmed += 1
-        self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
-        self._budget.give_back(confirmation.size)
+        self._statistics.parts[confirmation.part].events_confirmed += 1
+        if self._users[confirmation.part]:
+            self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6, self._attempt)
+        self._sends.give_back(confirmation)
         confirmation.settle()
 
     def _fail_event(self, effect: FailEvent, now: float) -> None:
         confirmation = self._unsettled.pop(effect.event_id)
-        self._statistics.events_failed += 1
-        self._budget.give_back(confirmation.size)
+        self._statistics.events_failed += self._users[confirmation.part]
+        self._sends.give_back(confirmation)
         confirmation.settle(effect.error)
 
     def _expire_event(self, effect: ExpireEvent, now: float) -> None:
@@ -365,7 +378,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))
 
     def _report_acknowledged(self, effect: ReportAcknowledged, now: float) -> None:
-        self._statistics.events_in_snapshots += len(effect.held)
+        self._statistics.events_in_snapshots += sum(self._users[held.part] for held in effect.held)
         self._tracker_ref.tell_direct(
             SubtaskAcknowledged(self._attempt, effect.checkpoint_id, effect.state, effect.held, effect.events_sent)
         )

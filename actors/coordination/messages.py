@@ -36,7 +36,7 @@ from protocol.barrier_tracker import (
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
-from protocol.wire.messages import UpMessage
+from protocol.wire.messages import Positions, UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
 
@@ -125,6 +125,7 @@ class EventArrived:
     report_taken: bool
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
@@ -146,19 +147,20 @@ class RequestArrived:
     gateway_ref: GatewayLine[GatewayMessage]
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
 class SubtaskReadyWithGateway:
     """``SubtaskReady``, with what the gateways of all parts send through.
 
-    ``events_sent``: where the count of the attempt's upward events continues (H32).
+    ``events_sent``: where the counts of the attempt's upward events continue (H32).
     """
 
     attempt: ExecutionAttempt
     sends: AttemptSends
     gateway_ref: GatewayLine[GatewayMessage]
-    events_sent: int
+    events_sent: Positions
 
 
 @value
@@ -230,11 +232,13 @@ class Flush:
 class ClientRequest:
     """A request from the driver's side (R97), with no defined order relative to events and checkpoints.
 
-    It is answered with the result of ``handle_client_request``, or failed with its exception. The tracker passes it on.
+    It is answered with the result of ``handle_client_request`` of the part of this name, or failed with its exception.
+    The tracker passes it on.
     """
 
     request: Any
     reply_to: Reply[Any]
+    part: str = ""
 
 
 CoordinatorMessage = (

@@ -16,7 +16,7 @@ from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.gateway_sight import GatewaySight, GatewayView
-from actors.coordination.host.gateway import AttemptSends, SendBudget
+from actors.coordination.host.gateway import AttemptSends
 from actors.coordination.messages import (
     AttachConnection,
     CoordinatorMessage,
@@ -31,7 +31,8 @@ from protocol.errors import AttemptOver
 from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import AttemptIsOver
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import Registered
+from protocol.parts import PartTable
+from protocol.wire.messages import Positions, Registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class _Gateway:
     ref: ActorRef[GatewayMessage]
     line: GatewayLine[GatewayMessage]
     sends: AttemptSends
-    events_sent: int  # in the attempt's restored history
+    events_sent: Positions  # in the attempt's restored history
 
 
 _VIEW = attrgetter("view")
@@ -57,8 +58,10 @@ class OpenGateways:
         statistics: OperatorStatistics,
         coordinator_ref: ActorRef[CoordinatorMessage],
         announcer: Announcer[GatewayMessage],
+        table: PartTable,
     ) -> None:
         self._announcer = announcer
+        self._table = table
         self._context = context
         self._config = config
         self._ports = ports
@@ -85,8 +88,8 @@ class OpenGateways:
             self._config.checkpoint.hold_events,
             effect.input_begins_again,
             positions_refused,
+            self._table.parts,
         )
-        budget = SendBudget(limits.events_max, limits.bytes_max)
         sight = GatewaySight(
             GatewayMachine(
                 attempt,
@@ -94,11 +97,14 @@ class OpenGateways:
                 barriers_apart=self._config.inject_barrier is not None,
                 hold_events=self._config.checkpoint.hold_events,
                 senders={held.sender for held in effect.held} or (),
+                table=self._table,
             )
         )
         line: GatewayLine[GatewayMessage] = GatewayLine()
+        bounds = limits.events_max, limits.bytes_max
+        sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
         line.ref = ref = context.spawn(
-            self._actor(sight, registered, budget, line),
+            self._actor(sight, registered, sends, line),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",
             mailbox=UNBOUNDED,
             log_context={
@@ -107,7 +113,6 @@ class OpenGateways:
                 "task_attempt_id": attempt.task_attempt_id,
             },
         )
-        sends = AttemptSends(attempt, line.tell_direct, budget, context.clock.now, self._config.wire_limits)
         self._open[attempt.task_attempt_id] = _Gateway(ref, line, sends, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
         self._statistics.attempts += 1
@@ -133,7 +138,7 @@ class OpenGateways:
         """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
-            gateway.sends.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+            gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
 
     def close(self, attempt: ExecutionAttempt, reason: str) -> None:
         """Reject further sends, and fail the events that the gateway had accepted (H26)."""
@@ -162,17 +167,18 @@ class OpenGateways:
         return views
 
     def _actor(
-        self, sight: GatewaySight, registered: Registered, budget: SendBudget, line: GatewayLine[GatewayMessage]
+        self, sight: GatewaySight, registered: Registered, sends: AttemptSends, line: GatewayLine[GatewayMessage]
     ) -> Callable[[], GatewayActor]:
         return lambda: GatewayActor(
             sight,
             registered,
-            budget=budget,
+            sends=sends,
             coordinator_ref=self._coordinator_ref,
             tracker_ref=self._context.self_ref,
             report=self._ports.report,
             statistics=self._statistics,
             line=line,
+            table=self._table,
             inject_barrier=self._config.inject_barrier,
         )
 

@@ -140,7 +140,7 @@ class SplitEnumeratorContext:
 class SplitEnumerator:
     """Decides which split goes where. Its methods are called one at a time, in order; never block in them.
 
-    A split is any value that msgpack can carry. An instance lives from one reset of the coordinator to the next, so
+    A split has the types that events can have. An instance lives from one reset of the coordinator to the next, so
     each action has its own. It continues in the next action only if Spark computes there what it lost or left out in
     this one.
 

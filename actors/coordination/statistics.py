@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import compress, islice
 from typing import Any, NamedTuple
+
+from protocol.parts import ONE_PART, PartTable
 
 SAMPLES_MAX = 100_000
 
@@ -84,10 +86,26 @@ def percentiles_of(samples: Iterable[float]) -> dict[str, float | None]:
 
 
 @dataclass(slots=True)
+class PartStatistics:
+    """What one part of an operator has exchanged with its tasks."""
+
+    events_sent: int = 0
+    events_confirmed: int = 0
+    events_received: int = 0
+    requests_received: int = 0
+
+
+@dataclass(slots=True)
 class OperatorStatistics:
-    """Counts and latencies of one operator. Only the event loop changes them."""
+    """Counts and latencies of one operator. Only the event loop changes them.
+
+    Events and requests of the operator are those of the user's own parts: its coordinator's, or its stages'. What
+    others exchange, such as the counters, is in ``parts`` alone (H150).
+    """
 
     operator_id: str
+    table: PartTable = ONE_PART
+    parts: list[PartStatistics] = field(default_factory=lambda: [PartStatistics()])  # by index
     attempts: int = 0  # execution attempts accepted
     ready: int = 0
     finished: int = 0  # that Spark has counted as successes; some may have been revoked
@@ -97,15 +115,11 @@ class OperatorStatistics:
     subtask_resets: int = 0
     operator_resets: int = 0
     runs: int = 0
-    events_sent: int = 0
-    events_held: int = 0  # of these, those that waited for a checkpoint or a connection
-    events_confirmed: int = 0
+    events_held: int = 0  # of those sent, the ones that waited for a checkpoint or a connection
     events_failed: int = 0
-    events_received: int = 0
-    events_restored: int = 0  # of these, those from a restored snapshot (H31)
+    events_restored: int = 0  # of those received, the ones from a restored snapshot (H31)
     events_unhandled: int = 0  # of those received; the coordinator does not override handle_event_from_operator
     operator_ignores_events: str = ""  # the class of all tasks, if it does not override handle_event
-    requests_received: int = 0  # from subtasks
     client_requests: int = 0
     requests_deferred: int = 0  # of both kinds: answered with a ``Reply`` that was not settled yet
     replies_open: int = 0  # of these, the ones that are not settled, now
@@ -126,6 +140,30 @@ class OperatorStatistics:
     sources: Callable[[], dict[str, SourceBacklog]] = dict  # of each source among its coordinators, by its name
     counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
     counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
+
+    def begin(self, table: PartTable) -> None:
+        """The operator has these parts."""
+        self.table, self.parts = table, [PartStatistics() for _ in table.parts]
+
+    @property
+    def events_sent(self) -> int:
+        return sum(part.events_sent for part in self._users())
+
+    @property
+    def events_confirmed(self) -> int:
+        return sum(part.events_confirmed for part in self._users())
+
+    @property
+    def events_received(self) -> int:
+        return sum(part.events_received for part in self._users())
+
+    @property
+    def requests_received(self) -> int:
+        """From subtasks."""
+        return sum(part.requests_received for part in self._users())
+
+    def _users(self) -> Iterator[PartStatistics]:
+        return compress(self.parts, self.table.users)
 
     @property
     def resets(self) -> int:
@@ -165,6 +203,7 @@ class OperatorStatistics:
             "checkpoints_refused": self.checkpoints_refused,
             "savepoints_completed": self.savepoints_completed,
             "events_in_snapshots": self.events_in_snapshots,
+            "parts": {name: asdict(part) for name, part in zip(self.table.names, self.parts, strict=True) if name},
             "splits_done": splits_done,
             "splits_total": splits_total,
             "counters": self.counters(),

@@ -13,15 +13,16 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
 from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
+from protocol.parts import OWN_PART, PartTable
 from protocol.subtask.types import (
     BarrierArrived,
     EventSubmitted,
@@ -37,13 +38,12 @@ from protocol.subtask.types import (
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
-from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
-from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import OperatorParts
 from spark_bridge.subtask.runner import run_subtask_with
 
 TURN_LIMIT_S = 30.0
@@ -69,17 +69,19 @@ class OperatorTask(Task):
         attempt: ExecutionAttempt,
         connection: MemoryConnection,
         clock: Clock,
-        make_operator: Callable[[], SubtaskOperator],
+        make_operator: Callable[[], SubtaskOperator] | None,
         records: Iterable[Any] | None,
         parallelism: int,
         mode: RestoreMode,
         parts: Mapping[str, Callable[[], SubtaskOperator]],
+        stages: Sequence[str],
     ) -> None:
         super().__init__(attempt, connection, clock)
-        self._parts = parts
+        self._make_parts, self._stages = parts, stages
+        self._parts: OperatorParts
         self.opens_immediately = False
         self.operator: SubtaskOperator
-        """The operator, once it is built."""
+        """The operator, once it is built. A chain has its stages instead."""
         self.stages: Mapping[str, SubtaskOperator] = {}
         """The operators of a chain by the names of their stages, once they are built."""
         self.outputs: list[Any] = []
@@ -119,6 +121,17 @@ class OperatorTask(Task):
     def end_records(self) -> None:
         """End the records. An operator that reads to the end of its input then finishes."""
         self._more_records = False
+
+    def finish(self, failure: str = "", state: bytes | None = None) -> NoReturn:
+        """Not for a real operator, which ends with its input or an exception: see ``end_records``.
+
+        Raises:
+            LocalProtocolError: always, so that what was fed is not lost.
+        """
+        raise LocalProtocolError(
+            f"{self!r} runs a real operator, which ends by itself: call end_records() and await world.settle() to let "
+            "it finish, raise an exception in it to let it fail, or await world.kill(task)"
+        )
 
     # --- for the world, on the loop -------------------------------------------------------------------------------
 
@@ -194,21 +207,23 @@ class OperatorTask(Task):
             self._channel = _Channel(self, self._endpoint)
             return cast("SubtaskChannel", self._channel)
 
-        def make_operator() -> SubtaskOperator:
-            self.operator = self.make_operator()
-            chain = OperatorChain(self.operator, self._parts)
-            self.stages = {name: chain.parts[name] for name in chain.stages}
-            return chain
+        def make_parts() -> OperatorParts:
+            parts = OperatorParts(self.make_operator, self._make_parts, self._stages)
+            self.stages = {name: parts.operators[name] for name in self._stages}
+            if not self._stages:
+                self.operator = parts.operators[""]
+            self._parts = parts
+            return parts
 
-        for output in run_subtask_with(make_channel, make_operator, self._endpoint, self._identity, self._open_records):
+        for output in run_subtask_with(make_channel, make_parts, self._endpoint, self._identity, self._open_records):
             self.outputs.append(output)
 
-    def _open_records(self, context: SubtaskContext) -> Iterator[Any]:
+    def _open_records(self, parts: OperatorParts) -> Iterator[Any]:
         """The records. While the operator waits for one, it handles its mailbox, as it does between records."""
         while True:
             self.wait(lambda: bool(self.records_left or not self._more_records or self._channel.has_news))
             if self._channel.has_news:
-                context.handle_pending()
+                parts.calls.handle_pending()
             elif self.records_left:
                 yield self.records_left.popleft()
             elif not self._more_records:
@@ -219,9 +234,9 @@ class OperatorTask(Task):
     def _put(self, item: MailboxItem) -> None:
         self._channel.put(item)
 
-    def _handle_urgent(self, payload: bytes) -> bool:
+    def _handle_urgent(self, payload: bytes, part: int) -> bool:
         """Handle it on a separate thread, as a real task does, while the operator's thread and the loop stand still."""
-        thread = threading.Thread(target=self._channel.handle_urgent, args=(payload,), name="urgent", daemon=True)
+        thread = threading.Thread(target=self._channel.handle_urgent, args=(payload, part), name="urgent", daemon=True)
         thread.start()
         thread.join(TURN_LIMIT_S)
         if thread.is_alive():
@@ -236,7 +251,7 @@ class OperatorTask(Task):
 
 
 class _Channel:
-    """The methods of ``SubtaskChannel`` that ``SubtaskContext`` and ``run_subtask_with`` use, with the same meaning."""
+    """The methods of ``SubtaskChannel`` that ``OperatorParts`` and ``run_subtask_with`` use, with the same meaning."""
 
     def __init__(self, task: OperatorTask, endpoint: TaskEndpoint) -> None:
         self.key = (task.attempt.task_attempt_id, endpoint.operator_id)
@@ -249,7 +264,7 @@ class _Channel:
         self._answers: dict[int, tuple[str, bytes] | None] = {}
         self._requests = 0
         self._closed = ""
-        self._urgent: Callable[[bytes], None] = lambda payload: None
+        self._urgent: Callable[[bytes, int], None] = lambda payload, part: None
         self._urgent_thread: int | None = None
         self.failure: BaseException | None = None
 
@@ -258,6 +273,10 @@ class _Channel:
         if self._task._killed:
             return "the task was killed"
         return self._closed or (self._task.ended[0] if self._task.ended else None)
+
+    @property
+    def table(self) -> PartTable:
+        return self._task.table
 
     @property
     def has_news(self) -> bool:
@@ -282,14 +301,14 @@ class _Channel:
         self.mailbox.put(item)
         self.statistics.events_received += isinstance(item, MailboxEvent)
 
-    def handle_urgent(self, payload: bytes) -> None:
+    def handle_urgent(self, payload: bytes, part: int) -> None:
         """Call the operator, on the thread for urgent events. After a failure no more of them are handled."""
         if self.failure is not None or self.over is not None:
             return
         self.statistics.events_received += 1
         self._urgent_thread = threading.get_ident()
         try:
-            self._urgent(payload)
+            self._urgent(payload, part)
         except BaseException as error:
             self.failure = error
         finally:
@@ -321,16 +340,16 @@ class _Channel:
         self,
         *,
         awaits_start: bool,
-        handle_urgent: Callable[[bytes], None] | None = None,
-        parts_without_urgent: frozenset[str] = frozenset(),
+        handle_urgent: Callable[[bytes, int], None] | None = None,
+        parts_without_urgent: frozenset[int] = frozenset(),
     ) -> None:
         self._urgent = handle_urgent or self._urgent
         self._submit(OperatorOpened(awaits_start, handle_urgent is not None, parts_without_urgent))
 
     # --- what the task says ---
 
-    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
-        submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread)
+    def submit_event(self, payload: bytes, part: int = OWN_PART, *, in_snapshot: bool = False) -> None:
+        submitted = EventSubmitted(payload, in_snapshot, self.on_urgent_thread, part)
         if not self.on_urgent_thread:
             self._submit_with_capacity(submitted, self._endpoint.send_timeout_s)
             return
@@ -339,20 +358,20 @@ class _Channel:
         except GatewayFull as full:  # nothing moves meanwhile, so no capacity would become available
             raise TimedOut(f"no capacity to send inside handle_urgent(), so send from process(): {full}") from full
 
-    def submit_event_nowait(self, payload: bytes) -> None:
-        self._submit(EventSubmitted(payload))
+    def submit_event_nowait(self, payload: bytes, part: int = OWN_PART) -> None:
+        self._submit(EventSubmitted(payload, part=part))
 
-    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+    def ask(self, payload: bytes, timeout_s: float, part: int = OWN_PART) -> bytes:
         deadline = self.now() + timeout_s
         self._requests += 1
         request_id = self._requests
         self._answers[request_id] = None
         try:
-            self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
+            self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
             failure = f"no answer to request {request_id} within {timeout_s:g} s"
             try:
                 while (answer := self._answers[request_id]) is None:
-                    self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
+                    self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure, part)
             except BaseException:
                 if self.over is None:
                     self._submit(RequestAbandoned(request_id))
@@ -391,7 +410,7 @@ class _Channel:
 
     def stop_urgent(self, timeout_s: float) -> None:
         self.failure = None
-        self._urgent = lambda payload: None
+        self._urgent = lambda payload, part: None
 
     def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
         machine = self._task.machine
@@ -445,7 +464,7 @@ class _Channel:
         self.check()
         self._task._drive(fact)
 
-    def _submit_with_capacity(self, fact: SubtaskInput, timeout_s: float) -> None:
+    def _submit_with_capacity(self, fact: EventSubmitted | RequestSubmitted, timeout_s: float) -> None:
         deadline = self.now() + timeout_s
         while True:
             try:
@@ -453,10 +472,17 @@ class _Channel:
             except GatewayFull as full:
                 failure = f"no capacity to send within {timeout_s:g} s: {full}"
             moved = self._task.machine.statistics()
-            self._wait_serving(lambda before=moved: self._task.machine.statistics() != before, deadline, failure)  # type: ignore[misc]
+            self._wait_serving(
+                lambda before=moved: self._task.machine.statistics() != before,  # type: ignore[misc]
+                deadline,
+                failure,
+                fact.part,
+            )
 
-    def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str) -> None:
-        if self.mailbox.barriers:
+    def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str, part: int) -> None:
+        if self.table.outside[part]:  # no checkpoint waits for what it waits for
+            self._wait(wants, deadline, failure)
+        elif self.mailbox.barriers:
             self.at_barrier()
         else:
             self._wait(lambda: wants() or bool(self.mailbox.barriers), deadline, failure)

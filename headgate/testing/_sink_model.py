@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from actors.coordination.host.alone import HostAlone
-from actors.coordination.host.gateway import AttemptSends, SendBudget, SendEvent
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.store import CoordinatorStore
 from actors.logs import get_logger
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
@@ -382,7 +382,7 @@ class SinkModel(ABC, Generic[A, C]):
             for one in attempts:
                 if not one.finished:
                     attempt = ExecutionAttempt(self.name, one.subtask, one.number, len(table.by_subtask) + 1)
-                    table.add(AttemptSends(attempt, _refused, SendBudget(1, 1), self.host.clock.now, table.limits))
+                    table.add(AttemptSends(attempt, _refused, (1, 1), self.host.clock.now, table.limits))
 
     def _report_failed(self, attempts: list[A]) -> None:
         for attempt in attempts:

@@ -14,6 +14,7 @@ from actors.coordination.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
 from protocol.arguments import ANY, check_attributes, checked
 from protocol.ids import ExecutionAttempt
+from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     ConnectionAttached,
@@ -44,8 +45,10 @@ from protocol.subtask.types import (
     UrgentHandled,
 )
 from protocol.wire.codec import decode_event, encode_argument, encode_event, encode_message
+from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import (
     AttemptEnded,
+    Confirm,
     CoordinatorAwaited,
     Downward,
     Refused,
@@ -92,6 +95,8 @@ class MemoryConnection:
 class Task:
     """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 
+    A subclass may override ``work``, ``snapshot_state`` and ``restore``: pass it as ``launch(..., task_class=...)``.
+
     Messages travel when the world moves next (``settle``, ``advance``, ``launch``, ...). Events arrive in the order in
     which they were sent, each once. The task answers checkpoints automatically, with ``state``.
 
@@ -100,9 +105,12 @@ class Task:
 
     busy: bool
     unresponsive: bool
+    mute: bool
+    late_confirmations: bool
     declines: str
     state: bytes
     handles_urgent: bool
+    awaits_start: bool
 
     def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Clock) -> None:
         self.attempt = attempt
@@ -111,6 +119,10 @@ class Task:
         """Whether the operator does not handle its mailbox. Events are confirmed meanwhile, but not handled."""
         self.unresponsive = False
         """Whether the whole process is frozen: it reads and confirms nothing."""
+        self.mute = False
+        """Whether nothing that it says arrives, although it reads and works. When it is False again, all arrives."""
+        self.late_confirmations = False
+        """Whether only its confirmations of events do not arrive. When it is False again, they do."""
         self.declines = ""
         """Why the operator declines checkpoints; empty if it takes part."""
         self.state = b""
@@ -124,9 +136,12 @@ class Task:
         self.handled: list[Any] = []
         """What the operator has handled, in order: events, urgent ones among them, and tuples for everything else.
 
-        The tuples are ``("start",)``, when ``subtask_ready`` has returned, and for checkpoints ``("snapshot", id)``,
+        The tuples are ``("start",)``, with ``awaits_start``, and for checkpoints ``("snapshot", id)``,
         ``("completed", id)`` and ``("aborted", id)``.
         """
+        self.awaits_start = False
+        """Whether it is told when ``subtask_ready`` has returned, as a real operator is that begins with its records
+        only then. Set it before the operator opens, for example after ``launch(..., opens=False)``."""
         self.urgent_events: list[Any] = []
         """The urgent events among them, in order. A busy operator handles them too."""
         self.handles_urgent = True
@@ -139,15 +154,18 @@ class Task:
         self.connection: MemoryConnection | None = connection
         self.gateway_ref: ActorRef[GatewayMessage]
         self.machine: SubtaskMachine
+        self.table = ONE_PART
         self.registered: Registered | None = None
         self.mailbox: deque[MailboxItem] = deque()
         self.opens_immediately = True
+        """Whether it opens as soon as it is registered. Otherwise call ``open``: see ``World.launch``."""
         self.attempt_number = attempt.attempt  # Spark's own count
         self._clock = clock
         self._requests: list[Answer[Any]] = []
         self._goodbye: str | None = None
         self._urgent_failed = False
         self._refusal = ""
+        self._unsaid: list[UpMessage] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.attempt} {self.outcome or 'running'}>"
@@ -163,16 +181,18 @@ class Task:
         """Send an event to the coordinator.
 
         Raises:
-            EventEncodeError: msgpack cannot carry it, or it is too large.
+            EventEncodeError: a value in it is of a type that events cannot have, or it is too large.
             GatewayFull: the window is full. A real task would wait.
         """
-        self._drive(EventSubmitted(encode_event(event)))
+        event, part = self._addressed(event)
+        self._drive(EventSubmitted(encode_event(event), part=part))
 
     def request(self, payload: Any) -> Answer[Any]:
         """Send a request to the coordinator. The error of a failed one is ``RequestFailed``. Raises as ``send``."""
+        payload, part = self._addressed(payload)
         answer: Answer[Any] = Answer()
         self._requests.append(answer)
-        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload)))
+        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload), part))
         return answer
 
     @checked(failure=ANY)
@@ -195,14 +215,14 @@ class Task:
 
     def open(self) -> None:
         """Report that the operator is open. The task calls this itself, unless ``opens_immediately`` is False."""
-        self._drive(OperatorOpened(handles_urgent=self.handles_urgent))
+        self._drive(OperatorOpened(self.awaits_start, self.handles_urgent))
 
     def work(self) -> None:
         """Handle everything in the mailbox."""
         while self.mailbox:
             match self.mailbox.popleft():
-                case MailboxEvent(payload):
-                    self.handled.append(decode_event(payload))
+                case MailboxEvent(payload, part):
+                    self.handled.append(self._received(payload, part))
                 case MailboxBarrier(checkpoint_id) if not self.machine.wants_snapshot(checkpoint_id):
                     pass
                 case MailboxBarrier(checkpoint_id) if self.declines:
@@ -227,7 +247,7 @@ class Task:
 
     def read(self) -> bool:
         """Read what has arrived; True if there was anything. The world calls this whenever it moves."""
-        moved = False
+        moved = self._say_what_was_held_back()
         connection = self.connection
         while connection is not None and connection.on_the_way and not self.unresponsive:
             moved = True
@@ -253,6 +273,7 @@ class Task:
         self._close_connection()
 
     def _close_connection(self) -> None:
+        self._unsaid.clear()  # what is not confirmed is sent again
         if self.connection is not None:
             self.connection.close(flush=False)
         self.connection = None
@@ -279,6 +300,7 @@ class Task:
                 self._take_note(message)
             case Registered():
                 self.registered = message
+                self.table = PartTable(message.parts)
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
                 self.input_begins_again = message.input_begins_again
@@ -296,6 +318,7 @@ class Task:
                     message.held,
                     message.events_sent,
                     hold_events=message.hold_events,
+                    table=self.table,
                 )
                 self.restore(message)
                 self._drive(ConnectionAttached(0))
@@ -327,10 +350,10 @@ class Task:
                 self._say(message)
             case PutInMailbox(item):
                 self._put(item)
-            case HandleUrgent(payload):
+            case HandleUrgent(payload, part):
                 if not self._urgent_failed:
                     self._drive(UrgentBegan())
-                    self._urgent_failed = not self._handle_urgent(payload)
+                    self._urgent_failed = not self._handle_urgent(payload, part)
                 if not self._urgent_failed:
                     self._drive(UrgentHandled())
             case ResolveRequest(request_id, error, payload):
@@ -338,12 +361,24 @@ class Task:
             case EndAttempt(reason):
                 self.ended.append(reason)
 
-    def _handle_urgent(self, payload: bytes) -> bool:
+    def _handle_urgent(self, payload: bytes, part: int) -> bool:
         """Handle an urgent event. False if that failed: then no other one is handled."""
-        event = decode_event(payload)
+        event = self._received(payload, part)
         self.urgent_events.append(event)
         self.handled.append(event)
         return True
+
+    def _addressed(self, event: Any) -> tuple[Any, int]:
+        """The event, and the index of its part."""
+        if type(event) is not PartEvent:
+            return event, OWN_PART
+        index = self.table.index(event.name)
+        assert index is not None, f"there is no part {event.name!r}"
+        return event.event, index
+
+    def _received(self, payload: bytes, part: int) -> Any:
+        event = decode_event(payload)
+        return PartEvent(self.table.names[part], event) if part else event
 
     def _put(self, item: MailboxItem) -> None:
         self.mailbox.append(item)
@@ -358,6 +393,18 @@ class Task:
         answer.fail(failure)
 
     def _say(self, message: UpMessage) -> None:
-        if self.connection is not None:
+        is_confirmation = isinstance(message, Confirm)
+        # Each kind keeps its order.
+        is_behind = any(isinstance(one, Confirm) is is_confirmation for one in self._unsaid)
+        if self.mute or is_behind or (self.late_confirmations and is_confirmation):
+            self._unsaid.append(message)
+        elif self.connection is not None:
             self.connection.came = True
             self.gateway_ref.tell(MessagesArrived(self.connection.connection_id, [message]))
+
+    def _say_what_was_held_back(self) -> bool:
+        """Say, in order, what may arrive by now; returns whether there was anything."""
+        unsaid, self._unsaid = self._unsaid, []
+        for message in unsaid:
+            self._say(message)
+        return len(self._unsaid) < len(unsaid)

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from actors import Actor, ActorContext, ActorRef, Reply
 from actors.coordination.barrier_tracker import BarrierTrackerActor
+from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.given import GivenCoordinator
@@ -26,10 +28,12 @@ from actors.coordination.messages import (
     RequestCheckpoint,
     StartOperator,
     TrackerMessage,
+    WithdrawCheckpoint,
 )
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
 from actors.coordination.statistics import OperatorStatistics
-from actors.testing import DeterministicKit, Schedule, deterministic_system
+from actors.coordination.store import CoordinatorStore
+from actors.testing import DeterministicKit, Schedule, kit_of
 from headgate.testing._answer import Answer
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._task import MemoryConnection, Task
@@ -42,6 +46,7 @@ from protocol.attempts import (
     LedgerConfig,
     LedgerInput,
     OperatorAdded,
+    OperatorRemoved,
     QueryStatus,
     RefuseRegistration,
     RegistrationArrived,
@@ -64,7 +69,6 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Refused, Register, RestoreMode
 from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
@@ -78,7 +82,7 @@ TaskT = TypeVar("TaskT", bound=Task)
 Mode = RestoreMode | Literal["batch", "streaming"]
 
 
-@check_attributes()
+@check_attributes(storage_delay_s=WAIT)
 class World:
     """A Spark application with one operator, in which the test plays Spark. ``running_operator`` makes it.
 
@@ -94,6 +98,9 @@ class World:
 
     input_id: str | None
     storage_error: Exception | None
+    storage_delay_s: float
+    storage_in_doubt: bool
+    id_error: Exception | None
 
     def __init__(
         self,
@@ -102,6 +109,7 @@ class World:
         config: OperatorConfig,
         attempts_max: int,
         uses: Collection[Primitive],
+        beside: World | None = None,
     ) -> None:
         self.kit = kit
         """The deterministic actor system of this world, with its ``trace`` of all steps."""
@@ -124,6 +132,16 @@ class World:
         """
         self.storage_error: Exception | None = None
         """The exception that the storage raises when it writes a checkpoint; None if it works."""
+        self.storage_delay_s = 0.0
+        """How many seconds each write takes, before it succeeds or fails."""
+        self.storage_in_doubt = False
+        """Whether a write that fails has written the checkpoint all the same, and nothing can be taken back.
+
+        Such a checkpoint stays in doubt (``CoordinatorContext.checkpoints_in_doubt``), and is in ``in_doubt``, until
+        this is False again and the storage is asked once more, or a later checkpoint completes.
+        """
+        self.id_error: Exception | None = None
+        """The exception that the storage raises when a checkpoint needs an id; None if it has one."""
         self.statistics = OperatorStatistics(config.operator_id)
         self._config = config
         self._attempts_max = attempts_max
@@ -133,11 +151,15 @@ class World:
         self._job_id = 0
         self._job_runs = False
         self._closed = False
+        self._stopped = False
         self._connection_id = 0
-        self._task_attempt_id = 100
+        self._worlds: list[World] = [] if beside is None else beside._worlds
+        self._task_attempt_id = 100 + 100_000 * len(self._worlds)
+        self._worlds.append(self)
         self._numbers: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._succeeded: set[int] = set()
+        self._coordinator_store: CoordinatorStore = CoordinatorStore() if beside is None else beside._coordinator_store
         ports = OperatorPorts(
             report=self._report,
             gateway_opened=self._gateway_opened,
@@ -148,18 +170,22 @@ class World:
             store_savepoint=self._store_savepoint,
             next_checkpoint_id=self._next_checkpoint_id,
             completed=self._completed,
+            coordinator_store=self._coordinator_store,
         )
         self._composed = composed(config.operator_id, coordinator, uses)
         parts = self._composed.parts
+        suffix = "" if beside is None else f"-{config.operator_id}"
         self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
-            lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+            lambda: BarrierTrackerActor(parts, config, ports, self.statistics),
+            name=f"operator{suffix}",
+            mailbox=UNBOUNDED,
         )
         self._spark: ActorRef[Any] = kit.system.spawn(
             lambda: _LedgerActor(self, self._tracker, LedgerConfig(attempts_max=attempts_max)),
-            name="ledger",
+            name=f"ledger{suffix}",
             mailbox=UNBOUNDED,
         )
-        kit.outside = self._move_tasks
+        kit.outside = lambda: sum([world._move_tasks() for world in self._worlds]) > 0
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -193,23 +219,37 @@ class World:
 
     # --- Spark ----------------------------------------------------------------------------------------------------
 
+    @overload
+    async def launch(self, subtask: int, *, opens: bool = True) -> Task: ...
+
+    @overload
+    async def launch(self, subtask: int, *, task_class: type[TaskT], opens: bool = True) -> TaskT: ...
+
     @checked()
-    async def launch(self, subtask: int) -> Task:
+    async def launch(self, subtask: int, *, task_class: type[Task] = Task, opens: bool = True) -> Task:
         """Launch a task of ``subtask``, whose operator the test plays.
 
         If an attempt of the subtask is alive, the new one is a speculative copy. The first launch after the end of a
-        job begins the next run.
+        job begins the next run. ``task_class`` is ``Task`` or a subclass of it. Unless ``opens``, the task
+        registers and does not open, until ``task.open()``.
 
         Raises:
             ValueError: there is no such subtask.
         """
-        task = self._started(subtask, self._make_task)
+        task = self._started(subtask, self._maker(task_class, opens))
         await self.settle()
         return task
 
-    async def launch_all(self) -> list[Task]:
-        """Launch one task for each subtask."""
-        tasks = [self._started(subtask, self._make_task) for subtask in range(self.parallelism)]
+    @overload
+    async def launch_all(self, *, opens: bool = True) -> list[Task]: ...
+
+    @overload
+    async def launch_all(self, *, task_class: type[TaskT], opens: bool = True) -> list[TaskT]: ...
+
+    @checked()
+    async def launch_all(self, *, task_class: type[Task] = Task, opens: bool = True) -> list[Any]:
+        """Launch one task for each subtask, as ``launch`` does."""
+        tasks = [self._started(subtask, self._maker(task_class, opens)) for subtask in range(self.parallelism)]
         await self.settle()
         return tasks
 
@@ -231,15 +271,15 @@ class World:
         Raises:
             ValueError: there is no such subtask, or no operator: neither ``make_operator`` nor a chain.
         """
-        made_by = make_operator or self._composed.make_flow
-        if made_by is None or (make_operator is not None and self._composed.make_flow is not None):
+        stages = self._composed.stages
+        if (make_operator is None) != bool(stages):
             raise ValueError("pass make_operator, the class of the operator, unless the operator is a chain")
-        operator = operator_factory(made_by)
+        operator = None if make_operator is None else operator_factory(make_operator)
 
         def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
             mode = self._config.mode
             parallelism, parts = self.parallelism, self._composed.task_parts
-            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts)
+            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts, stages)
 
         task = self._started(subtask, make)
         await self.settle()
@@ -312,9 +352,28 @@ class World:
         if not task.outcome:
             raise LocalProtocolError(f"{task!r} still runs: kill it, or let it fail, before it is retried")
         if isinstance(task, OperatorTask):
-            chained = self._composed.make_flow is not None
-            return await self.launch_operator(task.attempt.subtask, None if chained else task.make_operator, records)
-        return await self.launch(task.attempt.subtask)
+            return await self.launch_operator(task.attempt.subtask, task.make_operator, records)
+        return await self.launch(task.attempt.subtask, task_class=type(task), opens=task.opens_immediately)
+
+    @checked()
+    async def revoke(self, task: Task, reason: str = "its output was lost") -> None:
+        """Revoke a success, as Spark does if the output of a finished task is lost. Its subtask has to run again.
+
+        The coordinator gets ``subtask_failed`` with ``FailureKind.REVOKED``, and the outcome of the task is then
+        ``"revoked"``.
+
+        Raises:
+            LocalProtocolError: the task has not succeeded, or the job has ended.
+        """
+        if task.outcome != "success" or not self._job_runs:
+            raise LocalProtocolError(
+                f"{task!r} has no success that Spark could revoke: revoke it after its success and before the other "
+                "subtasks have ended the job"
+            )
+        task.outcome = "revoked"
+        self._succeeded.discard(task.attempt.subtask)
+        self._tell_end(task, TaskOutcome.RESUBMITTED, reason)
+        await self.settle()
 
     @checked()
     async def cancel_job(self, reason: str = "cancelled by the test") -> None:
@@ -340,10 +399,45 @@ class World:
     @checked()
     def begin_checkpoint(self, savepoint_directory: str | None = None) -> Answer[int]:
         """Request a checkpoint, which begins when the world moves. The answer is its id, or ``CheckpointFailed``."""
-        self._check_open()
+        self._check_operator()
         answer: Answer[int] = Answer()
         self._tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
         return answer
+
+    @checked()
+    async def abort_checkpoint(self, answer: Answer[int]) -> None:
+        """Give up the checkpoint of ``begin_checkpoint``, as the driver's program does if it waits no longer.
+
+        Does nothing if it has ended. Otherwise the answer is ``CheckpointFailed``, the tasks are told, and the
+        coordinator gets ``notify_checkpoint_aborted``.
+        """
+        self._check_operator()
+        self._tracker.tell(WithdrawCheckpoint(cast("Reply[int]", answer)))
+        await self.settle()
+        answer.fail(CheckpointFailed("it was given up by the test"))  # otherwise nobody answers one that was given up
+
+    @property
+    def in_doubt(self) -> list[CompletedCheckpoint]:
+        """The checkpoints that the storage has written and that are not complete, in order.
+
+        A restart may find any of them: pass one as ``running_operator(restored=...)``.
+        """
+        return list(self._written)
+
+    async def stop(self) -> None:
+        """Stop the operator inside the block, as ``Sidecar.release`` does. Idempotent.
+
+        A run in progress has failed, tasks that are alive are told (``Task.ended``), and the coordinator is closed.
+        After that, checkpoints and requests raise ``LocalProtocolError``, and tasks that are launched are refused.
+        """
+        self._check_open()
+        if self._stopped:
+            return
+        self._stopped = True
+        self._spark.tell(OperatorRemoved(self._config.operator_id))
+        await self.settle()
+        await self.kit.drive(self.kit.system.stop(self._tracker))
+        await self.settle()
 
     def counters(self) -> dict[str, int | float | Distribution]:
         """Return what the tasks have counted, as ``OperatorHandle.counters`` does."""
@@ -370,10 +464,9 @@ class World:
     @checked()
     def begin_request(self, payload: Any, *, part: str | None = None) -> Answer[Any]:
         """Send a request like ``request``, which arrives when the world moves, and return its answer, still open."""
-        self._check_open()
+        self._check_operator()
         answer: Answer[Any] = Answer()
-        asked = payload if part is None else PartEvent(part, payload)
-        self._tracker.tell(ClientRequest(asked, cast("Reply[Any]", answer)))
+        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer), part or ""))
         return answer
 
     # --- for the simulated Spark ----------------------------------------------------------------------------------
@@ -395,9 +488,7 @@ class World:
         if gateway is not None and connection is not None:
             gateway.tell(ConnectionClosed(connection.connection_id, "the task has ended"))
         subtask = attempt.subtask
-        self._spark.tell(
-            TaskEnded(attempt.task_attempt_id, self._stage_id, 0, subtask, task.attempt_number, outcome, reason)
-        )
+        self._tell_end(task, outcome, reason)
         if outcome is TaskOutcome.SUCCESS:
             self._succeeded.add(subtask)
             for other in self._running(subtask):
@@ -409,6 +500,10 @@ class World:
             self._failed[subtask] += 1
             if self._failed[subtask] >= self._attempts_max:
                 self._end_job(f"subtask {subtask} has failed {self._attempts_max} times; the last time: {reason}")
+
+    def _tell_end(self, task: Task, outcome: TaskOutcome, reason: str) -> None:
+        id_, subtask, number = task.attempt.task_attempt_id, task.attempt.subtask, task.attempt_number
+        self._spark.tell(TaskEnded(id_, self._stage_id, 0, subtask, number, outcome, reason))
 
     def _end_job(self, reason: str) -> None:
         """Fail the job as Spark does, and kill its tasks."""
@@ -470,12 +565,30 @@ class World:
         self._spark.tell(RegistrationArrived(line.connection_id, register))
         return task
 
-    def _make_task(self, attempt: ExecutionAttempt, line: MemoryConnection) -> Task:
-        return Task(attempt, line, self.kit.clock)
+    def _maker(self, task_class: type[Task], opens: bool) -> Callable[[ExecutionAttempt, MemoryConnection], Task]:
+        def make(attempt: ExecutionAttempt, line: MemoryConnection) -> Task:
+            task = task_class(attempt, line, self.kit.clock)
+            task.opens_immediately = opens
+            return task
+
+        return make
 
     def _check_open(self) -> None:
         if self._closed:
             raise LocalProtocolError("this world has ended: use it inside its `async with`")
+
+    def _check_operator(self) -> None:
+        self._check_open()
+        if self._stopped:
+            raise LocalProtocolError("this operator was stopped: call it before world.stop(), or run another one")
+
+    def _check_joins(self, operator_id: str, seed: int, schedule: Schedule | None) -> None:
+        """Raise unless an operator of this name can join the application."""
+        self._check_open()
+        if operator_id in {world._config.operator_id for world in self._worlds}:
+            raise ValueError(f"operator_id must be another name than {operator_id!r}, which runs in this application")
+        if seed or schedule is not None:
+            raise ValueError("seed and schedule belong to the world that was made first: give them there")
 
     # --- ports ----------------------------------------------------------------------------------------------------
 
@@ -492,16 +605,22 @@ class World:
         self._spark.tell(report)
 
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
+        await self._write(lambda: self._written.append(checkpoint))
+
+    async def _write(self, write: Callable[[], None]) -> None:
+        if self.storage_delay_s:
+            await asyncio.sleep(self.storage_delay_s)
+        if self.storage_error is None or self.storage_in_doubt:
+            write()
         if self.storage_error is not None:
             raise self.storage_error
-        self._written.append(checkpoint)
 
     async def _store_savepoint(self, checkpoint: CompletedCheckpoint, directory: str) -> None:
-        if self.storage_error is not None:
-            raise self.storage_error
-        self.savepoints.append((directory, checkpoint))
+        await self._write(lambda: self.savepoints.append((directory, checkpoint)))
 
     async def _discard(self, checkpoint_id: int) -> None:
+        if self.storage_in_doubt:
+            raise self.storage_error or OSError("the storage does not answer")
         self._written = [one for one in self._written if one.checkpoint_id != checkpoint_id]
 
     def _completed(self, checkpoint_id: int) -> None:
@@ -509,6 +628,8 @@ class World:
         self._written = [one for one in self._written if one.checkpoint_id > checkpoint_id]
 
     def _next_checkpoint_id(self) -> int:
+        if self.id_error is not None:
+            raise self.id_error
         self._next_id += 1
         return self._next_id - 1
 
@@ -527,6 +648,7 @@ class World:
     def _close(self) -> None:
         """End the threads of operators that still run."""
         self._closed = True
+        self._worlds.remove(self)
         for task in self._running():
             with suppress(RuntimeError):
                 task.stop()
@@ -590,6 +712,7 @@ async def running_operator(
     operator_id: str = "operator",
     seed: int = 0,
     schedule: Schedule | None = None,
+    beside: World | None = None,
 ) -> AsyncIterator[World]:
     """Run an operator whose coordinator has started, without Spark and in virtual time.
 
@@ -604,6 +727,10 @@ async def running_operator(
     ``seed`` determines which message is delivered next. Each seed gives an order that could really happen, and always
     the same one. A test that fails names its seed. Alternatively, ``schedule`` decides, as in ``deterministic_system``.
 
+    ``beside`` is another world, whose application this operator joins: both have the same time and order, and a method
+    that moves one of them moves both. Enter it inside the other one's block, with another ``operator_id`` and without
+    ``seed`` and ``schedule``.
+
     Inside the coordinator, and in what it starts, ``anyio.sleep``, ``asyncio.sleep`` and all timeouts follow the
     virtual clock. Functions given to a worker thread (``context.call_async``, ``asyncio.to_thread``,
     ``anyio.to_thread.run_sync``) run to their end while nothing else moves. On the way out the coordinator is closed,
@@ -611,7 +738,7 @@ async def running_operator(
 
     Raises:
         Exception: what ``start`` of the coordinator raised.
-        ValueError: ``restored`` in batch mode.
+        ValueError: ``restored`` in batch mode, or what ``beside`` excludes.
     """
     mode = RestoreMode.named(mode)
     config = OperatorConfig(
@@ -624,10 +751,21 @@ async def running_operator(
         None if restored is None else rescaled(restored, parallelism),
         restored_input=restored_input or ("same" if restored is not None and not restored.label else None),
     )
-    async with deterministic_system(seed=seed, schedule=schedule) as kit:
-        world = World(kit, coordinator, config, attempts_max, uses)
+    if beside is None:
+        application: AbstractAsyncContextManager[DeterministicKit] = kit_of(
+            "running_operator", "deterministic", seed, schedule
+        )
+    else:
+        beside._check_joins(operator_id, seed, schedule)
+        application = nullcontext(beside.kit)
+    async with application as kit:
+        world = World(kit, coordinator, config, attempts_max, uses, beside)
         try:
             await world._start()
             yield world
         finally:
-            world._close()
+            try:
+                if beside is not None and not beside._closed:
+                    await world.stop()
+            finally:
+                world._close()

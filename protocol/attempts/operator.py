@@ -53,6 +53,8 @@ from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RefusalCode, RestoreMode
 
 SPARK_TASK_FAILURES_MAX = 4
+CONFLICT_WAIT_S = 1.0
+"""How long a second run whose job has started waits for the end of the first one's job, before Spark is asked."""
 """The default of ``spark.task.maxFailures``."""
 
 _KINDS = {
@@ -133,10 +135,10 @@ class OperatorLedger:
 
     def _keep_waiting(self, held: HeldRegistration, wait: admission.Wait) -> None:
         held.waits_for = wait.waits_for
-        soon = held.since + self.config.conflict_wait_s
+        soon = held.since + CONFLICT_WAIT_S
         if wait.hurry and held.ask_at != soon:
             held.ask_at = soon
-            self.want_look(self.now + self.config.conflict_wait_s)
+            self.want_look(self.now + CONFLICT_WAIT_S)
 
     def _refuse_for(self, held: HeldRegistration, refusal: admission.Refusal) -> None:
         message, too_many = held.message, ""

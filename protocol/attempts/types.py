@@ -42,7 +42,6 @@ class LedgerConfig:
     heal_after_s: float = 5.0  # how long an undecided thing waits for its fact before Spark is asked (H19)
     query_every_s: float = 2.0  # how often Spark is asked again while it stays undecided
     audit_every_s: float = 30.0  # how often Spark is asked without a cause, to find facts that nothing misses
-    conflict_wait_s: float = 1.0  # how long a second run whose job has started waits for the end of the first one's job
     give_up_after_s: float = 60.0  # after this, an undecided registration is refused: nothing waits permanently
     attempts_max: int | None = None  # H69
     kills_forgotten_after_s: float = 3600.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from protocol.barrier_tracker.pending import Part, Step
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.ids import ExecutionAttempt
+from protocol.wire.messages import Positions
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class KnownAttempt:
     """
 
     attempt: ExecutionAttempt
-    events_restored: int
+    events_restored: Positions
     ready: bool = False
     finished: bool = False
     final: SubtaskSnapshot | None = None
@@ -47,7 +48,7 @@ class KnownAttempts:
         """The attempt, or None if it is over or unknown."""
         return self.by_task.get(attempt.task_attempt_id)
 
-    def accept(self, attempt: ExecutionAttempt, events_restored: int) -> None:
+    def accept(self, attempt: ExecutionAttempt, events_restored: Positions) -> None:
         self.by_task[attempt.task_attempt_id] = KnownAttempt(attempt, events_restored)
         self._tasks_of.setdefault(attempt.subtask, []).append(attempt.task_attempt_id)
         self._look_at(attempt.subtask)

@@ -12,7 +12,7 @@ from protocol.attempts.types import RunEnded, SubtaskFailed, SubtaskFinished, Su
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
-from protocol.wire.messages import HeldEvent, SubtaskState
+from protocol.wire.messages import HeldEvent, Positions, SubtaskState
 
 # --- the steps of a checkpoint -------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class RestoreAttempt:
     checkpoint_id: int
     states: tuple[SubtaskState, ...]
     held: tuple[HeldEvent, ...]
-    events_sent: int
+    events_sent: Positions
     input_begins_again: bool = False
     partitions_before: int = 0
 

@@ -61,7 +61,13 @@ from protocol.barrier_tracker.vocabulary import (
 )
 from protocol.describing import type_name
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import HeldEvent, SubtaskState
+from protocol.parts import covers, more
+from protocol.wire.messages import HeldEvent, Positions, SubtaskState
+
+
+def _shown(counts: Positions) -> str:
+    """The counts as text, in the order of the parts."""
+    return ", ".join(map(str, counts)) or "0"
 
 
 class Phase(Enum):
@@ -147,22 +153,22 @@ class Part:
     """
 
     attempt: ExecutionAttempt
-    events_restored: int
+    events_restored: Positions
     step: Step = Step.AWAITING_CLOSE
     snapshot: SubtaskSnapshot | None = None
-    events_taken: int | None = None
+    events_taken: Positions | None = None
     hold_events: bool = True
 
     def is_of(self, attempt: ExecutionAttempt) -> bool:
         return self.attempt is attempt or self.attempt == attempt
 
-    def agrees(self, events_sent: int) -> bool:
+    def agrees(self, events_sent: Positions) -> bool:
         """Whether a snapshot before which so many events had left is of the coordinator's cut, as far as it is known.
 
         What the coordinator had not taken yet may be recorded, unless events are held.
         """
         taken = self.events_taken
-        return taken is None or taken == events_sent or (not self.hold_events and taken < events_sent)
+        return taken is None or taken == events_sent or (not self.hold_events and covers(events_sent, taken))
 
     def why_torn(self) -> str:
         """Say how the two halves differ (H32); empty if they agree, or one is not known yet."""
@@ -170,8 +176,8 @@ class Part:
         if snapshot is None or self.agrees(snapshot.events_sent):
             return ""
         return (
-            f"{self.attempt}: {snapshot.events_sent} of its events had left at its snapshot, but the coordinator had"
-            f" taken {self.events_taken} at the cut"
+            f"{self.attempt}: {_shown(snapshot.events_sent)} of its events had left at its snapshot, but the "
+            f"coordinator had taken {_shown(self.events_taken or ())} at the cut"
         )
 
     def collect(self, recorded: tuple[HeldEvent, ...]) -> str:
@@ -179,10 +185,10 @@ class Part:
         snapshot, taken = self.snapshot, self.events_taken
         assert snapshot is not None
         assert taken is not None
-        if taken + len(recorded) != snapshot.events_sent:
+        if more(taken, recorded) != snapshot.events_sent:
             return (
-                f"{self.attempt}: {snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
-                f" had taken {taken} at the cut and recorded {len(recorded)} since"
+                f"{self.attempt}: {_shown(snapshot.events_sent)} of its events had left at its snapshot, but the "
+                f"coordinator had taken {_shown(taken)} at the cut and recorded {_shown(more((), recorded))} since"
             )
         self.snapshot = SubtaskSnapshot(snapshot.states, (*recorded, *snapshot.held), taken)
         return ""
@@ -289,7 +295,7 @@ class PendingCheckpoint:
         part = self.parts.get(attempt.subtask)
         return part is not None and part.is_of(attempt)
 
-    def cut(self, state: bytes, events_taken: dict[int, int]) -> None:
+    def cut(self, state: bytes, events_taken: dict[int, Positions]) -> None:
         """Record the cut: the coordinator has returned its snapshot. ``events_taken``: per task attempt id."""
         self.phase, self.coordinator_state = Phase.ACKNOWLEDGING, state
         for part in self.parts.values():

@@ -23,7 +23,7 @@ from protocol.attempts.types import (
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.values import value
-from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 
 
 @value
@@ -57,14 +57,15 @@ class SubtaskSnapshot:
 
     ``states``: usually one, its own; several or none if a rescaled checkpoint was never restored (H52).
     ``held``: the events its valve held, in order (H31); before them, those that were recorded (H79). ``events_sent``:
-    how many of its events had left, without the recorded ones, which is what the coordinator's part covers (H32).
+    how many of its events had left, by part, without the recorded ones, which is what the coordinator's part covers
+    (H32).
     ``earlier_input``: no attempt of the subtask had begun with the input that the checkpoint belongs to, so positions
     in the states count the records of an earlier one (H174).
     """
 
     states: tuple[SubtaskState, ...] = ()
     held: tuple[HeldEvent, ...] = ()
-    events_sent: int = 0
+    events_sent: Positions = ()
     earlier_input: bool = False
 
 
@@ -74,6 +75,7 @@ class CompletedCheckpoint:
 
     ``label`` says which input it belongs to; see ``actors.coordination.inputs``. ``partitions``: in how many partitions
     that input was, whose records positions in the states count (H174); 0 if that is not known, and in batch mode.
+    ``parts``: the names to which indices of parts refer.
     """
 
     # H47
@@ -84,6 +86,7 @@ class CompletedCheckpoint:
     subtask_states: dict[int, SubtaskSnapshot] = field(default_factory=dict)
     label: str = ""
     partitions: int = 0
+    parts: tuple[str, ...] = ("",)
 
 
 # --- inputs: requests -------------------------------------------------------------------------------------
@@ -134,14 +137,14 @@ class SubtaskClosed:
 class CoordinatorSnapshotTaken:
     """The cut: ``checkpoint_coordinator`` has returned, and every gateway closed at that moment (H40).
 
-    ``events_taken``: per task attempt id, how many upward events of the attempt's history the coordinator had taken at
-    that moment, counting on from what the attempt restored (H32). Finished attempts are included. A missing attempt has
+    ``events_taken``: per task attempt id, how many upward events of the attempt's history each part had taken at that
+    moment, counting on from what the attempt restored (H32). Finished attempts are included. A missing attempt has
     sent nothing since its restore.
     """
 
     checkpoint_id: int
     state: bytes
-    events_taken: dict[int, int] = field(default_factory=dict)
+    events_taken: dict[int, Positions] = field(default_factory=dict)
 
 
 @value
@@ -168,7 +171,7 @@ class SubtaskAcknowledged:
     checkpoint_id: int
     state: bytes
     held: tuple[HeldEvent, ...] = ()
-    events_sent: int = 0
+    events_sent: Positions = ()
 
 
 @value
@@ -186,7 +189,7 @@ class SubtaskFinalState:
 
     attempt: ExecutionAttempt
     state: bytes
-    events_sent: int = 0
+    events_sent: Positions = ()
 
 
 @value

@@ -29,6 +29,9 @@ it was sent before it and has not reached the coordinator, so the checkpoint get
     | ``Finished``, success      | is delivered: no other snapshot comes        |
 
 With two concurrent checkpoints, it may be delivered when neither is at the bound.
+
+What a part outside of checkpoints sends is neither recorded nor put aside (H152). So it may be taken before earlier
+items of the others, and each of the two is taken for itself.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from protocol.gateway.types import (
     ReportOpened,
 )
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
+from protocol.parts import PartTable
 from protocol.streams import IncomingStream, RefuseMessage
 from protocol.wire.messages import (
     CheckpointAcknowledged,
@@ -72,6 +76,7 @@ PAYLOAD = frozenset(get_args(_Payload))
 OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
 OF_CHECKPOINT = frozenset(get_args(OfCheckpointUp))
 
+_NO_REQUESTS: frozenset[int] = frozenset()
 _NO_WORDS: frozenset[tuple[type, int]] = frozenset()
 """Shared by all gateways, of which there may be thousands: each empty set takes 216 bytes."""
 
@@ -93,15 +98,18 @@ class GatewayInbound:
     __slots__ = (
         "_aside",
         "_attempt",
+        "_cancelled",
         "_delivered",
         "_kept",
         "_kept_words",
         "_limits",
+        "_open_requests",
         "_outbound",
         "_peer",
         "_ready",
         "_senders",
         "_snapshot",
+        "_table",
         "_unanswered",
         "awaits_start",
         "stream",
@@ -114,8 +122,10 @@ class GatewayInbound:
         incoming: IncomingStream,
         outbound: GatewayOutbound,
         senders: Collection[int] | None,
+        table: PartTable,
     ) -> None:
         self._attempt = attempt
+        self._table = table
         self._senders = senders  # of what the restored snapshot held; None if that is not known
         self._limits = limits
         self._outbound = outbound
@@ -125,7 +135,9 @@ class GatewayInbound:
         self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
         self._kept: list[UpItem] = []  # arrived before readiness was announced
         self._kept_words: frozenset[tuple[type, int]] = _NO_WORDS  # the checkpoint items among these: kind and id
-        self._unanswered: dict[int, bool] = {}  # the requests without an answer: whether they are cancelled
+        self._unanswered: dict[int, int] = {}  # the requests without an answer, each with its part
+        self._open_requests = [0] * table.count  # how many these are, by part
+        self._cancelled = _NO_REQUESTS  # of these, the ones whose answer nobody waits for
         self._snapshot = VIRTUAL_EMPTY_CHECKPOINT  # the last one that the peer has taken
         self._delivered: dict[int, tuple[int, int]] = {}  # since each cut that waits for a snapshot: events, bytes
         self._aside: list[_Payload] = []
@@ -147,8 +159,10 @@ class GatewayInbound:
         kind = type(item)
         if kind in PAYLOAD:
             self._check_window(item)
-            self.stream.advance(len(item.payload))
+            self.stream.advance(len(item.payload), item.part)
         else:
+            if kind is CheckpointAcknowledged or kind is Finished:
+                self._check_parts(item)
             self.stream.advance()
             if kind in OF_CHECKPOINT and self._ready and self._peer is _OPEN:
                 self._deliver_word(item, now, effects)  # as most items of quiet subtasks
@@ -158,24 +172,34 @@ class GatewayInbound:
 
     def _check_window(self, item: _Payload) -> None:
         """Refuse a peer that exceeds its window (H27). Nothing has been changed so far."""
-        came, limits = self.stream, self._limits
-        count = came.untaken_events
+        came, limits, part = self.stream, self._limits, item.part
+        if part >= self._table.count:
+            raise RemoteProtocolError(f"{self._attempt} sends for part {part}, but there are {self._table.count}")
+        count = came.events[part]
         if count and (
-            count >= limits.upward_events_max or came.untaken_bytes + len(item.payload) > limits.upward_bytes_max
+            count >= limits.upward_events_max or came.bytes[part] + len(item.payload) > limits.upward_bytes_max
         ):
             raise RemoteProtocolError(f"{self._attempt} has sent more than its window allows")
         if isinstance(item, RequestMessage):
             if item.request_id in self._unanswered:
                 raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
-            if len(self._unanswered) + self._outbound.answers_pending >= limits.upward_events_max:
+            if self._open_requests[part] + self._outbound.answers_pending[part] >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
         elif item.__class__ is not EventMessage:  # not isinstance(): most items are events (benchmarks/instructions.py)
             self._check_sender(item)
 
+    def _check_parts(self, item: CheckpointAcknowledged | Finished) -> None:
+        """Refuse what a restore could not give to any part. Nothing has been changed so far."""
+        held = item.held if isinstance(item, CheckpointAcknowledged) else ()
+        if why := self._table.mismatch(item.events_sent, held):
+            raise RemoteProtocolError(f"{self._attempt} reports {why}")
+
     def _check_sender(self, item: _Payload) -> None:
-        if not isinstance(item, RestoredEventMessage | RestoredRequestMessage) or self._senders is None:
+        if not isinstance(item, RestoredEventMessage | RestoredRequestMessage):
             return
-        if item.sender not in self._senders:
+        if self._table.outside[item.part]:
+            raise RemoteProtocolError(f"{self._attempt} restores an event of a part that is in no checkpoint")
+        if self._senders is not None and item.sender not in self._senders:
             raise RemoteProtocolError(
                 f"{self._attempt} sends an event of subtask {item.sender}, of which its restored snapshot holds none"
             )
@@ -202,7 +226,8 @@ class GatewayInbound:
             self._cancel(item.request_id, effects)
             return
         elif isinstance(item, RequestMessage):
-            self._unanswered[item.request_id] = False
+            self._unanswered[item.request_id] = item.part
+            self._open_requests[item.part] += 1
         if not self._ready and (self._kept or type(item) in PAYLOAD):
             self._keep(item, effects)
         else:
@@ -213,9 +238,9 @@ class GatewayInbound:
 
         The answer may have crossed with it. The peer gets one answer to each request, in either case.
         """
-        if self._unanswered.get(request_id) is not False:
+        if request_id not in self._unanswered or request_id in self._cancelled:
             return
-        self._unanswered[request_id] = True
+        self._cancelled |= {request_id}
         undelivered = (*self._kept, *self._aside)
         if not any(isinstance(item, RequestMessage) and item.request_id == request_id for item in undelivered):
             effects.append(DeliverCancellation(request_id))
@@ -261,11 +286,11 @@ class GatewayInbound:
 
     def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
         if isinstance(item, EventMessage) and not self._delivered:  # the usual case
-            effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot))
+            effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot, item.part))
         elif type(item) in OF_CHECKPOINT:
             self._deliver_word(item, now, effects)
         elif isinstance(item, (EventMessage, RequestMessage, RestoredEventMessage, RestoredRequestMessage)):
-            if self._delivered and (self._aside or self._is_at_bound()):
+            if self._delivered and not self._table.outside[item.part] and (self._aside or self._is_at_bound()):
                 self._aside.append(item)
             else:
                 self._deliver_payload(item, effects)
@@ -290,18 +315,18 @@ class GatewayInbound:
             self.stop_recording(item.checkpoint_id, effects)
 
     def _deliver_payload(self, item: _Payload, effects: Effects) -> None:
-        after = self._snapshot
+        after, part = self._snapshot, item.part
         if isinstance(item, EventMessage):
-            effects.append(DeliverEvent(item.seq, item.payload, None, after))
+            effects.append(DeliverEvent(item.seq, item.payload, None, after, part))
         elif isinstance(item, RequestMessage):
-            effects.append(DeliverRequest(item.seq, item.request_id, item.payload, None, after))
-            if self._unanswered.get(item.request_id):
+            effects.append(DeliverRequest(item.seq, item.request_id, item.payload, None, after, part))
+            if item.request_id in self._cancelled:
                 effects.append(DeliverCancellation(item.request_id))
         elif isinstance(item, RestoredEventMessage):
-            effects.append(DeliverEvent(item.seq, item.payload, item.sender, after))
+            effects.append(DeliverEvent(item.seq, item.payload, item.sender, after, part))
         else:
-            effects.append(DeliverRequest(item.seq, None, item.payload, item.sender, after))
-        if self._delivered:
+            effects.append(DeliverRequest(item.seq, None, item.payload, item.sender, after, part))
+        if self._delivered and not self._table.outside[part]:
             size = len(item.payload)
             self._delivered = {n: (count + 1, sum_ + size) for n, (count, sum_) in self._delivered.items()}
 
@@ -332,7 +357,10 @@ class GatewayInbound:
             return ()
         own, asks = self._attempt.subtask, (RequestMessage, RestoredRequestMessage)
         return tuple(
-            [HeldEvent(getattr(item, "sender", own), item.payload, isinstance(item, asks)) for item in self._aside]
+            [
+                HeldEvent(getattr(item, "sender", own), item.payload, isinstance(item, asks), item.part)
+                for item in self._aside
+            ]
         )
 
     # --- the coordinator ----------------------------------------------------------------------------------
@@ -344,21 +372,25 @@ class GatewayInbound:
             self._deliver(self._kept.pop(0), now, effects)
         self._kept_words = _NO_WORDS
 
-    def take(self, seq: int) -> None:
-        """Everything delivered up to ``seq`` is taken. Raises ``LocalProtocolError`` if it was not delivered."""
+    def take(self, seq: int, part: int) -> None:
+        """Item ``seq`` is taken; see ``ItemTaken``. Raises ``LocalProtocolError`` if it was not delivered."""
         if seq > self.stream.received_seq:
             raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it arrived")
         if self._kept and seq >= self._kept[0].seq:
             raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it was delivered")
-        if self._aside and seq >= self._aside[0].seq:
+        if self._aside and seq >= self._aside[0].seq and not self._table.outside[part]:
             raise LocalProtocolError(f"item {seq} of {self._attempt} was taken, although it was put aside")
-        self.stream.take(seq)
+        self.stream.take(seq, self._table.taken_with[part])
 
-    def answer(self, request_id: int) -> None:
-        """The request has its answer. Raises ``LocalProtocolError`` if it is not open."""
+    def answer(self, request_id: int) -> int:
+        """The request has its answer: return its part. Raises ``LocalProtocolError`` if it is not open."""
         if request_id not in self._unanswered:
             raise LocalProtocolError(f"request {request_id} of {self._attempt} is not open")
-        del self._unanswered[request_id]
+        part = self._unanswered.pop(request_id)
+        self._open_requests[part] -= 1
+        if self._cancelled:
+            self._cancelled = self._cancelled - {request_id} or _NO_REQUESTS
+        return part
 
     def clear(self) -> None:
         """The attempt is over: forget what is not taken."""
@@ -366,6 +398,8 @@ class GatewayInbound:
         self._kept.clear()
         self._kept_words = _NO_WORDS
         self._unanswered.clear()
+        self._open_requests = [0] * self._table.count
+        self._cancelled = _NO_REQUESTS
         self._delivered.clear()
         self._aside.clear()
 
@@ -382,3 +416,7 @@ class GatewayInbound:
         assert all(self._outbound.awaits_snapshot(checkpoint_id) for checkpoint_id in self._delivered)
         assert not self._aside or self._is_at_bound(), "put aside, and nothing will ever deliver it"
         assert len(self._aside) <= self.stream.untaken_events
+        assert not any(self._table.outside[item.part] for item in self._aside)
+        assert self._cancelled <= set(self._unanswered)
+        parts = list(self._unanswered.values())
+        assert self._open_requests == [parts.count(part) for part in range(self._table.count)]

@@ -109,6 +109,7 @@ from protocol.gateway.types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import Reaction, TimePassed
+from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, IncomingStream, RefuseMessage
 from protocol.wire.messages import OF_CHECKPOINT, Confirm, EventMessage, Heartbeat, Register, Resume, UpMessage
 
@@ -153,8 +154,8 @@ class GatewayMachine:
     ``limits``: its timeouts and the bounds on what the peer sends. ``senders``: the subtasks that first sent what its
     restored snapshot holds; nothing of others may come from it (H157). None: that is not checked. ``barriers_apart``:
     barriers travel separately from the items, as ``InjectBarrier``. ``hold_events``: whether checkpoints hold events
-    back (H79). Not thread-safe: one owner calls it. The first input of any kind starts the reconnect clock, unless it
-    attaches a connection.
+    back (H79). ``table``: the operator's parts. Not thread-safe: one owner calls it. The first input of any kind starts
+    the reconnect clock, unless it attaches a connection.
     """
 
     __slots__ = (
@@ -182,6 +183,7 @@ class GatewayMachine:
         barriers_apart: bool = False,
         hold_events: bool = True,
         senders: Collection[int] | None = None,
+        table: PartTable = ONE_PART,
     ) -> None:
         self.attempt = attempt
         self._id = attempt.task_attempt_id
@@ -189,11 +191,11 @@ class GatewayMachine:
         self._enter(GatewayState.DETACHED)
         self._reason = ""
         self._records = not hold_events
-        incoming = IncomingStream()
+        incoming = IncomingStream(table.count)
         self._outbound = GatewayOutbound(
-            attempt, limits, incoming, barriers_apart=barriers_apart, hold_events=hold_events
+            attempt, limits, incoming, barriers_apart=barriers_apart, hold_events=hold_events, table=table
         )
-        self._inbound = GatewayInbound(attempt, limits, incoming, self._outbound, senders)
+        self._inbound = GatewayInbound(attempt, limits, incoming, self._outbound, senders, table)
         self._heard_at = 0.0  # when something last came from the peer
         self._suspected = False  # the coordinator has the hint that the attempt may be dead
         self._beat_at: float | None = None  # while a connection is up: when to look for a sign of life
@@ -273,7 +275,7 @@ class GatewayMachine:
         if self._state is _OVER:
             assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
             assert self._inbound.idle
-            assert not self._outbound.answers_pending
+            assert not any(self._outbound.answers_pending)
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
@@ -369,8 +371,9 @@ class GatewayMachine:
     def _look_for_life(self, due_at: float, now: float, effects: Effects) -> None:
         """Count the interval that is over if the peer was silent in it, and give it up when there are enough (H94)."""
         limits = self._limits
-        interval_s = limits.heartbeat_interval_s
+        interval_s, timeout_s = limits.heartbeat_interval_s, limits.heartbeat_timeout_s
         assert interval_s is not None
+        assert timeout_s is not None  # the limits see to it
         if self._heard:
             self._silent_s = 0.0
             self._trust(effects)
@@ -378,7 +381,7 @@ class GatewayMachine:
             self._silent_s += interval_s
         self._heard = False
         self._beat_at = now + interval_s
-        if self._silent_s >= limits.heartbeat_timeout_s:
+        if self._silent_s >= timeout_s:
             reason = (
                 f"{self.attempt} has given no sign of life for {now - self._heard_at:.2f} s, although its connection "
                 "stands: its process is stopped or swapped out, its host hangs, or native code holds Python's "
@@ -386,7 +389,7 @@ class GatewayMachine:
             )
             effects.append(FailAttempt(reason, silent=True))
             self._end(reason, effects)
-        elif self._silent_s >= limits.heartbeat_timeout_s / 2:
+        elif self._silent_s >= timeout_s / 2:
             self._suspect(f"it has given no sign of life for {now - self._heard_at:.2f} s", effects)
 
     def _hear_life(self, input: PeerHeard, now: float, effects: Effects) -> None:
@@ -423,8 +426,7 @@ class GatewayMachine:
         self._outbound.submit_event(input, now, effects)
 
     def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
-        self._inbound.answer(input.request_id)
-        self._outbound.submit_answer(input, now, effects)
+        self._outbound.submit_answer(input, self._inbound.answer(input.request_id), now, effects)
 
     def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
         self._outbound.request_close(input.checkpoint_id, effects)
@@ -486,7 +488,7 @@ class GatewayMachine:
             self._suspect(CONNECTION_GONE, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
-        self._inbound.take(input.seq)
+        self._inbound.take(input.seq, input.part)
         self._send_confirm(effects, _NOW)
 
     def _send_confirm(self, effects: Effects, when: int) -> None:

@@ -19,6 +19,8 @@ opened, so the head of the queue always decides, and order is never lost. With 5
     | after the cut of 6  | with 6                     | with 5                     |
     | between the two     | with 6                     | with 5                     |
 
+An event or answer of a part outside of checkpoints passes the closed valve, and no cut waits for it (H152).
+
 It makes no difference why one opens: through this attempt's own acknowledgement (H41), an abort, or a savepoint that is
 over, for which no completion ever comes (H49).
 
@@ -50,6 +52,7 @@ from protocol.gateway.types import (
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
+from protocol.parts import PartTable, fewer
 from protocol.streams import Entry, IncomingStream, OutgoingStream
 from protocol.wire.messages import (
     AnswerMessage,
@@ -132,6 +135,7 @@ class GatewayOutbound:
         "_latest_cut",
         "_limits",
         "_order",
+        "_outside",
         "_paused_s",
         "_progressed",
         "_settled",
@@ -155,26 +159,29 @@ class GatewayOutbound:
         *,
         barriers_apart: bool,
         hold_events: bool,
+        table: PartTable,
     ) -> None:
         self._attempt = attempt
+        self._outside = table.outside
         self._apart = barriers_apart
         self.closes = hold_events or barriers_apart  # whether a checkpoint closes the valve
         self._id = attempt.task_attempt_id
         self._limits = limits
         self._incoming = incoming  # of which items of checkpoints confirm what has come
-        self.stream: OutgoingStream[DownItem] = OutgoingStream()
-        # Held: the id that holds it, its place among all that were submitted, itself.
-        self._held: list[tuple[int, int, Submitted]] = []
+        self.stream: OutgoingStream[DownItem] = OutgoingStream(table.count)
+        # Held: the id that holds it, its place among all that were submitted, itself, its part.
+        self._held: list[tuple[int, int, Submitted, int]] = []
         self._held_bytes = 0
-        # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, because
-        # there may be thousands, and objects would be work for the garbage collector.
-        self.awaited: list[tuple[int, float]] = []
-        self.tolerated: list[tuple[int, float]] = []  # the same of the loss-tolerant ones that may expire (H72)
+        # In the stream and to be confirmed in time: item number, reading of the connected clock, whether a checkpoint
+        # waits for it. Plain numbers, because there may be thousands, and objects would be work for the garbage
+        # collector.
+        self.awaited: list[tuple[int, float, bool]] = []
+        self.tolerated: list[tuple[int, float, bool]] = []  # the same of the loss-tolerant ones that may expire (H72)
         self._order = 0  # events and answers submitted, of all kinds;
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
         self._last_event_seq = 0
-        self.answers_pending = 0  # held or unconfirmed
+        self.answers_pending = [0] * table.count  # held or unconfirmed, by part
         self._start_held = False  # StartProcessing waits for the last held event to leave
         # The connected clock stands still while no connection is up.
         self.attached = False
@@ -220,7 +227,7 @@ class GatewayOutbound:
         """A part of a large message has left: what waits for it or after it gets the whole time again."""
         self._progressed = now - self._paused_s
 
-    def _deadline_of(self, waiting: list[tuple[int, float]]) -> float | None:
+    def _deadline_of(self, waiting: list[tuple[int, float, bool]]) -> float | None:
         if not waiting:
             return None
         return max(waiting[0][1], self._progressed) + self._limits.confirm_timeout_s + self._paused_s
@@ -232,7 +239,7 @@ class GatewayOutbound:
     def expire_tolerant(self, now: float, effects: Effects) -> None:
         """End the wait for each late loss-tolerant event. The events themselves stay in the stream (H72)."""
         while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
-            seq, started = self.tolerated.pop(0)
+            seq, started, _ = self.tolerated.pop(0)
             event_id = self.stream.entry(seq)[2]
             assert event_id is not None
             waited_s = now - self._paused_s - started
@@ -245,9 +252,9 @@ class GatewayOutbound:
 
         ``heard_at``: when something last came from the peer, which tells the likely cause (H69).
         """
-        seq, started = self.awaited[0]
+        seq, started, _ = self.awaited[0]
         waited_s = now - self._paused_s - started
-        item, _, event_id = self.stream.entry(seq)
+        item, _, event_id, _ = self.stream.entry(seq)
         name = f"the answer to request {item.request_id}" if isinstance(item, AnswerMessage) else f"event {event_id}"
         silent_s = max(0.0, now - heard_at)
         cause = _SILENT if silent_s >= self._limits.confirm_timeout_s / 2 else _TALKING
@@ -260,23 +267,24 @@ class GatewayOutbound:
 
     def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
         """Hold the event or send it. The shell has made sure that there is capacity (H27)."""
-        self._order += 1
-        if not event.loss_tolerant:
-            self._submitted += 1
-        if self.closed:
-            self._hold(event)
-        else:
-            self._send_submitted(event, now, effects)
+        self._submit(event, event.part, not event.loss_tolerant, now, effects)
 
-    def submit_answer(self, answer: AnswerSubmitted, now: float, effects: Effects) -> None:
+    def submit_answer(self, answer: AnswerSubmitted, part: int, now: float, effects: Effects) -> None:
         """Like an event (H33). The bound on the peer's open requests bounds the answers."""
-        self.answers_pending += 1
+        self.answers_pending[part] += 1
+        self._submit(answer, part, True, now, effects)
+
+    def _submit(self, submitted: Submitted, part: int, awaited: bool, now: float, effects: Effects) -> None:
+        if self._outside[part]:  # it passes the valve, and no checkpoint waits for it (H152)
+            self._send_submitted(submitted, part, now, effects)
+            return
         self._order += 1
-        self._submitted += 1
+        self._submitted += awaited
         if self.closed:
-            self._hold(answer)
+            self._held.append((self.closed[-1], self._order, submitted, part))
+            self._held_bytes += len(submitted.payload)
         else:
-            self._send_submitted(answer, now, effects)
+            self._send_submitted(submitted, part, now, effects)
 
     def start_processing(self, effects: Effects) -> None:
         """Let the operator begin, after everything that was submitted so far (H66)."""
@@ -286,26 +294,24 @@ class GatewayOutbound:
         self._last_event_seq = self.stream.last_seq + 1  # a barrier that travels apart must not come before it either
         self._send_item(StartProcessing(self._id, self._last_event_seq), effects)
 
-    def _hold(self, submitted: Submitted) -> None:
-        self._held.append((self.closed[-1], self._order, submitted))
-        self._held_bytes += len(submitted.payload)
-
-    def _send_submitted(self, submitted: Submitted, now: float, effects: Effects) -> None:
+    def _send_submitted(self, submitted: Submitted, part: int, now: float, effects: Effects) -> None:
         stream = self.stream
         seq = stream.last_seq + 1
         payload = submitted.payload
         item: DownItem
         if isinstance(submitted, EventSubmitted):
-            item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload)
-            stream.append(item, len(payload), submitted.event_id)
+            item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload, part)
+            stream.append(item, len(payload), submitted.event_id, part)
             awaited = not submitted.loss_tolerant
         else:
             item = AnswerMessage(self._id, seq, submitted.request_id, submitted.error, payload)
-            stream.append(item, len(payload))
+            stream.append(item, len(payload), None, part)
             awaited = True
         reading = now if self.stopped_at is None else self.stopped_at
-        (self.awaited if awaited else self.tolerated).append((seq, reading - self._paused_s))
-        self._last_event_seq = seq
+        inside = not self._outside[part]
+        (self.awaited if awaited else self.tolerated).append((seq, reading - self._paused_s, inside))
+        if inside:
+            self._last_event_seq = seq
         if self.attached:
             effects.append(SendToAttempt(item))
 
@@ -324,18 +330,17 @@ class GatewayOutbound:
         self._trim(self.stream.confirm(seq), seq, effects)
 
     def _trim(self, entries: list[Entry[DownItem]], seq: int, effects: Effects) -> None:
-        for item, _, event_id in entries:
+        for item, _, event_id, part in entries:
             if event_id is not None:
                 effects.append(ConfirmEvent(event_id))
             elif type(item) is AnswerMessage:
-                self.answers_pending -= 1
+                self.answers_pending[part] -= 1
         awaited, tolerated = self.awaited, self.tolerated
         while tolerated and tolerated[0][0] <= seq:
             tolerated.pop(0)
         if awaited and awaited[0][0] <= seq:
             while awaited and awaited[0][0] <= seq:
-                awaited.pop(0)
-                self._settled += 1
+                self._settled += awaited.pop(0)[2]
             if self.closed:
                 self._send_barriers(effects)
 
@@ -345,7 +350,7 @@ class GatewayOutbound:
         for event_id in self.stream.tags():
             kind = ConfirmationTimeout if event_id == late else AttemptOver
             effects.append(FailEvent(event_id, kind(reason)))
-        for _, _, held in self._held:
+        for _, _, held, _ in self._held:
             if isinstance(held, EventSubmitted):
                 effects.append(FailEvent(held.event_id, AttemptOver(reason)))
         self.stream.clear()
@@ -354,7 +359,7 @@ class GatewayOutbound:
         self.awaited.clear()
         self.tolerated.clear()
         self._settled = self._submitted
-        self.answers_pending = 0
+        self.answers_pending = [0] * len(self.answers_pending)
         self._start_held = False
         self._checkpoints.clear()
         self._aborted = _NONE
@@ -461,7 +466,7 @@ class GatewayOutbound:
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
             return False
         checkpoint.phase = _ACKNOWLEDGED
-        events_sent = item.events_sent - len(aside)
+        events_sent = fewer(item.events_sent, aside) if aside else item.events_sent
         effects.append(ReportAcknowledged(checkpoint_id, item.state, (*aside, *item.held), events_sent))
         if checkpoint_id in self.closed:
             self._reopen(checkpoint_id, now, effects)
@@ -486,9 +491,9 @@ class GatewayOutbound:
         held, closed = self._held, self.closed
         closed.remove(checkpoint_id)
         while held and not (closed and closed[0] <= held[0][0]):
-            _, _, submitted = held.pop(0)
+            _, _, submitted, part = held.pop(0)
             self._held_bytes -= len(submitted.payload)
-            self._send_submitted(submitted, now, effects)
+            self._send_submitted(submitted, part, now, effects)
         if self._start_held and not held:
             self._start_held = False
             self.start_processing(effects)
@@ -509,15 +514,17 @@ class GatewayOutbound:
         assert not (self._aborted and self.closes)
         assert self._latest_cut is None or all(n > self._latest_cut for n in self._aborted)
         assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
-        for label, _, _ in self._held:
+        for label, _, _, _ in self._held:
             assert self.closed, "held, and nothing will ever release it"
             assert self.closed[0] <= label, "held, though it may leave"
         assert self._held or not self._start_held
-        orders = [order for _, order, _ in self._held]
+        orders = [order for _, order, _, _ in self._held]
         assert orders == sorted(orders), "held events have lost their order"
-        tolerant = sum(1 for _, _, e in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
-        assert self._submitted - self._settled == len(self._held) - tolerant + len(self.awaited)
+        tolerant = sum(1 for _, _, e, _ in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
+        waited_for = sum(inside for _, _, inside in self.awaited)
+        assert self._submitted - self._settled == len(self._held) - tolerant + waited_for
+        assert not any(self._outside[part] for _, _, _, part in self._held)
         assert not self.attached or self.stopped_at is None
-        clocks = [seq for seq, _ in (*self.awaited, *self.tolerated)]
+        clocks = [seq for seq, _, _ in (*self.awaited, *self.tolerated)]
         assert len(clocks) == len(set(clocks)), "an item has two clocks"
         assert all(self.stream.confirmed_seq < seq <= self.stream.last_seq for seq in clocks)

@@ -12,7 +12,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
-from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
+from protocol.wire.messages import DownMessage, HeldEvent, Positions, UpMessage
 
 __all__ = [
     "CONNECTION_GONE",
@@ -56,6 +56,9 @@ __all__ = [
     "TimePassed",
 ]
 
+HEARTBEAT_TIMEOUT_S = 1.0
+"""For an interval that is given without a timeout."""
+
 
 @value
 class GatewayLimits:
@@ -70,18 +73,20 @@ class GatewayLimits:
             choose a time longer than the longest such call.
         reconnect_timeout_s: how long a task may be without a connection before its attempt is given up.
         events_max: how many events to the task may be held back or unconfirmed. At this bound ``send_event`` waits and
-            ``send_event_nowait`` raises ``GatewayFull``. Answers to requests do not count.
+            ``send_event_nowait`` raises ``GatewayFull``. Answers to requests do not count. Each part of the operator
+            has so many of its own.
         bytes_max: the same, in bytes of encoded events.
         upward_events_max: how many events and requests of the task the coordinator may have left untaken. At this bound
-            the task's ``send_event`` and ``request`` wait.
+            the task's ``send_event`` and ``request`` wait. Each part of the operator has so many of its own.
         upward_bytes_max: the same, in bytes. If checkpoints hold no events, the two also bound what one checkpoint
             records of the task's events while it waits for the task's snapshot. At this bound the coordinator takes no
             more from the task until that snapshot.
         heartbeat_interval_s: how often each task gives a sign of life, at least. None: not at all.
         heartbeat_timeout_s: how long a connected task may give no sign of life before its attempt is killed; at least
-            twice the interval. A thread beside the task's own sends them, so a task that computes is not silent. Native
-            code that holds the interpreter lock keeps that thread from running: choose a time longer than the longest
-            such call. Time in which the sidecar's own event loop was late does not count.
+            twice the interval. None: 1 s. It is refused without an interval. A thread beside the task's own sends them,
+            so a task that computes is not silent. Native code that holds the interpreter lock keeps that thread from
+            running: choose a time longer than the longest such call. Time in which the sidecar's own event loop was
+            late does not count.
     """
 
     confirm_timeout_s: float = 10.0
@@ -91,13 +96,23 @@ class GatewayLimits:
     upward_events_max: int = 1024
     upward_bytes_max: int = 64 * 1024 * 1024
     heartbeat_interval_s: float | None = None
-    heartbeat_timeout_s: float = 1.0
+    heartbeat_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(
             self, events_max=AT_LEAST_1, bytes_max=AT_LEAST_1, upward_events_max=AT_LEAST_1, upward_bytes_max=AT_LEAST_1
         )
-        if self.heartbeat_interval_s is not None and 2 * self.heartbeat_interval_s > self.heartbeat_timeout_s:
+        if self.heartbeat_interval_s is None:
+            if self.heartbeat_timeout_s is not None:
+                raise ValueError(
+                    f"heartbeat_interval_s must be given with heartbeat_timeout_s={self.heartbeat_timeout_s!r}: "
+                    "without it, tasks give no signs of life, and nobody counts them"
+                )
+            return
+        if self.heartbeat_timeout_s is None:
+            object.__setattr__(self, "heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)
+        assert self.heartbeat_timeout_s is not None
+        if 2 * self.heartbeat_interval_s > self.heartbeat_timeout_s:
             raise ValueError(
                 f"heartbeat_interval_s must be at most half of heartbeat_timeout_s ({self.heartbeat_timeout_s!r}), not "
                 f"{self.heartbeat_interval_s!r}: otherwise one late heartbeat would end an attempt"
@@ -124,13 +139,14 @@ class GatewayStatistics:
 class EventSubmitted:
     """The coordinator sends an event. ``event_id`` is the shell's own number, which effects refer to.
 
-    ``urgent``: it does not wait for the task's thread (H90).
+    ``urgent``: it does not wait for the task's thread (H90). ``part``: whose it is (H150).
     """
 
     event_id: int
     payload: bytes
     loss_tolerant: bool = False
     urgent: bool = False
+    part: int = 0
 
 
 @value
@@ -176,9 +192,14 @@ class ReadyAnnounced:
 
 @value
 class ItemTaken:
-    """The coordinator has taken every delivered event and request up to ``seq``."""
+    """The coordinator has taken item ``seq``, of ``part``, and what was delivered before it.
+
+    Of a part outside of checkpoints, this says only what has come from that part: its items do not wait for those that
+    were put aside. Of all others, it says what has come from any part inside.
+    """
 
     seq: int
+    part: int = 0
 
 
 @value
@@ -280,13 +301,14 @@ class DeliverEvent:
 
     ``sender`` is the subtask that first sent it, for an event of a restored snapshot (H52); otherwise None.
     ``after_snapshot``: the last checkpoint whose snapshot the subtask had taken before; -1 for none. No checkpoint up
-    to it records this event (H79).
+    to it records this event (H79). ``part``: whose it is.
     """
 
     seq: int
     payload: bytes
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
@@ -294,7 +316,7 @@ class DeliverRequest:
     """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``.
 
     A request of a restored snapshot has no ``request_id``, and its answer is dropped (H73). ``sender`` is the subtask
-    that first sent it (H52); otherwise None. ``after_snapshot``: as in ``DeliverEvent``.
+    that first sent it (H52); otherwise None. ``after_snapshot`` and ``part``: as in ``DeliverEvent``.
     """
 
     seq: int
@@ -302,6 +324,7 @@ class DeliverRequest:
     payload: bytes
     sender: int | None = None
     after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT
+    part: int = 0
 
 
 @value
@@ -349,7 +372,7 @@ class ReportAcknowledged:
     checkpoint_id: int
     state: bytes
     held: tuple[HeldEvent, ...]
-    events_sent: int
+    events_sent: Positions
 
 
 @value
@@ -366,7 +389,7 @@ class ReportFinished:
 
     failure: str
     state: bytes
-    events_sent: int
+    events_sent: Positions
 
 
 @value

@@ -11,7 +11,8 @@ can be there before it: the coordinator's valve holds that back until this attem
 
 *After a barrier.* If checkpoints hold nothing back (H79), an answer may come after a barrier that is still in the
 mailbox. It waits here until every barrier that came before it is met, declined or over, whatever comes later. So does
-an urgent event (``protocol.subtask.urgent``); an ordinary one is after the barrier in the mailbox too.
+an urgent event (``protocol.subtask.urgent``); an ordinary one is after the barrier in the mailbox too. What is for a
+part outside of checkpoints does not wait (H152).
 
     | came                  | the answer is given to its asker              |
     |-----------------------|-----------------------------------------------|
@@ -27,6 +28,7 @@ from collections import deque
 
 from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
+from protocol.parts import PartTable
 from protocol.streams import IncomingStream, RefuseMessage
 from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
 from protocol.subtask.types import (
@@ -40,7 +42,6 @@ from protocol.subtask.types import (
     ResolveRequest,
 )
 from protocol.subtask.urgent import UrgentOrder
-from protocol.wire.codec import part_of_payload
 from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
@@ -62,7 +63,7 @@ class SubtaskInbound:
     """The items to one attempt. ``outbound`` is the other half, which has the valve and the open requests.
 
     ``handles_urgent``: the operator handles urgent events apart from the others, except those for
-    ``parts_without_urgent``.
+    ``parts_without_urgent``, by index.
     """
 
     __slots__ = (
@@ -70,6 +71,7 @@ class SubtaskInbound:
         "_apart",
         "_id",
         "_outbound",
+        "_outside",
         "_started",
         "_unmet",
         "handles_urgent",
@@ -78,13 +80,16 @@ class SubtaskInbound:
         "urgent",
     )
 
-    def __init__(self, task_attempt_id: int, incoming: IncomingStream, outbound: SubtaskOutbound) -> None:
+    def __init__(
+        self, task_attempt_id: int, incoming: IncomingStream, outbound: SubtaskOutbound, table: PartTable
+    ) -> None:
         self._id = task_attempt_id
+        self._outside = table.outside
         self._outbound = outbound
         self.stream = incoming
         self.urgent = UrgentOrder()
         self.handles_urgent = False
-        self.parts_without_urgent: frozenset[str] = frozenset()
+        self.parts_without_urgent: frozenset[int] = frozenset()
         self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart: the item that each waits for
         self._unmet: list[int] = []  # barriers that have come and are not met, ascending
@@ -93,12 +98,14 @@ class SubtaskInbound:
     def take(self, item: DownItem, effects: Effects) -> None:
         """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, if it is out of turn."""
         if isinstance(item, EventMessage):
+            self._check_part(item.part)
             self.stream.advance()
             if self.urgent.idle:
-                effects.append(PutInMailbox(MailboxEvent(item.payload)))
+                effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
             else:
-                self.urgent.put(MailboxEvent(item.payload), effects)
+                self.urgent.put(MailboxEvent(item.payload, item.part), effects)
         elif isinstance(item, UrgentEventMessage):
+            self._check_part(item.part)
             self.stream.advance()
             self._take_urgent(item, effects)
         elif isinstance(item, AnswerMessage):
@@ -126,15 +133,19 @@ class SubtaskInbound:
             self._meet_barriers_apart(effects)
 
     def _take_urgent(self, item: UrgentEventMessage, effects: Effects) -> None:
-        if self.handles_urgent and not (
-            self.parts_without_urgent and part_of_payload(item.payload) in self.parts_without_urgent
-        ):
-            self.urgent.come(item.payload, self._unmet[-1] if self._unmet else None, effects)
+        part = item.part
+        if self.handles_urgent and part not in self.parts_without_urgent:
+            after = self._unmet[-1] if self._unmet and not self._outside[part] else None
+            self.urgent.come(item.payload, part, after, effects)
         else:
-            self.urgent.put(MailboxEvent(item.payload), effects)
+            self.urgent.put(MailboxEvent(item.payload, part), effects)
+
+    def _check_part(self, part: int) -> None:
+        if part >= len(self._outside):
+            raise RemoteProtocolError(f"an event for part {part}, but there are {len(self._outside)}")
 
     def _take_answer(self, item: AnswerMessage, effects: Effects) -> None:
-        if self._unmet:
+        if self._unmet and not self._outbound.asked_outside(item.request_id):
             self._answers.append((self._unmet[-1], item))
         else:
             self._give_answer(item, effects)

@@ -29,8 +29,9 @@ window has capacity. ``CloseForCheckpoint(n)`` closes the valve immediately; wha
 carries all that still waits, in order (H31), or when n is over: complete, aborted, or a savepoint, of which the
 operator is not told (H49). Restored events are the first in the queue, and keep the name of the subtask that first sent
 them (H52). Restored events that exceed the window wait, and are in the next snapshot if it comes first. Every event has
-a position, counted over the whole restored history. A snapshot says how many have left, and the coordinator's part of
-the checkpoint must cover exactly these (H32). A snapshot that does not fit into a message is declined.
+a position, counted for each part over the whole restored history (H150). A snapshot says how many have left, and the
+coordinator's part of the checkpoint must cover exactly these (H32). A snapshot that does not fit into a message is
+declined.
 
 *Checkpoints that hold nothing back* (H79). Without ``hold_events``, a checkpoint begins here with its barrier, which is
 an item like the others, and the valve never closes. An answer does not go through the mailbox, so its place among the
@@ -67,6 +68,7 @@ from typing import Any, cast
 from protocol.describing import type_name
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import Reaction, TimePassed
+from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, IncomingStream, RefuseMessage
 from protocol.subtask.inbound import PAYLOAD, SubtaskInbound
 from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
@@ -102,6 +104,7 @@ from protocol.wire.messages import (
     HeldEvent,
     OfCheckpoint,
     Opened,
+    Positions,
     Refused,
     Registered,
     Resumed,
@@ -149,8 +152,9 @@ class SubtaskMachine:
 
     ``task_attempt_id``: Spark's task id. ``subtask``: its index, which identifies the sender of held events.
     ``held``: the events that the restored snapshot held, in order; they leave first (H31). ``events_sent``: where the
-    count of sent events continues (H32). ``hold_events``: whether checkpoints hold events back (H79). Not thread-safe:
-    the shell locks it.
+    counts of sent events continue (H32). ``hold_events``: whether checkpoints hold events back (H79). ``table``: the
+    operator's parts. Not thread-safe: the shell locks it. Raises ``RemoteProtocolError`` if what is restored is not of
+    these parts.
     """
 
     __slots__ = (
@@ -171,9 +175,10 @@ class SubtaskMachine:
         subtask: int,
         limits: SubtaskLimits,
         held: tuple[HeldEvent, ...] = (),
-        events_sent: int = 0,
+        events_sent: Positions = (),
         *,
         hold_events: bool = True,
+        table: PartTable = ONE_PART,
     ) -> None:
         self._id = task_attempt_id
         self._limits = limits
@@ -183,9 +188,9 @@ class SubtaskMachine:
         self._sent_at_beat = (0, 0)  # what had been sent at the previous look
         incoming = IncomingStream()
         self._outbound = SubtaskOutbound(
-            task_attempt_id, subtask, limits, incoming, held, events_sent, hold_events=hold_events
+            task_attempt_id, subtask, limits, incoming, held, events_sent, hold_events=hold_events, table=table
         )
-        self._inbound = SubtaskInbound(task_attempt_id, incoming, self._outbound)
+        self._inbound = SubtaskInbound(task_attempt_id, incoming, self._outbound, table)
 
     # --- the shape of every machine -----------------------------------------------------------------------
 

@@ -16,12 +16,15 @@ If one of them ends without a snapshot, the event is in the other alone, and lea
 Without ``hold_events`` no checkpoint closes the valve (H79). What leaves between the coordinator's cut and the snapshot
 is recorded at the other end; the queue has only what waits for the window.
 
-*Bounds.* The window bounds held and unconfirmed events together (H27). What a closed valve holds must fit into one
-frame together with the operator's state, so it has a further bound (``SubtaskLimits``): at most half of a snapshot's
-bytes, and as many events as a snapshot may carry. The sender waits for capacity as at the window. An event sent inside
-the snapshot ignores both bounds, because capacity might become available only after it. It waits in the queue like any
-other, and leaves when the peer's window allows. So does one that the handler of an urgent event sends while the valve
-is closed, because the snapshot waits for that handler (H92).
+*Outside of checkpoints* (H152): what a part sends that is outside passes the closed valve, is in no snapshot, and
+counts in no position. Its sender waits for the window alone.
+
+*Bounds.* The window of a part bounds its held and unconfirmed events together (H27, H150). What a closed valve holds
+must fit into one frame together with the operator's state, so it has a further bound (``SubtaskLimits``): at most half
+of a snapshot's bytes, and as many events as a snapshot may carry. The sender waits for capacity as at the window. An
+event sent inside the snapshot ignores both bounds, because capacity might become available only after it. It waits in
+the queue like any other, and leaves when the peer's window allows. So does one that the handler of an urgent event
+sends while the valve is closed, because the snapshot waits for that handler (H92).
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.parts import OWN_PART, PartTable, positions
 from protocol.streams import IncomingStream, OutgoingStream
 from protocol.subtask.types import (
     CapacityAvailable,
@@ -46,6 +50,7 @@ from protocol.wire.messages import (
     ClosedForCheckpoint,
     EventMessage,
     HeldEvent,
+    Positions,
     RequestCancelled,
     RequestMessage,
     RestoredEventMessage,
@@ -77,15 +82,17 @@ class SubtaskOutbound:
         "_closed",
         "_held",
         "_held_bytes",
+        "_held_events",
         "_id",
         "_incoming",
         "_latest",
         "_limits",
         "_open_requests",
+        "_outside",
         "_refused",
+        "_sent",
         "_subtask",
         "attached",
-        "events_sent",
         "hold_events",
         "stream",
     )
@@ -97,22 +104,30 @@ class SubtaskOutbound:
         limits: SubtaskLimits,
         incoming: IncomingStream,
         held: tuple[HeldEvent, ...],
-        events_sent: int,
+        events_sent: Positions,
         *,
         hold_events: bool,
+        table: PartTable,
     ) -> None:
+        if why := table.mismatch(events_sent, held):
+            raise RemoteProtocolError(f"task {task_attempt_id} is to restore {why}")
         self._id = task_attempt_id
         self.hold_events = hold_events
         self._subtask = subtask
         self._limits = limits
         self._incoming = incoming  # of which items of checkpoints confirm what has come
         self.attached = False
-        self.stream: OutgoingStream[UpItem] = OutgoingStream()
-        self.events_sent = events_sent  # events and requests sent in the whole history (H32)
-        self._held: deque[Submitted | HeldEvent] = deque(held)
-        self._held_bytes = sum(len(event.payload) for event in held)
-        self._open_requests: set[int] = set()
-        self._refused: Submitted | None = None  # the first that met the window
+        self.stream: OutgoingStream[UpItem] = OutgoingStream(table.count)
+        self._outside = table.outside
+        # Events and requests sent in the whole history, by part (H32, H150)
+        self._sent = [*events_sent, *(0,) * (table.count - len(events_sent))]
+        self._held: deque[Submitted | HeldEvent] = deque()
+        self._held_events = [0] * table.count  # by part
+        self._held_bytes = [0] * table.count
+        for event in held:
+            self._hold(event)
+        self._open_requests: dict[int, int] = {}  # with their parts
+        self._refused: dict[int, Submitted] = {}  # of each part, the first that met the window
         self._checkpoints: dict[int, SubtaskPhase] = {}  # not over
         self._closed: list[int] = []  # of these, the ones that close the valve
         self._latest: int | None = None
@@ -139,52 +154,74 @@ class SubtaskOutbound:
     def _use_capacity(self, effects: Effects) -> None:
         if self._held:
             self._release(effects)
-        if self._refused is not None:
+        if self._refused:
             self._announce_capacity(effects)
 
     # --- events and requests ------------------------------------------------------------------------------
 
     def submit(self, submitted: Submitted, effects: Effects) -> None:
         """Hold or send it. Raises ``GatewayFull`` if the window is full, or a snapshot could not carry more (H27)."""
-        unbounded = isinstance(submitted, EventSubmitted) and (
-            submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot())
+        part = submitted.part
+        outside = self._outside[part]
+        # What is outside of checkpoints never waits for one, so its sender can wait for capacity at any time.
+        unbounded = (
+            isinstance(submitted, EventSubmitted)
+            and not outside
+            and (submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot()))
         )
         if not unbounded and not self._has_capacity(submitted):
-            if self._refused is None:
-                self._refused = submitted
-            limits = self._limits
-            raise GatewayFull(
-                f"task {self._id}: {len(self._held)} events held, {self.stream.events_unconfirmed} unconfirmed, "
-                f"{len(self._open_requests)} open requests; the window is {limits.window_events} events "
-                f"and {limits.window_bytes} bytes, of which a checkpoint may hold {limits.held_events_max} events "
-                f"and {limits.snapshot_bytes_max // 2} bytes. Send less at a time, or raise upward_events_max or "
-                "upward_bytes_max of GatewayLimits"
-            )
+            self._refused.setdefault(part, submitted)
+            raise GatewayFull(self._describe_window(part))
         if isinstance(submitted, RequestSubmitted):
             if submitted.request_id in self._open_requests:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
-            self._open_requests.add(submitted.request_id)
+            self._open_requests[submitted.request_id] = part
         # If events wait for the window, there is no capacity; only an event that needs none could overtake them.
-        if self._closed or (unbounded and (self._held or not self._fits(submitted))):
-            self._held.append(submitted)
-            self._held_bytes += len(submitted.payload)
+        if not outside and (self._closed or (unbounded and (self._held_events[part] or not self._fits(submitted)))):
+            self._hold(submitted)
         else:
             self._send_submitted(submitted, effects)
 
+    def _describe_window(self, part: int) -> str:
+        limits = self._limits
+        return (
+            f"task {self._id}: {self._held_events[part]} events held, {self.stream.events[part]} unconfirmed, "
+            f"{self._open_requests_of(part)} open requests; the window is {limits.window_events} events "
+            f"and {limits.window_bytes} bytes, of which a checkpoint may hold {limits.held_events_max} events "
+            f"and {limits.snapshot_bytes_max // 2} bytes. Send less at a time, or raise upward_events_max or "
+            "upward_bytes_max of GatewayLimits"
+        )
+
+    def _hold(self, submitted: Submitted | HeldEvent) -> None:
+        self._held.append(submitted)
+        self._held_events[submitted.part] += 1
+        self._held_bytes[submitted.part] += len(submitted.payload)
+
+    def _let_go(self, submitted: Submitted | HeldEvent) -> None:
+        """It is no longer held."""
+        self._held_events[submitted.part] -= 1
+        self._held_bytes[submitted.part] -= len(submitted.payload)
+
+    @property
+    def events_sent(self) -> Positions:
+        """How many events and requests have been sent in the whole history, by part (H32, H150)."""
+        return positions(self._sent)
+
     def _send_submitted(self, submitted: Submitted | HeldEvent, effects: Effects) -> None:
         seq = self.stream.last_seq + 1
-        payload = submitted.payload
+        payload, part = submitted.payload, submitted.part
         item: UpItem
         if isinstance(submitted, EventSubmitted):
-            item = EventMessage(self._id, seq, payload)
+            item = EventMessage(self._id, seq, payload, part)
         elif isinstance(submitted, RequestSubmitted):
-            item = RequestMessage(self._id, seq, submitted.request_id, payload)
+            item = RequestMessage(self._id, seq, submitted.request_id, payload, part)
         elif submitted.is_request:
-            item = RestoredRequestMessage(self._id, seq, submitted.sender, payload)
+            item = RestoredRequestMessage(self._id, seq, submitted.sender, payload, part)
         else:
-            item = RestoredEventMessage(self._id, seq, submitted.sender, payload)
-        self.events_sent += 1
-        self.stream.append(item, len(payload))
+            item = RestoredEventMessage(self._id, seq, submitted.sender, payload, part)
+        if not self._outside[part]:
+            self._sent[part] += 1
+        self.stream.append(item, len(payload), None, part)
         if self.attached:
             effects.append(SendToCoordinator(item))
 
@@ -200,52 +237,75 @@ class SubtaskOutbound:
 
     def _release(self, effects: Effects) -> None:
         held = self._held
-        while held and not self._closed and self._fits(held[0]):
-            submitted = held.popleft()
-            self._held_bytes -= len(submitted.payload)
-            self._send_submitted(submitted, effects)
+        if self._closed:
+            return
+        while held and self._fits(held[0]):
+            self._let_go(held[0])
+            self._send_submitted(held.popleft(), effects)
+        if held and self._held_events[held[0].part] < len(held):
+            self._release_others(effects)
+
+    def _release_others(self, effects: Effects) -> None:
+        """The first one waits for the window of its part, which holds back no other part (H150)."""
+        waiting: set[int] = set()
+        left: deque[Submitted | HeldEvent] = deque()
+        for submitted in self._held:
+            if submitted.part not in waiting and self._fits(submitted):
+                self._let_go(submitted)
+                self._send_submitted(submitted, effects)
+            else:
+                waiting.add(submitted.part)
+                left.append(submitted)
+        self._held = left
 
     def _fits(self, submitted: Submitted | HeldEvent) -> bool:
         """Whether the peer's window has capacity for an event that may leave."""
-        count = self.stream.events_unconfirmed
+        count = self.stream.events[submitted.part]
         if count >= self._limits.window_events:
             return False
-        return not count or self.stream.bytes_unconfirmed + len(submitted.payload) <= self._limits.window_bytes
+        return not count or self.stream.bytes[submitted.part] + len(submitted.payload) <= self._limits.window_bytes
 
     def _has_capacity(self, submitted: Submitted) -> bool:
         """Whether a new event may be accepted: held and unconfirmed events together must fit into the window, and what
         a closed valve holds into a snapshot."""
-        limits = self._limits
-        count = len(self._held) + self.stream.events_unconfirmed
+        limits, part, stream = self._limits, submitted.part, self.stream
+        count = self._held_events[part] + stream.events[part]
         if count >= limits.window_events:
             return False
-        if isinstance(submitted, RequestSubmitted) and len(self._open_requests) >= limits.window_events:
+        if isinstance(submitted, RequestSubmitted) and self._open_requests_of(part) >= limits.window_events:
             return False
         size = len(submitted.payload)
-        if count and self._held_bytes + self.stream.bytes_unconfirmed + size > limits.window_bytes:
+        if count and self._held_bytes[part] + stream.bytes[part] + size > limits.window_bytes:
             return False
-        if not (self._closed and self._held):
+        if not (self._closed and self._held) or self._outside[part]:
             return True
         held_bytes = self._held_size() + size + HELD_OVERHEAD_BYTES
         return len(self._held) < limits.held_events_max and held_bytes <= limits.snapshot_bytes_max // 2
 
     def _held_size(self) -> int:
         """How many bytes the held events take in a snapshot, at most."""
-        return self._held_bytes + HELD_OVERHEAD_BYTES * len(self._held)
+        return sum(self._held_bytes) + HELD_OVERHEAD_BYTES * len(self._held)
+
+    def _open_requests_of(self, part: int) -> int:
+        return list(self._open_requests.values()).count(part) if self._open_requests else 0
 
     def _announce_capacity(self, effects: Effects) -> None:
-        """Once, when what was refused first would be accepted (H27)."""
-        if self._refused is not None and self._has_capacity(self._refused):
-            self._refused = None
-            effects.append(CapacityAvailable())
+        """Once for each part, when what was refused first would be accepted (H27)."""
+        for part, submitted in list(self._refused.items()):
+            if self._has_capacity(submitted):
+                del self._refused[part]
+                effects.append(CapacityAvailable())
 
     def resolve(self, request_id: int, effects: Effects) -> bool:
         """The request has its answer. False if it is not open."""
-        if request_id not in self._open_requests:
+        if self._open_requests.pop(request_id, None) is None:
             return False
-        self._open_requests.remove(request_id)
         self._announce_capacity(effects)
         return True
+
+    def asked_outside(self, request_id: int) -> bool:
+        """Whether an open request is one of a part outside of checkpoints."""
+        return self._outside[self._open_requests.get(request_id, OWN_PART)]
 
     def abandon(self, request_id: int, effects: Effects) -> None:
         """Nobody waits for the answer any more: take the request back if it is held, otherwise report that (H85)."""
@@ -254,8 +314,8 @@ class SubtaskOutbound:
         for place, submitted in enumerate(self._held):
             if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
                 del self._held[place]
-                self._held_bytes -= len(submitted.payload)
-                self._open_requests.remove(request_id)
+                self._let_go(submitted)
+                del self._open_requests[request_id]
                 self._use_capacity(effects)
                 return
         self.send_item(RequestCancelled(self._id, self.next_seq, request_id), effects)
@@ -270,10 +330,11 @@ class SubtaskOutbound:
 
     def forget(self) -> None:
         """The operator sends nothing more. Items in the stream may still leave."""
+        for submitted in self._held:
+            self._let_go(submitted)
         self._held.clear()
-        self._held_bytes = 0
         self._open_requests.clear()
-        self._refused = None
+        self._refused.clear()
         self._checkpoints.clear()
         self._closed.clear()
 
@@ -327,7 +388,9 @@ class SubtaskOutbound:
             [
                 submitted
                 if isinstance(submitted, HeldEvent)
-                else HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))
+                else HeldEvent(
+                    self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted), submitted.part
+                )
                 for submitted in self._held
             ]
         )
@@ -373,7 +436,7 @@ class SubtaskOutbound:
     def statistics(self) -> SubtaskStatistics:
         return SubtaskStatistics(
             len(self._held),
-            self._held_bytes,
+            sum(self._held_bytes),
             self.stream.events_unconfirmed,
             self.stream.bytes_unconfirmed,
             len(self._open_requests),
@@ -384,7 +447,10 @@ class SubtaskOutbound:
         self.stream.check_invariants()
         closed = [n for n, phase in self._checkpoints.items() if phase is not SubtaskPhase.SNAPSHOT]
         assert sorted(self._closed) == (sorted(closed) if self.hold_events else [])
-        assert self._held_bytes == sum(len(held.payload) for held in self._held)
-        if self._held:
-            assert self._closed or not self._fits(self._held[0]), "held, though it may leave"
-        assert self.stream.events_unconfirmed <= self._limits.window_events
+        for part, events in enumerate(self._held_events):
+            held = [one for one in self._held if one.part == part]
+            assert events == len(held)
+            assert self._held_bytes[part] == sum(len(one.payload) for one in held)
+            assert not held or self._closed or not self._fits(held[0]), "held, though it may leave"
+            assert not (held and self._outside[part]), "held, though it is outside of checkpoints"
+            assert self.stream.events[part] <= self._limits.window_events

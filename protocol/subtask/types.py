@@ -112,12 +112,12 @@ class OperatorOpened:
 
     ``awaits_start``: it begins with its records at ``MailboxStart``, which otherwise does not come (H66).
     ``handles_urgent``: it handles urgent events apart from the others. Otherwise they are ordinary events (H90).
-    ``parts_without_urgent``: the parts of a chain that do not; the empty name is that of the main operator.
+    ``parts_without_urgent``: the indices of the parts that do not.
     """
 
     awaits_start: bool = False
     handles_urgent: bool = False
-    parts_without_urgent: frozenset[str] = frozenset()
+    parts_without_urgent: frozenset[int] = frozenset()
 
 
 @value
@@ -133,6 +133,7 @@ class EventSubmitted:
     payload: bytes
     in_snapshot: bool = False
     in_urgent: bool = False
+    part: int = 0
 
 
 @value
@@ -141,6 +142,7 @@ class RequestSubmitted:
 
     request_id: int
     payload: bytes
+    part: int = 0
 
 
 @value
@@ -234,6 +236,7 @@ class MailboxEvent:
     """An event of the coordinator."""
 
     payload: bytes
+    part: int = 0
 
 
 @value
@@ -290,6 +293,7 @@ class HandleUrgent:
     """
 
     payload: bytes
+    part: int = 0
 
 
 @value

@@ -16,6 +16,7 @@ Items that wait here keep their order, so one that waits holds back those after 
 
 If checkpoints hold nothing back (H79), an urgent event may come after a barrier that is not met. It was sent after the
 cut, so its handler must not begin before the snapshot: it waits until each barrier before it is met, declined or over.
+One of a part outside of checkpoints does not (H152): it counts as if it had come before those that wait.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class UrgentOrder:
         self._came = self._begun = self._handled = 0
         self._waiting: deque[tuple[int, MailboxItem]] = deque()  # with how many urgent events came before
         self._waiting_bytes = 0  # of both queues
-        self._after: deque[tuple[int, bytes]] = deque()  # urgent events, each with the last barrier before it
+        self._after: deque[tuple[int, bytes, int]] = deque()  # urgent events with their parts, each after a barrier
 
     @property
     def came(self) -> int:
@@ -61,22 +62,35 @@ class UrgentOrder:
         """How many items wait here, and the bytes of the events among them."""
         return len(self._waiting) + len(self._after), self._waiting_bytes
 
-    def come(self, payload: bytes, after: int | None, effects: Effects) -> None:
-        """An urgent event has come. ``after``: the last barrier before it that is not met; None if all are."""
+    def come(self, payload: bytes, part: int, after: int | None, effects: Effects) -> None:
+        """An urgent event has come. ``after``: the last barrier before it that is not met; None if it waits for none.
+
+        That one waits for no barrier is so if all are met, or if its part is outside of checkpoints.
+        """
         self._came += 1
         self.idle = False
         if after is None:
-            effects.append(HandleUrgent(payload))
+            if self._after:
+                self._overtake()
+            effects.append(HandleUrgent(payload, part))
         else:
-            self._after.append((after, payload))
+            self._after.append((after, payload, part))
             self._waiting_bytes += len(payload)
+
+    def _overtake(self) -> None:
+        """The event that has just come is handled before those that wait for a barrier, as if it had come before them.
+
+        What came after these still waits for them, so the number of urgent events before it is one more.
+        """
+        given = self._came - 1 - len(self._after)
+        self._waiting = deque((before + (before > given), item) for before, item in self._waiting)
 
     def barrier_met(self, first_unmet: int | None, effects: Effects) -> None:
         """A barrier no longer counts. ``first_unmet``: the lowest one that does; None if there is none."""
         while self._after and (first_unmet is None or first_unmet > self._after[0][0]):
-            _, payload = self._after.popleft()
+            _, payload, part = self._after.popleft()
             self._waiting_bytes -= len(payload)
-            effects.append(HandleUrgent(payload))
+            effects.append(HandleUrgent(payload, part))
 
     def put(self, item: MailboxItem, effects: Effects) -> None:
         """Put the item into the mailbox, now or when the urgent events before it allow that."""
@@ -139,5 +153,5 @@ class UrgentOrder:
         assert not (self.idle and self._waiting), "an item waits, and nothing will ever release it"
         assert not (self._waiting and self._may_pass(*self._waiting[0])), "an item waits, though it may pass"
         events = sum(len(item.payload) for _, item in self._waiting if isinstance(item, MailboxEvent))
-        assert self._waiting_bytes == events + sum(len(payload) for _, payload in self._after)
+        assert self._waiting_bytes == events + sum(len(payload) for _, payload, _ in self._after)
         assert len(self._after) <= self._came - self._begun, "an urgent event was begun before a barrier ahead of it"

@@ -21,9 +21,12 @@ nests and each value must lie within the body, so no memory is used for bytes th
 Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request;
 its label may be empty. Format 4 adds one value for each subtask, at its end: whether its states are of an earlier input
 than the label's; and one after the label: in how many partitions its input was. Without this value, they were as many
-as the parallelism if there is a label, and it is not known if there is none. A checkpoint is written in the lowest
+as the parallelism if there is a label, and it is not known if there is none. In format 5, each subtask has as many
+counts of sent events as parts, after their number, where it had one; each held event has one value more, the index of
+its part; and the names of the parts are at the end, after their number. A checkpoint is written in the lowest
 format that can hold it, so that an earlier release can restore it. In formats 1 and 2, a held request is
-indistinguishable from an event, and is restored as one.
+indistinguishable from an event, and is restored as one. Up to format 4, the name of a part was inside the bytes of its
+held events, and one count was that of all parts together; it is restored as that of the operator's own.
 
 Functions here are pure and may be called from any thread.
 """
@@ -41,10 +44,12 @@ import msgpack
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.describing import type_name
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
-from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.parts import OWN_PART, positions
+from protocol.wire.extension_types import ExtensionType, mark
+from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """The size limit of a file, which is completely in memory while it is written or read."""
@@ -69,6 +74,8 @@ _BOOLS = {0xC2: False, 0xC3: True}
 _INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
+
+_ENVELOPE = b"\x93" + mark(ExtensionType.PART_EVENT)
 
 _pack: Callable[..., bytes] = msgpack.packb
 
@@ -157,6 +164,9 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
 
 def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
+    snapshots = checkpoint.subtask_states.values()
+    if any(len(one.events_sent) > 1 or any(map(_needs_part, one.held)) for one in snapshots):
+        return 5
     if any(part.earlier_input for part in checkpoint.subtask_states.values()):
         return 4
     if checkpoint.partitions != _partitions_unsaid(checkpoint.parallelism, checkpoint.label):
@@ -164,6 +174,11 @@ def _version_for(stored: StoredCheckpoint) -> int:
     if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
         return 3
     return 2 if checkpoint.label else 1
+
+
+def _needs_part(held: HeldEvent) -> bool:
+    """Whether earlier formats would not say whose event it is, or would read its beginning as an envelope."""
+    return held.part > 0 or held.payload[:4] == _ENVELOPE
 
 
 def _partitions_unsaid(parallelism: int, label: str) -> int:
@@ -185,23 +200,42 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
     yield len(checkpoint.subtask_states)
     for subtask, snapshot in sorted(checkpoint.subtask_states.items()):
         yield _integer(subtask, "a subtask", most=parallelism - 1)
-        yield _integer(snapshot.events_sent, "events_sent")
+        yield from _counts(snapshot.events_sent, version, len(checkpoint.parts))
         yield len(snapshot.states)
         for original, state in snapshot.states:
             yield _integer(original, "the subtask of a state")
             yield _bytes(state, "a state")
         yield len(snapshot.held)
-        for sender, payload, is_request in snapshot.held:
-            yield _integer(sender, "the sender of a held event")
-            yield _bytes(payload, "a held event")
-            if version >= 3:
-                yield _flag(is_request, "whether a held event is a request")
+        for event in snapshot.held:
+            yield from _held(event, version, len(checkpoint.parts))
         if version >= 4:
             yield _flag(snapshot.earlier_input, "whether a state is of an earlier input")
     if version >= 2:
         yield _text(checkpoint.label, "the label", may_be_empty=version >= 3)
     if version >= 4:
         yield _integer(checkpoint.partitions, "the partitions", most=PARALLELISM_MAX)
+    if version >= 5:
+        yield len(checkpoint.parts)
+        if checkpoint.parts[:1] != ("",) or len(set(checkpoint.parts)) < len(checkpoint.parts):
+            raise ValueError(f"the parts must be the user's own and others, each with its own name: {checkpoint.parts}")
+        for name in checkpoint.parts:
+            yield _text(name, "the name of a part", may_be_empty=True)
+
+
+def _counts(events_sent: Positions, version: int, parts: int) -> Iterator[int]:
+    if version >= 5:
+        yield _integer(len(events_sent), "how many parts have positions", most=parts)
+    for count in events_sent if version >= 5 else events_sent or (0,):
+        yield _integer(count, "events_sent")
+
+
+def _held(event: HeldEvent, version: int, parts: int) -> Iterator[object]:
+    yield _integer(event.sender, "the sender of a held event")
+    yield _bytes(event.payload, "a held event")
+    if version >= 3:
+        yield _flag(event.is_request, "whether a held event is a request")
+    if version >= 5:
+        yield _integer(event.part, "the part of a held event", most=parts - 1)
 
 
 class _Body:
@@ -215,6 +249,7 @@ class _Body:
         self._size = len(body)
         self._version = version
         self._at = 0
+        self._parts = {"": OWN_PART}  # up to format 4: those that held events name
 
     def read(self) -> StoredCheckpoint:
         try:
@@ -245,11 +280,24 @@ class _Body:
         partitions = _partitions_unsaid(parallelism, label)
         if self._version >= 4:
             partitions = _integer(self._next(), "the partitions", most=PARALLELISM_MAX)
-        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label, partitions)
+        if self._version >= 5:
+            self._parts = {}
+            for index in range(self._count()):
+                name = _text(self._next(), "the name of a part", may_be_empty=True)
+                if self._parts.setdefault(name, index) != index:
+                    raise ValueError(f"there are two parts {name!r}")
+        if next(iter(self._parts), None) != "":
+            raise ValueError("the first part is not the user's own")
+        for one in parts.values():
+            if len(one.events_sent) > len(self._parts) or any(held.part >= len(self._parts) for held in one.held):
+                raise ValueError("there are events of a part without a name")
+        names = tuple(self._parts)
+        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label, partitions, names)
         return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)
 
     def _read_part(self) -> SubtaskSnapshot:
-        events_sent = _integer(self._next(), "events_sent")
+        counts = self._count() if self._version >= 5 else 1
+        events_sent = positions([_integer(self._next(), "events_sent") for _ in range(counts)])
         states = tuple(
             SubtaskState(_integer(self._next(), "the subtask of a state"), _bytes(self._next(), "a state"))
             for _ in range(self._count())
@@ -261,9 +309,11 @@ class _Body:
     def _read_held(self) -> HeldEvent:
         sender = _integer(self._next(), "the sender of a held event")
         payload = _bytes(self._next(), "a held event")
-        if self._version < 3:
-            return HeldEvent(sender, payload)
-        return HeldEvent(sender, payload, _flag(self._next(), "whether a held event is a request"))
+        is_request = self._version >= 3 and _flag(self._next(), "whether a held event is a request")
+        if self._version >= 5:
+            return HeldEvent(sender, payload, is_request, _integer(self._next(), "the part of a held event"))
+        name, payload = _split_envelope(payload)
+        return HeldEvent(sender, payload, is_request, self._parts.setdefault(name, len(self._parts)))
 
     def _next(self) -> Any:
         form = self._take(1)[0]
@@ -291,6 +341,20 @@ class _Body:
     def _count(self) -> int:
         """How many entries follow. Each takes at least two bytes."""
         return _integer(self._next(), "a count", most=self._size // 2)
+
+
+def _split_envelope(payload: bytes) -> tuple[str, bytes]:
+    """Return the name of the part in a held event up to format 4, and its own event. An event without one is whole."""
+    if payload[:4] != _ENVELOPE:
+        return "", payload
+    form, at = payload[4], 5
+    if form in _TEXTS:
+        form, at = int.from_bytes(payload[5 : 5 + _TEXTS[form]], "big"), 5 + _TEXTS[form]
+    elif _FIXSTR <= form <= _FIXSTR + 31:
+        form -= _FIXSTR
+    else:
+        raise ValueError("the event of a part has no name")
+    return _text(payload[at : at + form].decode(), "the name of a part"), payload[at + form :]
 
 
 def _integer(value: Any, name: str, *, least: int = 0, most: int = _INT_MAX) -> int:

@@ -36,12 +36,12 @@ from protocol.wire.events import (
     decode_event_in_steps,
     encode_argument,
     encode_event,
-    part_of_payload,
     run_steps,
 )
 from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
 from protocol.wire.framing import CLAIMS_UNCHECKED, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
+    PARTS_MAX,
     BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
@@ -52,6 +52,7 @@ from protocol.wire.messages import (
     EventMessage,
     HeldEvent,
     Message,
+    OperatorPart,
     SavepointTaken,
     SubtaskState,
 )
@@ -70,7 +71,6 @@ __all__ = [
     "encode_message",
     "encode_word",
     "fit_text",
-    "part_of_payload",
     "run_steps",
 ]
 
@@ -85,10 +85,11 @@ _UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.Un
 
 # --- messages -----------------------------------------------------------------------------------------------
 
-# Frame length; msgpack array of 4; tag; u64 task attempt id; u64 seq; bin32 length. The payload follows.
+# Frame length; msgpack array of 5; tag; u64 task attempt id; u64 seq; bin32 length. The payload follows, then the part.
 _EVENT_HEAD = Struct(">IBBBQBQBI")
 _EVENT_BODY = Struct(">BBBQBQBI")
-_EVENT_PREFIX = bytes((0x94, EVENT_TAG, 0xCF))
+_EVENT_PREFIX = bytes((0x95, EVENT_TAG, 0xCF))
+_PART_BYTES = [bytes((part,)) for part in range(PARTS_MAX)]
 # Frame length; msgpack array of 3; tag; u64 task attempt id; u64 seq.
 _CONFIRM_FRAME = Struct(">IBBBQBQ")
 _CONFIRM_BODY = Struct(">BBBQBQ")
@@ -106,12 +107,11 @@ _BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
 _BARRIER_BODY = Struct(">BBBQBQBQBQBQ")
 _BARRIER_TAG = BY_KIND[BarrierMessage][0]
 # Frame length; msgpack array of 8; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
-# follows, then a list without held events, u64 events sent, and u64 confirmed.
+# follows, then a list without held events, bin16 length, u64 events sent by each part, and u64 confirmed.
 _ACKNOWLEDGED_HEAD = Struct(">IBBBQBQBQBI")
 _ACKNOWLEDGED_BODY = Struct(">BBBQBQBQBI")
-_ACKNOWLEDGED_END = Struct(">BBQBQ")
+_ACKNOWLEDGED_ENDS = [Struct(f">BBH{parts}QBQ") for parts in range(PARTS_MAX + 1)]
 _ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
-_ACKNOWLEDGED_LEAST = _ACKNOWLEDGED_BODY.size + _ACKNOWLEDGED_END.size
 
 
 def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
@@ -124,16 +124,17 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     try:
         if type(message) is EventMessage:
             task, seq, size = message.task_attempt_id, message.seq, len(message.payload)
-            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max:
-                return _EVENT_HEAD.pack(25 + size, 0x94, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size) + message.payload
+            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max and message.part >= 0:
+                head = _EVENT_HEAD.pack(26 + size, 0x95, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
+                return b"".join((head, message.payload, _PART_BYTES[message.part]))
         elif type(message) is Confirm:
             task, seq = message.task_attempt_id, message.seq
             if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
                 return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
         elif (encode := _OF_CHECKPOINT.get(type(message))) is not None:
             return encode(message, limits) or _encode_checked(message, limits)
-    except (TypeError, StructError):
-        pass  # a field has a wrong type; the checks below name it
+    except (TypeError, StructError, IndexError):
+        pass  # a field has a wrong type, or is out of range; the checks below name it
     return _encode_checked(message, limits)
 
 
@@ -177,13 +178,17 @@ def _encode_acknowledged(snapshot: Any, limits: WireLimits) -> bytes:
         return b""
     task, seq, checkpoint_id = snapshot.task_attempt_id, snapshot.seq, snapshot.checkpoint_id
     state, sent, confirmed = snapshot.state, snapshot.events_sent, snapshot.confirmed
-    size = _ACKNOWLEDGED_LEAST + len(state)
-    numbers_fit = seq and 0 <= task | seq | checkpoint_id | sent | confirmed <= INT_MAX
+    end = _ACKNOWLEDGED_ENDS[len(sent)]
+    size = _ACKNOWLEDGED_BODY.size + len(state) + end.size
+    if not sent:
+        numbers_fit = seq and 0 <= task | seq | checkpoint_id | confirmed <= INT_MAX
+    else:
+        numbers_fit = seq and sent[-1] and 0 <= task | seq | checkpoint_id | confirmed | max(sent) <= INT_MAX
     if numbers_fit and type(state) is bytes and size <= limits.message_bytes_max:
         head = _ACKNOWLEDGED_HEAD.pack(
             *(size, 0x98, _ACKNOWLEDGED_TAG, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xC6, len(state))
         )
-        return head + state + _ACKNOWLEDGED_END.pack(0x90, 0xCF, sent, 0xCF, confirmed)
+        return head + state + end.pack(0x90, 0xC5, 8 * len(sent), *sent, 0xCF, confirmed)
     return b""
 
 
@@ -231,14 +236,15 @@ def fit_text(prose: str, chars_max: int) -> str:
 
 def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
     """Decode the message in one frame body. Raises ``RemoteProtocolError`` that says what is wrong with it."""
-    if len(body) >= 25 and body[:3] == _EVENT_PREFIX:
+    if len(body) >= 26 and body[:3] == _EVENT_PREFIX:
         _, _, _, task, mark_seq, seq, mark_payload, size = _EVENT_BODY.unpack_from(body)
         if (
-            (mark_seq == 0xCF and mark_payload == 0xC6 and size == len(body) - 25)
+            (mark_seq == 0xCF and mark_payload == 0xC6 and size == len(body) - 26)
             and (0 < seq <= INT_MAX and task <= INT_MAX)
             and size <= limits.event_bytes_max
+            and (part := body[-1]) < PARTS_MAX
         ):
-            return EventMessage(task, seq, body[25:])
+            return EventMessage(task, seq, body[25:-1], part)
     elif len(body) == 20 and body[:3] == _CONFIRM_PREFIX:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
@@ -272,18 +278,22 @@ def _decode_barrier(body: bytes) -> BarrierMessage | None:
 
 
 def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
-    end = len(body) - _ACKNOWLEDGED_END.size
-    size = end - _ACKNOWLEDGED_BODY.size
-    if size < 0:
+    begin = _ACKNOWLEDGED_BODY.size
+    if len(body) < begin:
         return None
-    _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_state, claimed = _ACKNOWLEDGED_BODY.unpack_from(body)
-    no_entries, mark_sent, sent, mark_last, confirmed = _ACKNOWLEDGED_END.unpack_from(body, end)
+    _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_state, size = _ACKNOWLEDGED_BODY.unpack_from(body)
+    end = begin + size
+    parts = (len(body) - end - _ACKNOWLEDGED_ENDS[0].size) // 8
+    if not 0 <= parts <= PARTS_MAX or len(body) != end + _ACKNOWLEDGED_ENDS[parts].size:
+        return None
+    no_entries, mark_sent, sent_bytes, *sent, mark_last, confirmed = _ACKNOWLEDGED_ENDS[parts].unpack_from(body, end)
     if (
-        mark_seq == mark_id == mark_sent == mark_last == 0xCF
-        and (mark_state == 0xC6 and no_entries == 0x90 and claimed == size)
-        and (seq and task | seq | checkpoint_id | sent | confirmed <= INT_MAX)
+        mark_seq == mark_id == mark_last == 0xCF
+        and (mark_state == 0xC6 and no_entries == 0x90 and mark_sent == 0xC5 and sent_bytes == 8 * parts)
+        and (seq and task | seq | checkpoint_id | confirmed | max(sent, default=0) <= INT_MAX)
+        and (not sent or sent[-1])
     ):
-        return CheckpointAcknowledged(task, seq, checkpoint_id, body[end - size : end], (), sent, confirmed)
+        return CheckpointAcknowledged(task, seq, checkpoint_id, body[begin:end], (), tuple(sent), confirmed)
     return None
 
 
@@ -358,7 +368,7 @@ class _Values:
         # The decoder in Python applies the limit to list_length too. It allocates nothing for a claim.
         entries_max = _ENTRY_FIELDS_MAX if _continues() else max(limits.held_events_max, 32)
         self._values = _unpacker(body, entries_max, self._make_entry)
-        self._entry_kind: type[SubtaskState | HeldEvent] = HeldEvent
+        self._entry_kind: type[SubtaskState | HeldEvent | OperatorPart] = HeldEvent
         self._entries_left = 0
 
     def next_is_list(self) -> bool:
@@ -378,7 +388,7 @@ class _Values:
             raise ValueError("must be a single value, is a list or a map")
         return self._values.unpack()
 
-    def entries(self, count_max: int, kind: type[SubtaskState | HeldEvent]) -> tuple[Any, ...]:
+    def entries(self, count_max: int, kind: type[SubtaskState | HeldEvent | OperatorPart]) -> tuple[Any, ...]:
         """Read a list of lists. Whether these have the right fields is left to the check of the field."""
         if not self.next_is_list():
             raise ValueError("must be a list of lists")

@@ -36,7 +36,7 @@ from protocol.describing import class_name, describe, full_name, is_a, is_encoda
 from protocol.errors import EventEncodeError, RemoteProtocolError
 from protocol.wire import event_classes
 from protocol.wire.event_classes import registration_of
-from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, PartEvent, mark
+from protocol.wire.extension_types import CONTAINER_TYPES, ExtensionType, mark
 from protocol.wire.framing import CLAIMS_UNCHECKED, CODEC_LIMITS, WireLimits
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, PLACEHOLDER, LeafReader, skim
 
@@ -47,7 +47,6 @@ __all__ = [
     "decode_event_in_steps",
     "encode_argument",
     "encode_event",
-    "part_of_payload",
     "run_steps",
 ]
 
@@ -64,7 +63,6 @@ _PLAIN = _SCALARS | _CONTAINERS
 """Types of which the garbage collector shows exactly what msgpack would visit."""
 _EVENT = "the event"
 """How texts name it, at their beginning."""
-_PART_HEAD = b"\x93" + mark(ExtensionType.PART_EVENT)
 """How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
 _MARK_START = b"\xc7\x00"
 _TIMESTAMP_CODE = b"\xff"
@@ -98,8 +96,6 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     frozenset of these. All arrive with their type. Subclasses that are not registered are refused, because they would
     arrive as something else; ``bytearray`` and ``memoryview`` arrive as bytes. Raises ``EventEncodeError`` that names
     the place in the event, the cause and the fix.
-
-    A ``PartEvent`` encloses such an event with the name of its part.
     """
     kind = type(value)
     if (
@@ -116,8 +112,6 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
                 if type(entry) not in _SCALARS:
                     _check(value, kind, limits)
                     break
-        elif kind is PartEvent:
-            return _encode_part_event(cast(PartEvent, value), limits)
         else:
             _check(value, kind, limits)
     elif kind is bytes and len(cast(bytes, value)) >= LEAF_BYTES:
@@ -157,16 +151,6 @@ def _check(value: Any, kind: type, limits: WireLimits) -> None:
     level = _first_level(value, kind, limits)
     if level is None or not _is_small(level, limits):
         _check_value(value, limits)
-
-
-def _encode_part_event(event: PartEvent, limits: WireLimits) -> bytes:
-    head, inner = _part_head(event.name, limits), event.event
-    if type(inner) is PartEvent:
-        raise EventEncodeError(f"the event of the part {event.name!r} is of type PartEvent, {_remedy(inner)}")
-    data = head + encode_event(inner, limits)
-    if len(data) > limits.event_bytes_max:
-        raise _too_many_bytes(len(data), limits)
-    return data
 
 
 def _lower(value: Any) -> Any:
@@ -227,7 +211,7 @@ def _encode_large_arrays(value: object, limits: WireLimits) -> bytes:
     pieces: list[Any] = []
     end = 0
     view = memoryview(small)
-    for place in run_steps(skim(small, 0, limits, len(small) + 1, found=PLACEHOLDER)).leaves:
+    for place in run_steps(skim(small, limits, len(small) + 1, found=PLACEHOLDER)).leaves:
         head, data = arrays[int.from_bytes(small[place.place : place.place + 4], "big")]
         ext = b"\xc9" + (len(head) + len(data)).to_bytes(4, "big") + bytes((ExtensionType.NUMPY_ARRAY,))
         pieces += (view[end : place.start], ext, head, data)
@@ -418,7 +402,7 @@ def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
     """Whether the value is sent without anything inside it. Raises for one that cannot be sent."""
     if type(value) in _BYTES_LIKE:
         return True
-    if type(value) in _PLAIN or type(value) is PartEvent or registration_of(type(value)) is not None:
+    if type(value) in _PLAIN or registration_of(type(value)) is not None:
         return False
     try:
         if _leaves().is_large_array(value, LEAF_BYTES, limits.event_bytes_max):
@@ -431,8 +415,6 @@ def _is_leaf(value: Any, place: _Place | None, limits: WireLimits) -> bool:
 def _remedy(value: Any) -> str:
     kind = type(value)
     registrable = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields") or hasattr(kind, "__members__")
-    if kind is PartEvent:
-        return "which is the envelope of a whole event, and cannot be a part of one"
     if registrable and kind.__module__ != "msgpack.ext":
         base = next((name.name for name in map(registration_of, kind.__mro__) if name is not None), None)
         also = f" (only its base {base!r} is)" if base else ""
@@ -446,7 +428,7 @@ def _remedy(value: Any) -> str:
 
 
 def _too_many_bytes(size: int, limits: WireLimits) -> EventEncodeError:
-    raised = "raise event_bytes_max of SidecarConfig, " if limits.is_a_setting else ""
+    raised = "raise event_bytes_max of SidecarLimits, " if limits.is_a_setting else ""
     return EventEncodeError(
         f"{_EVENT} takes {size} bytes, which exceeds the limit of {limits.event_bytes_max}: "
         f"{raised}send it in parts, or send a reference to it"
@@ -506,17 +488,6 @@ def _odd_scalar(root: object, limits: WireLimits) -> tuple[_Place | None, object
         entries = zip(value, inner, strict=True) if kind is dict else enumerate(inner)
         pending.extend((one, (place, key)) for key, one in entries)
     return None, root
-
-
-def _part_head(name: object, limits: WireLimits) -> bytes:
-    if type(name) is not str or not 0 < len(name) <= limits.name_chars_max:
-        raise EventEncodeError(
-            f"the name of a part must be a str of 1 to {limits.name_chars_max} characters, is {name!r:.60}"
-        )
-    try:
-        return _PART_HEAD + bytes(msgpack.packb(name))
-    except ValueError as error:
-        raise EventEncodeError(f"the name of a part must be valid Unicode, is {name!r:.60}") from error
 
 
 # --- receiving ----------------------------------------------------------------------------------------------------
@@ -619,13 +590,8 @@ def decode_event_in_steps(
     size = len(data)
     if size > limits.event_bytes_max:
         raise RemoteProtocolError(f"an event of {size} bytes exceeds the limit of {limits.event_bytes_max}")
-    if data[:4] == _PART_HEAD:
-        name, start = _part_name(data, limits)
-        if size >= LARGE_EVENT_BYTES:
-            return PartEvent(name, (yield from _unpack_large(data, start, limits, step_bytes)))
-        return PartEvent(name, (yield from decode_event_in_steps(data[start:], limits, step_bytes)))
     if size >= LARGE_EVENT_BYTES:
-        return (yield from _unpack_large(data, 0, limits, step_bytes))
+        return (yield from _unpack_large(data, limits, step_bytes))
     try:
         _scan(data)
         yield
@@ -646,21 +612,20 @@ def run_steps(steps: EventSteps) -> Any:
             return end.value
 
 
-def _unpack_large(data: bytes, start: int, limits: WireLimits, step_bytes: int) -> EventSteps:
-    """Decode a large event from ``start`` on: its large leaves apart, the rest as any other."""
+def _unpack_large(data: bytes, limits: WireLimits, step_bytes: int) -> EventSteps:
+    """Decode a large event: its large leaves apart, the rest as any other."""
     try:
-        leaves, codes = yield from skim(data, start, limits, LEAF_BYTES)
+        leaves, codes = yield from skim(data, limits, LEAF_BYTES)
         kinds: tuple[type[_Builder], ...] = (_Builder, _NestingBuilder)
         if ExtensionType.REGISTERED in codes:
             kinds = (_NestingBuilder,)
         if leaves:
             reader = LeafReader()
-            yield from reader.read(data, start, leaves)
+            yield from reader.read(data, leaves)
             return (yield from _unpack_extended(reader.small, limits, step_bytes, kinds, reader))
-        rest = data[start:]
         if codes:
-            return (yield from _unpack_extended(rest, limits, step_bytes, kinds))
-        return (yield from _unpack_plain(rest, limits, step_bytes))
+            return (yield from _unpack_extended(data, limits, step_bytes, kinds))
+        return (yield from _unpack_plain(data, limits, step_bytes))
     except _UNPACK_ERRORS as error:
         raise _not_an_event(error) from None
 
@@ -730,9 +695,6 @@ def _unpack_extended(
 
 def _decode_extended(data: bytes, limits: WireLimits) -> Any:
     """Decode an event of at most ``event_bytes_uncounted`` that has extension types."""
-    if data[:4] == _PART_HEAD:
-        name, start = _part_name(data, limits)
-        return PartEvent(name, decode_event(data[start:], limits))
     try:
         if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F:
             # A short tuple is often all there is: then what follows its mark is a list that plain msgpack can carry.
@@ -778,41 +740,6 @@ def _feed(unpacker: Any, data: bytes, step_bytes: int) -> EventSteps:
         except msgpack.OutOfData:
             yield
     return event
-
-
-def _part_name(data: bytes, limits: WireLimits) -> tuple[str, int]:
-    """Return the name in the event of a part, and where the event begins that it encloses."""
-    head = data[4:7].ljust(3, b"\x00")
-    if 0xA0 <= head[0] <= 0xBF:  # msgpack's string of up to 31 bytes
-        start, size = 5, head[0] - 0xA0
-    elif head[0] == 0xD9:
-        start, size = 6, head[1]
-    elif head[0] == 0xDA:
-        start, size = 7, int.from_bytes(head[1:], "big")
-    else:
-        start, size = 4, 0
-    end = start + size
-    name = ""
-    if end < len(data):
-        with suppress(UnicodeDecodeError):
-            name = data[start:end].decode()
-    if not 0 < len(name) <= limits.name_chars_max:
-        raise RemoteProtocolError(
-            f"an event of a part without its name, which is a string of 1 to {limits.name_chars_max} characters"
-        )
-    if data[end : end + 4] == _PART_HEAD:
-        raise RemoteProtocolError("an event of a part inside the event of a part")
-    return name, end
-
-
-def part_of_payload(data: bytes) -> str:
-    """Return the name of the part that an encoded event is for. Empty for any other event, and for what is none."""
-    if data[:4] != _PART_HEAD:
-        return ""
-    try:
-        return _part_name(data, CODEC_LIMITS)[0]
-    except RemoteProtocolError:
-        return ""
 
 
 def _scan(data: bytes) -> None:
@@ -934,7 +861,7 @@ class _Builder:
         if code is ExtensionType.REGISTERED:
             return _build_registered(values)
         if code is ExtensionType.PART_EVENT:
-            raise ValueError("an event of a part inside an event")
+            raise ValueError("an envelope with the name of a part, which only checkpoints of earlier releases have")
         members = values[1:]
         if len(members) > self._limits.event_map_entries_max:
             raise ValueError(f"a set of more than {self._limits.event_map_entries_max} members")

@@ -24,7 +24,7 @@ class ExtensionType(IntEnum):
     """The code of each kind of value, and what follows the mark in its list."""
 
     PART_EVENT = 1
-    """The name of a part, and its event. Only a whole event is one."""
+    """The name of a part, and its event: only in what checkpoints up to format 4 hold."""
     TUPLE = 2
     SET = 3
     FROZENSET = 4
@@ -56,11 +56,7 @@ CONTAINER_TYPES = frozenset(
 
 @value
 class PartEvent:
-    """An event of one part of an operator that is composed of several: an envelope with the name of the part.
-
-    It is the whole event, never a part of one. It counts as no level of the event's nesting. The name has 1 to
-    ``WireLimits.name_chars_max`` characters.
-    """
+    """An event of a named part, on its way between the part and what sends it."""
 
     name: str
     event: Any

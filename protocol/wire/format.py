@@ -13,12 +13,14 @@ from dataclasses import fields
 from functools import partial
 from math import isfinite
 from operator import itemgetter
+from struct import Struct
 from typing import Any
 
 from protocol.describing import type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import (
+    PARTS_MAX,
     AnswerMessage,
     AttemptEnded,
     BarrierMessage,
@@ -36,6 +38,7 @@ from protocol.wire.messages import (
     HeldEvent,
     Message,
     Opened,
+    OperatorPart,
     RefusalCode,
     Refused,
     Register,
@@ -55,6 +58,7 @@ from protocol.wire.messages import (
 
 INT_MAX = 2**63 - 1
 TOKEN_BYTES_MAX = 64
+_COUNT_BYTES = 8
 
 # A check returns the value to use, or raises ValueError with the rest of a sentence that begins with the field's name.
 
@@ -91,6 +95,10 @@ def _name(value: Any, limits: WireLimits) -> str:
     return value
 
 
+def _part_name(value: Any, limits: WireLimits) -> str:
+    return value if value == "" and type(value) is str else _name(value, limits)
+
+
 def text(value: Any, limits: WireLimits) -> str:
     if type(value) is not str:
         raise ValueError(f"must be a string, is {type_name(value)}")
@@ -117,6 +125,23 @@ def _token(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
+def _positions(value: Any, limits: WireLimits) -> Any:
+    """Return ``Positions`` as the bytes of their numbers (u64, big-endian), and such bytes as ``Positions``."""
+    counts: tuple[int, ...] = value if type(value) is tuple else _numbers(_bytes(value, limits))
+    if len(counts) > PARTS_MAX or (counts and not counts[-1]):
+        raise ValueError(f"must have at most {PARTS_MAX} numbers, of which the last one is not 0")
+    for count in counts:
+        _integer(count, limits)
+    return counts if value is not counts else Struct(f">{len(counts)}Q").pack(*counts)
+
+
+def _numbers(data: bytes) -> tuple[int, ...]:
+    count, rest = divmod(len(data), _COUNT_BYTES)
+    if rest or count > PARTS_MAX:
+        raise ValueError(f"must have {_COUNT_BYTES} bytes for each of at most {PARTS_MAX} parts, has {len(data)}")
+    return Struct(f">{count}Q").unpack(data)
+
+
 def _flag(value: Any, limits: WireLimits) -> bool:
     if type(value) is not bool:
         raise ValueError(f"must be a bool, is {type_name(value)}")
@@ -124,7 +149,7 @@ def _flag(value: Any, limits: WireLimits) -> bool:
 
 
 def _entries(
-    value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], checks: tuple[Check, ...]
+    value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent | OperatorPart], checks: tuple[Check, ...]
 ) -> tuple[Any, ...]:
     """Check a list of lists, each with the fields of ``kind``. There may be 65,536, so no line runs for each."""
     if type(value) is not list and type(value) is not tuple:
@@ -158,9 +183,15 @@ _CHECKPOINT: Check = partial(_integer, least=VIRTUAL_EMPTY_CHECKPOINT)
 _MODE: Check = partial(_of_enum, kind=RestoreMode)
 _CODE: Check = partial(_of_enum, kind=RefusalCode)
 _STATES: Check = partial(_entries, kind=SubtaskState, checks=(_integer, _bytes))
-_HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag))
+_PART: Check = partial(_integer, most=PARTS_MAX - 1)
+_HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag, _PART))
+_PARTS: Check = partial(_entries, kind=OperatorPart, checks=(_part_name, _flag))
 
-ENTRY_KINDS: dict[Check, type[SubtaskState | HeldEvent]] = {_STATES: SubtaskState, _HELD: HeldEvent}
+ENTRY_KINDS: dict[Check, type[SubtaskState | HeldEvent | OperatorPart]] = {
+    _STATES: SubtaskState,
+    _HELD: HeldEvent,
+    _PARTS: OperatorPart,
+}
 """The checks of fields that are lists of entries, and the kind of an entry; every other field is a single value."""
 
 EVENT_TAG = 1
@@ -168,19 +199,19 @@ CONFIRM_TAG = 2
 
 # The wire format: tag, message, one check per field. A tag is never used again for another message.
 _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
-    (EVENT_TAG, EventMessage, (_NATURAL, _POSITIVE, _payload)),
+    (EVENT_TAG, EventMessage, (_NATURAL, _POSITIVE, _payload, _PART)),
     (CONFIRM_TAG, Confirm, (_NATURAL, _NATURAL)),
     # up
     (10, Register, (_NATURAL, _name, _NATURAL, _NATURAL, _NATURAL, _MODE, _POSITIVE, text, text, text)),
     (11, Resume, (_NATURAL, _name, _NATURAL, _token)),
     (12, Opened, (_NATURAL, _POSITIVE, _flag)),
-    (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
-    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _NATURAL, _NATURAL)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _positions, _NATURAL)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text, _NATURAL)),
-    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _NATURAL)),
-    (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
-    (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _positions)),
+    (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
+    (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (20, Heartbeat, (_NATURAL,)),
     (21, RequestCancelled, (_NATURAL, _POSITIVE, _NATURAL)),
     # down
@@ -189,7 +220,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
         Registered,
         (
             *(_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds),
-            *(_POSITIVE, _POSITIVE, _NATURAL, _token, _seconds, _flag, _flag, text),
+            *(_POSITIVE, _POSITIVE, _positions, _token, _seconds, _flag, _flag, text, _PARTS),
         ),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
@@ -203,7 +234,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (39, SavepointTaken, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
     (40, CoordinatorAwaited, (_NATURAL, text, _seconds, text)),
     (41, StartProcessing, (_NATURAL, _POSITIVE)),
-    (42, UrgentEventMessage, (_NATURAL, _POSITIVE, _payload)),
+    (42, UrgentEventMessage, (_NATURAL, _POSITIVE, _payload, _PART)),
 )
 Row = tuple[tuple[str, Check], ...]
 

@@ -21,11 +21,10 @@ Both ends are sans-IO, and each object serves one connection and one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from io import BytesIO
-from operator import attrgetter
 from struct import Struct
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, cast, get_args
 
 from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
@@ -66,18 +65,7 @@ _PART_FRAME = Struct(">IB")
 _WithPayload = (
     EventMessage | UrgentEventMessage | RequestMessage | AnswerMessage | RestoredEventMessage | RestoredRequestMessage
 )
-_ENVELOPES: dict[type[Message], Any] = {
-    kind: attrgetter(*(field.name for field in fields(kind)[:-1]))
-    for kind in (
-        EventMessage,
-        UrgentEventMessage,
-        RequestMessage,
-        AnswerMessage,
-        RestoredEventMessage,
-        RestoredRequestMessage,
-    )
-}
-"""The messages whose last field is a payload, and what returns their other fields."""
+_ENVELOPES: frozenset[type[Message]] = frozenset(get_args(_WithPayload))
 
 
 # --- sending ------------------------------------------------------------------------------------------------------
@@ -118,7 +106,8 @@ def encode_frames(message: Message, limits: WireLimits) -> bytes | LargeMessage:
     if kind in _ENVELOPES:
         payload = cast(_WithPayload, message).payload
         if type(payload) is bytes and limits.fragment_bytes < len(payload) <= limits.event_bytes_max:
-            return LargeMessage(encode_message(_with_payload(message, b""), limits)[4:], payload, limits.fragment_bytes)
+            envelope: Any = replace(cast(Any, message), payload=b"")
+            return LargeMessage(encode_message(envelope, limits)[4:], payload, limits.fragment_bytes)
     data = encode_message(message, limits)
     if len(data) <= 4 + limits.fragment_bytes:
         return data
@@ -134,11 +123,6 @@ def encode_whole(message: Message, limits: WireLimits) -> bytes:
     while encoded.bytes_left:
         frames.append(encoded.next())
     return b"".join(frames)
-
-
-def _with_payload(message: Message, payload: bytes) -> Message:
-    kind: Any = type(message)
-    return cast(Message, kind(*_ENVELOPES[kind](message), payload))
 
 
 class Outbox:
@@ -363,7 +347,7 @@ class FragmentDecoder:
         self._missing -= len(data)
         if not self._missing:
             whole = self._parts.getvalue()  # which is not a copy
-            complete.append(whole if self._envelope is None else _with_payload(self._envelope, whole))
+            complete.append(whole if self._envelope is None else replace(cast(Any, self._envelope), payload=whole))
             self._forget()
             self.is_another = True
 

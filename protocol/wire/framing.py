@@ -34,11 +34,9 @@ class WireLimits:
     when it is sent. A snapshot carries at most ``held_events_max`` held events. A message whose body is larger than
     ``fragment_bytes`` travels in parts of this size (``protocol.wire.fragments``).
 
-    Four follow from the others. Each container and each entry takes a byte, so an event of at most
+    Three follow from the others. Each container and each entry takes a byte, so an event of at most
     ``event_bytes_uncounted`` exceeds none of the counts, and one of at most ``event_bytes_flat`` does not nest too deep
-    either. One with at most ``event_entries_unchecked`` entries exceeds
-    none either, except that of one map, whatever extension types it has, and one with ``event_entries_few`` not even
-    that.
+    either. One with at most ``event_entries_few`` entries exceeds none either, whatever extension types it has.
     """
 
     message_bytes_max: int = 128 * 2**20
@@ -53,7 +51,6 @@ class WireLimits:
     fragment_bytes: int = 256 * 1024
     event_bytes_uncounted: int = field(init=False, repr=False, compare=False)
     event_bytes_flat: int = field(init=False, repr=False, compare=False)
-    event_entries_unchecked: int = field(init=False, repr=False, compare=False)
     event_entries_few: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,8 +66,7 @@ class WireLimits:
         counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
         object.__setattr__(self, "event_bytes_uncounted", min(self.event_bytes_max, *counts))
         object.__setattr__(self, "event_bytes_flat", min(self.event_bytes_uncounted, self.event_nesting_max))
-        unchecked = min(counts[:2]) // 2 - 1
-        object.__setattr__(self, "event_entries_unchecked", unchecked)
+        unchecked = min(counts[:2]) // 2 - 1  # entries that exceed no count but that of one map
         few = min(16, unchecked, self.event_map_entries_max) if self.event_nesting_max > 1 else 0
         object.__setattr__(self, "event_entries_few", few)
 

@@ -105,16 +105,16 @@ _HEADS = _heads()
 
 
 def skim(
-    data: bytes, start: int, limits: WireLimits, leaf_bytes: int = LEAF_BYTES, *, found: int | None = None
+    data: bytes, limits: WireLimits, leaf_bytes: int = LEAF_BYTES, *, found: int | None = None
 ) -> Generator[None, None, Skimmed]:
-    """Walk over the one value from ``start`` to the end of ``data``, in steps, and return what it has.
+    """Walk over the one value that ``data`` is, in steps, and return what it has.
 
     With ``found``, the extension values of this code are leaves as well. Otherwise a placeholder is refused, as any
     code that no event has. Raises ``ValueError`` for what is not one whole value, and for too many lists, maps and
     entries.
     """
     size = len(data)
-    position, missing, steps = start, 1, 0
+    position, missing, steps = 0, 1, 0
     containers, items = limits.event_containers_max, limits.event_items_max
     leaves: list[Leaf] = []
     codes: set[int] = set()
@@ -177,11 +177,11 @@ class LeafReader:
         self._leaves: list[tuple[int | None, Any]] = []
         self.small = b""
 
-    def read(self, data: bytes, start: int, leaves: list[Leaf]) -> Generator[None, None, None]:
+    def read(self, data: bytes, leaves: list[Leaf]) -> Generator[None, None, None]:
         """Copy the leaves, in steps. Raises ``ValueError`` for a string that is not valid Unicode."""
         view = memoryview(data)
         pieces: list[bytes | memoryview] = []
-        end = start
+        end = 0
         for leaf in leaves:
             pieces += (view[end : leaf.start], placeholder(len(self._leaves)))
             end = leaf.place + leaf.size

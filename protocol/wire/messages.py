@@ -10,7 +10,8 @@ An item of a checkpoint carries ``confirmed``: what a ``Confirm`` beside it woul
 which are most of what a quiet subtask exchanges, need no separate confirmations.
 
 Every message names its attempt by Spark's task attempt id (H1, H3); ``Register`` introduces it. A payload is the bytes
-of one msgpack value: the user's event, encoded at the sender (H21).
+of one msgpack value: the event, encoded at the sender (H21). ``part`` says whose it is: the index in the operator's
+table of parts (``protocol.parts``), 0 for the user's own (H150).
 
 The order of fields is the wire format (a msgpack array, the tag first): append, never reorder.
 """
@@ -42,6 +43,22 @@ class HeldEvent(NamedTuple):
     sender: int
     payload: bytes
     is_request: bool = False
+    part: int = 0
+
+
+PARTS_MAX = 128
+"""How many parts an operator may have. The index of one takes one byte in each event."""
+
+
+class OperatorPart(NamedTuple):
+    """A part of an operator. ``outside``: its messages are outside of checkpoints (H152)."""
+
+    name: str
+    outside: bool = False
+
+
+Positions = tuple[int, ...]
+"""How many events and requests of each part have been sent in the history of a subtask; see ``protocol.parts``."""
 
 
 # --- both directions ----------------------------------------------------------------------------------------------
@@ -65,6 +82,7 @@ class EventMessage:
     task_attempt_id: int
     seq: int
     payload: bytes
+    part: int = 0
 
 
 # --- subtask to coordinator ---------------------------------------------------------------------------------------
@@ -140,6 +158,7 @@ class RequestMessage:
     seq: int
     request_id: int
     payload: bytes
+    part: int = 0
 
 
 @value
@@ -168,8 +187,8 @@ class ClosedForCheckpoint:
 class CheckpointAcknowledged:
     """Item: the subtask's snapshot: the operator's state, and the events that its valve held, in order (H31).
 
-    ``events_sent``: how many events and requests of this subtask's history have left, including those before the
-    restore, without the held ones. The coordinator's cut must cover exactly these (H32).
+    ``events_sent``: how many events and requests of this subtask's history have left, by part, including those before
+    the restore, without the held ones. The coordinator's cut must cover exactly these (H32).
     """
 
     task_attempt_id: int
@@ -177,7 +196,7 @@ class CheckpointAcknowledged:
     checkpoint_id: int
     state: bytes
     held: tuple[HeldEvent, ...]
-    events_sent: int
+    events_sent: Positions
     confirmed: int = 0
 
 
@@ -203,7 +222,7 @@ class Finished:
     seq: int
     failure: str
     state: bytes
-    events_sent: int
+    events_sent: Positions
 
 
 @value
@@ -221,6 +240,7 @@ class RestoredEventMessage:
     seq: int
     sender: int
     payload: bytes
+    part: int = 0
 
 
 @value
@@ -231,6 +251,7 @@ class RestoredRequestMessage:
     seq: int
     sender: int
     payload: bytes
+    part: int = 0
 
 
 # --- coordinator to subtask ---------------------------------------------------------------------------------------
@@ -243,7 +264,8 @@ class Registered:
     Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74). ``heartbeat_interval_s``: how often
     the task gives a sign of life; 0 if it need not (H94). ``hold_events``: whether checkpoints hold events back (H79).
     ``input_begins_again``: whether the records before the restored checkpoint come again (H174). ``positions_refused``:
-    why an operator that counts Spark's records must not begin; empty if it may.
+    why an operator that counts Spark's records must not begin; empty if it may. ``parts``: the operator's, in the order
+    of their indices.
     """
 
     task_attempt_id: int
@@ -254,12 +276,13 @@ class Registered:
     reconnect_timeout_s: float
     window_events: int  # how many events and requests the subtask may have unconfirmed
     window_bytes: int
-    events_sent: int  # where the subtask's count of sent events continues (H32)
+    events_sent: Positions  # where the counts of sent events continue (H32)
     token: bytes = b""
     heartbeat_interval_s: float = 0.0
     hold_events: bool = True
     input_begins_again: bool = False
     positions_refused: str = ""
+    parts: tuple[OperatorPart, ...] = (OperatorPart(""),)
 
 
 @value
@@ -395,6 +418,7 @@ class UrgentEventMessage:
     task_attempt_id: int
     seq: int
     payload: bytes
+    part: int = 0
 
 
 @value

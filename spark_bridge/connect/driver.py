@@ -42,14 +42,14 @@ class ConnectDriver:
         self._relay: ConnectRelay
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        self._opening = await DRIVER.run(opening_of, config.relay_secret_file)
+        self._opening = await DRIVER.run(opening_of, config.addresses.relay_secret_file)
         await DRIVER.run(self._session.check_version)
         own = ""
-        if config.bind_host is None or config.advertised_host is None:
+        if config.host is None or config.addresses.advertised_host is None:
             own = await DRIVER.run(self._session.own_address)
-        bind_host = own if config.bind_host is None else config.bind_host
-        given = config.bind_host if config.bind_host not in ("", "0.0.0.0", "::") else None
-        self._hosts = bind_host, config.advertised_host or given or own
+        bind_host = own if config.host is None else config.host
+        given = config.host if config.host not in ("", "0.0.0.0", "::") else None
+        self._hosts = bind_host, config.addresses.advertised_host or given or own
         return self._hosts
 
     async def task_failures_max(self) -> int | None:
@@ -76,9 +76,9 @@ class ConnectDriver:
             self._opening,
             on_fact,
             on_lost,
-            listens_at=(bind_host, config.relay_port, advertised_host),
+            listens_at=(bind_host, config.addresses.relay_port, advertised_host),
             tasks_at=tasks_at,
-            lease_s=config.relay_lease_s,
+            lease_s=config.addresses.relay_lease_s,
             encryption=encryption,
             keys=self.keys,
         )

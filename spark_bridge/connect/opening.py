@@ -63,7 +63,7 @@ class Opening(Protocol):
 
 
 def opening_of(secret_file: str | os.PathLike[str] | None) -> Opening:
-    """The way for a client with this ``SidecarConfig.relay_secret_file``. Raises ``SidecarError``."""
+    """The way for a client with this ``Addresses.relay_secret_file``. Raises ``SidecarError``."""
     return Artifact() if secret_file is None else Installed(read_secret(secret_file))
 
 

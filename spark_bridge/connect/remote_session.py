@@ -53,9 +53,9 @@ class Listener:
 
 HERE = Listener(
     "this process",
-    "set SidecarConfig(advertised_host=..., port=..., relay_port=...) to an address that the server and its executors "
-    "reach, or run this program on a machine that they reach",
-    "leave SidecarConfig.relay_secret_file out",
+    "set SidecarConfig(port=..., addresses=Addresses(advertised_host=..., relay_port=...)) to an address that the "
+    "server and its executors reach, or run this program on a machine that they reach",
+    "leave Addresses.relay_secret_file out",
 )
 BESIDE = Listener(
     "the sidecar",
@@ -106,7 +106,7 @@ class RemoteSession:
         except OSError as error:
             raise ConnectRefused(
                 f"the address of this machine that the Spark Connect server {host!r} can reach is not known ({error}): "
-                "set SidecarConfig(bind_host=..., advertised_host=...)"
+                "set SidecarConfig(host=..., addresses=Addresses(advertised_host=...))"
             ) from error
 
     def cores(self) -> int | None:

@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
         type=option_types.path,
         metavar="FILE",
         help="add a new secret to the file of secrets, and write it to FILE, which is for one client "
-        "(SidecarConfig.relay_secret_file); the server reads its file when it starts",
+        "(Addresses.relay_secret_file); the server reads its file when it starts",
     )
     parser.set_defaults(run=run)
 

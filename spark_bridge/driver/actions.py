@@ -14,25 +14,31 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
+from actors import ActorError, ActorRef
 from actors.coordination.inputs import ActionId, check_input_id
 from actors.logs import get_logger
 from protocol.arguments import Rule, checked
 from protocol.describing import describe
+from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, StopActions
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
+from spark_bridge.driver.operators import Operators
+from spark_bridge.errors import SidecarError
 from spark_bridge.task_entry import ACTION_PROPERTY
 
-__all__ = ["ActionIds", "ActionMarks", "ActionRuns", "AwaitsActions", "names_of"]
+__all__ = ["ActionIds", "ActionMarks", "ActionRuns", "Actions", "names_of"]
 
 log = get_logger("headgate.actions")
 
+RUN_FAIL_S = 5.0
 _GROUP = "spark.jobGroup.id"
 
 
@@ -121,30 +127,100 @@ class ActionIds:
         return str(ActionId(self._call, self._count - 1, self._input_id))
 
 
-class AwaitsActions(Protocol):
-    """What ``ActionRuns`` needs from a sidecar. Loop only."""
+class Actions:
+    """What calls of ``run`` ask of a sidecar, from this process or another one. Loop only.
+
+    ``forbid(action_id, cause)`` keeps the thread of an action from starting jobs. ``lost`` returns why the Spark
+    Connect server is gone, if it is.
+    """
+
+    def __init__(
+        self,
+        jobs: RunningJobs,
+        bridge_ref: ActorRef[BridgeMessage],
+        operators: Operators,
+        forbid: Callable[[str, str], Awaitable[None]],
+        settle_timeout_s: float,
+        require_running: Callable[[], None],
+        lost: Callable[[], Exception | None],
+    ) -> None:
+        self._jobs = jobs
+        self._bridge_ref = bridge_ref
+        self._operators = operators
+        self._forbid = forbid
+        self._settle_timeout_s = settle_timeout_s
+        self._require_running = require_running
+        self._lost = lost
+
+    def runs(self, operators: Collection[OperatorHandle | str] | None, input_id: str | None = None) -> ActionRuns:
+        """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
+        self._require_running()
+        operator_ids = names_of(operators)
+        for operator_id in sorted(operator_ids or ()):
+            self._operators.find(operator_id)
+        return ActionRuns(self, operator_ids, input_id)
+
+    def begin(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
+        """See ``RunningJobs.begin_action``."""
+        self._require_running()
+        self._jobs.begin_action(action_id, operator_ids, found=found)
+
+    def end(self, action_id: str) -> None:
+        """See ``RunningJobs.end_action``."""
+        self._jobs.end_action(action_id)
+
+    def knows(self, action_id: str) -> bool:
+        """Whether it has begun and not ended."""
+        return self._jobs.knows(action_id)
+
+    def fail(self, action_id: str, cause: str) -> None:
+        """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
+        self._bridge_ref.tell(FailRuns(cause, self._jobs.operators_of(action_id)))
+        self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
+
+    async def stop(self, action_id: str, cause: str) -> None:
+        """``fail``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
+        operator_ids, action_ids = self._jobs.operators_of(action_id), frozenset([action_id])
+        self.fail(action_id, cause)
+        await self._forbid(action_id, cause)
+        with suppress(ActorError):  # no answer in time, or the sidecar is being left
+            await self._bridge_ref.ask(
+                lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
+            )
+
+    def failures(self, action_id: str) -> tuple[int, BaseException | None]:
+        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
+        return self._jobs.failures_of(action_id)
+
+    def ran(self, action_id: str) -> bool:
+        """Whether a task of an operator has run in the action."""
+        return self._jobs.ran(action_id)
+
+    async def settle(self, action_id: str) -> str:
+        """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
+
+        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarLimits.settle_timeout_s``.
+        """
+        self._require_running()
+        return await self._operators.settle(self._settle_timeout_s, self._jobs.operators_of(action_id))
 
     @property
-    def fenced(self) -> Exception | None: ...
+    def fenced(self) -> Exception | None:
+        """The error if this application cannot continue, else None.
 
-    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None) -> None: ...
-
-    def end_action(self, action_id: str) -> None: ...
-
-    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]: ...
-
-    def action_ran(self, action_id: str) -> bool: ...
-
-    async def settle_action(self, action_id: str) -> str: ...
+        A later application has taken over the storage, the Spark Connect server is lost, or the context has stopped.
+        """
+        over = self._jobs.application_ended and SidecarError(
+            "the SparkContext has stopped, so the action is not called again: make a new session and a new sidecar"
+        )
+        return self._operators.fenced or self._lost() or over or None
 
 
 class ActionRuns:
     """The ``Runs`` of one call of ``run``: only the operators of this action. Loop only."""
 
-    def __init__(
-        self, sidecar: AwaitsActions, operator_ids: frozenset[str] | None, input_id: str | None = None
-    ) -> None:
-        self._sidecar = sidecar
+    def __init__(self, actions: Actions, operator_ids: frozenset[str] | None, input_id: str | None = None) -> None:
+        self._actions = actions
         self._operator_ids = operator_ids
         self._ids = ActionIds(input_id)
         self._action_id = ""
@@ -158,26 +234,26 @@ class ActionRuns:
         """The action is about to be called, for the first time or again; returns the id of this call."""
         self.end()
         self._action_id = self._ids.next()
-        self._sidecar.begin_action(self._action_id, self._operator_ids)
+        self._actions.begin(self._action_id, self._operator_ids)
         return self._action_id
 
     def end(self) -> None:
         """Nothing more is asked about it. Idempotent."""
         if self._action_id:
-            self._sidecar.end_action(self._action_id)
+            self._actions.end(self._action_id)
             self._action_id = ""
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
-        return self._sidecar.action_failures(self._action_id)
+        return self._actions.failures(self._action_id)
 
     @property
     def fenced(self) -> Exception | None:
-        return self._sidecar.fenced
+        return self._actions.fenced
 
     @property
     def ran(self) -> bool:
-        return self._sidecar.action_ran(self._action_id)
+        return self._actions.ran(self._action_id)
 
     async def settle(self) -> str:
-        return await self._sidecar.settle_action(self._action_id)
+        return await self._actions.settle(self._action_id)

@@ -62,7 +62,7 @@ def why_refused(
         return (
             f"{asked} the last checkpoint belongs to a run outside of the query, so it is not known which batches are"
             " committed: an operator belongs to one query or to such runs. Use another operator for them, and restore"
-            " this one from a checkpoint of the query with coordinate(restore=...), which"
+            " this one from a checkpoint of the query with coordinate(restore=CheckpointFile(...)), which"
             f" `python -m headgate checkpoints` lists; or, {_ADOPT}"
         )
     if last is None or not isinstance(batch := last.input, BatchInput):
@@ -84,7 +84,8 @@ def why_refused(
             elif matching_file is None:
                 back = f"there is no way back, because no checkpoint after batch {batch_id - 1} is stored any more"
             else:
-                back = f"coordinate with restore={matching_file!r}, the checkpoint after batch {batch_id - 1}"
+                file = f"restore=CheckpointFile({matching_file!r})"
+                back = f"coordinate with {file}, the checkpoint after batch {batch_id - 1}"
             return (
                 f"{asked} the last checkpoint is {where}: Spark's checkpointLocation is older than the operator's"
                 f" checkpoints, and the output after batch {batch_id - 1} is already committed. Restore the query's"

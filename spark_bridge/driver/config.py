@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The settings of a sidecar."""
+"""The settings of a sidecar: what most programs set, and groups of the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any
 
 from actors.coordination.operator_config import METHOD_REPORT_S
-from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
+from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, moved
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
@@ -20,81 +20,178 @@ from spark_bridge.certificates import TlsCertificate
 from spark_bridge.observability.status_server import check_status_access
 from spark_bridge.subtask.secret_texts import check_no_password
 
+__all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Watching"]
 
-@dataclass(frozen=True, slots=True)
+PASSWORD_PLACE = "give it in storage_details=StorageDetails(options=...)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """How tasks, and the JVM of a Spark Connect server, reach a sidecar. Times are in seconds.
+
+    Raises ``TypeError`` or ``ValueError`` for a value that is not an address, a port or a number of seconds.
+
+    Attributes:
+        advertised_host: the host that tasks connect to, if a router or a container boundary lies in between. None takes
+            ``spark.driver.host``, or loopback for a ``local`` master.
+        advertised_port: the port that tasks connect to. None: the one that the sidecar listens on.
+        relay_port: with Spark Connect, the port that the server's JVM connects to. Port 0 chooses a free one. This
+            field and the next two have no effect in the driver itself.
+        relay_lease_s: with Spark Connect, a client that has been silent for so long counts as dead, and the server
+            removes what it had opened there. If the server cannot be reached for as long, its jobs count as lost.
+        relay_secret_file: for a Spark Connect server whose operator has installed the relay: a file with the secret
+            that he has given to this client, which no other user may read. Without it, the relay travels with the
+            session.
+    """
+
+    advertised_host: str | None = None
+    advertised_port: int | None = None
+    relay_port: int = 0
+    relay_lease_s: float = 30.0
+    relay_secret_file: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, advertised_host=HOST, advertised_port=PORT, relay_port=PORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageDetails:
+    """What a sidecar keeps in its storage, and how it reaches it.
+
+    Raises ``TypeError`` or ``ValueError`` for a wrong value, and for a URL with a password in it.
+
+    Attributes:
+        options: the arguments for the filesystem of ``storage``, such as credentials. Errors and logs never show them.
+        retained_checkpoints: how many checkpoints are kept for each operator. The last completed one always is.
+        allow_older_checkpoint: a damaged checkpoint is never restored. That is an error, unless this lets the one
+            before it be restored instead.
+        savepoint_roots: savepoints are written only into these directories, or below them. None allows every directory
+            for a sidecar in the driver's own process, where the program itself asks for them, and only ``storage`` for
+            one in a separate process.
+    """
+
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+    retained_checkpoints: int = 3
+    allow_older_checkpoint: bool = False
+    savepoint_roots: Sequence[str | PathLike[str]] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, retained_checkpoints=AT_LEAST_1)
+        for root in self.savepoint_roots or ():
+            check_no_password(str(root), "savepoint_roots", PASSWORD_PLACE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """What a sidecar shows and reports. Times are in seconds.
+
+    Raises ``TypeError`` or ``ValueError`` for a wrong value, and for a status that others could see without a token.
+
+    Attributes:
+        status_port: shows the status over HTTP to people and machines on this port. Port 0 chooses a free one, None
+            shows nothing. The traffic is not encrypted.
+        status_host: the address of that port. On a loopback address, everyone on this machine may look.
+        status_token: any other address needs this token of at least 16 characters. Everyone then has to send it: as the
+            header ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``.
+        spark_ui_tab: Spark's own UI has a tab that shows the sidecar while it runs. Who may look is what Spark's
+            settings say. If there is no such UI, as in a separate process, ``status_port`` shows the same page.
+        spark_metrics: the same figures are gauges in Spark's own metrics, from 10 s after the start on. This needs the
+            driver in this process, and ``relay="jvm"``.
+        opentelemetry: spans for runs, attempts, checkpoints with their phases, restores and restarts go to the
+            application's tracer provider. This needs ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
+        trace: a file for the timeline of the whole life of the sidecar, as ``Sidecar.trace`` writes it.
+        method_report_s: a coordinator's method that has not returned after this time is logged with the place where it
+            waits, and again each time the waiting time has doubled. Tasks that time out in the meantime report the
+            same.
+        slow_handler_limit_s: a method that keeps the event loop from turning for so long is logged.
+        stalled_report_s: what has waited for so long is logged, with what it waits for. ``Sidecar.explain`` returns the
+            same at any time.
+    """
+
+    status_port: int | None = None
+    status_host: str = "127.0.0.1"
+    status_token: str | None = field(default=None, repr=False)
+    spark_ui_tab: bool = True
+    spark_metrics: bool = True
+    opentelemetry: bool = False
+    trace: str | PathLike[str] | None = None
+    method_report_s: float = METHOD_REPORT_S
+    slow_handler_limit_s: float = 0.1
+    stalled_report_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, status_host=HOST, status_port=PORT, status_token=ANY)
+        check_status_access(self.status_host, self.status_port, self.status_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarLimits:
+    """The times and sizes of a sidecar. Times are in seconds. ``GatewayLimits`` has those of one operator.
+
+    Raises ``TypeError`` or ``ValueError`` for a wrong value.
+
+    Attributes:
+        event_bytes_max: an event, a request or an answer has at most so many bytes when it is encoded, from 1 MiB to
+            1 GiB. Tasks are told this limit. One of more than 256 KiB travels in parts, between which what other
+            operators and tasks send continues. It takes its size in memory at each end, and again while it is decoded.
+        authenticate_timeout_s: how long a peer may take to prove that it knows the secret.
+        connect_timeout_s: how long a task tries to connect.
+        register_timeout_s: how long a task waits until the driver accepts it.
+        ready_timeout_s: how long a task waits until the coordinator's ``subtask_ready`` has returned.
+        start_timeout_s: how long a coordinator's ``start`` may take, its ``reset_to_checkpoint`` included.
+        settle_timeout_s: how long ``Sidecar.run``, a micro-batch and the end of the sidecar wait for the end of a run
+            and its final checkpoint.
+        shutdown_timeout_s: how long leaving the sidecar waits for coordinators, and for the relay.
+        freeze_heap: a full run of Python's garbage collector stops the event loop for some 0.1 ms for each subtask.
+            With this, the collector ignores what exists when the subtasks of a run are ready, 100 or more, until no run
+            is left (``gc.freeze``). Meanwhile full runs are made only when the process holds a quarter more memory, and
+            those of the middle generation more often, so that each is short. This concerns the whole process: what
+            becomes garbage in a cycle meanwhile may be freed only after that, and objects that the program itself has
+            frozen return to the collector, too. None means: only in a sidecar's own process.
+    """
+
+    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max
+    authenticate_timeout_s: float = 10.0
+    connect_timeout_s: float = 10.0
+    register_timeout_s: float = 60.0
+    ready_timeout_s: float = 120.0
+    start_timeout_s: float = 60.0
+    settle_timeout_s: float = 120.0
+    shutdown_timeout_s: float = 10.0
+    freeze_heap: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, event_bytes_max=ANY)
+        WireLimits.for_events(self.event_bytes_max)
+
+
+_GROUPS: Mapping[str, type] = {
+    "addresses": Addresses,
+    "storage_details": StorageDetails,
+    "watching": Watching,
+    "limits": SidecarLimits,
+}
+
+
+def _moved_into_groups() -> dict[str, str]:
+    """Where the arguments are now that ``SidecarConfig`` had before it had groups."""
+    places = {"bind_host": "host=..."}
+    for group, kind in _GROUPS.items():
+        for one in fields(kind):
+            before = "storage_options" if kind is StorageDetails and one.name == "options" else one.name
+            places[before] = f"{group}={kind.__name__}({one.name}=...)"
+    return places
+
+
+@moved(**_moved_into_groups())
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
-    """The settings of a sidecar. All times are in seconds.
+    """The settings of a sidecar. What fewer programs set is in four groups, each with its own class.
 
-    **Addresses.** The sidecar listens for tasks on ``bind_host`` and ``port``. Tasks connect to ``advertised_host`` and
-    ``advertised_port``, which differ if there is a router or container boundary in between. None takes the host from
-    Spark: loopback for a ``local`` master, else ``spark.driver.bindAddress`` and ``spark.driver.host``. Port 0
-    chooses a free port.
+    Raises ``TypeError`` or ``ValueError`` for a wrong value, and ``TypeError`` for an argument that belongs into one of
+    the groups, with its place.
 
-    **Encryption.** Without ``tls``, both ends of a connection prove who they are, but what they say can be read, and
-    altered by anyone who can change packets on the way. ``tls=True`` encrypts every connection with TLS 1.3 and a
-    certificate that the sidecar makes by itself; it needs ``pip install 'headgate[tls]'`` where the sidecar runs, and
-    nothing on the executors. ``tls=TlsCertificate(...)`` takes your own certificate. Tasks receive their key
-    inside Spark's closure: switch ``spark.network.crypto.enabled`` on as well, or it travels in the clear.
-
-    **Storage.** ``storage`` is the place for checkpoints: a directory, or the URL of any filesystem
-    (``s3://bucket/jobs/words``) with that filesystem's own ``storage_options``. None keeps them in this process, which
-    is enough for its retries but not for a new application. ``retained_checkpoints`` are kept for each operator, and
-    always the last completed one. A damaged checkpoint is never restored: that is an error, unless
-    ``allow_older_checkpoint`` lets the one before it be restored instead.
-
-    Savepoints are written only into ``savepoint_roots`` and below them. None allows every directory for a sidecar in
-    the driver's own process, where the program itself asks for them, and only ``storage`` for one in a separate
-    process.
-
-    **Facts from Spark.** ``relay`` is ``"jvm"`` or ``"py4j"``, the slower fallback that needs no Java compilation.
-    ``ledger`` says how lost facts are replaced, and how often attempts of one subtask may be killed
-    (``LedgerConfig.attempts_max``). Its default is ``spark.task.maxFailures``, or F of ``local[N,F]``, and 4 for a
-    sidecar in a separate process.
-
-    **Operators.** ``gateway`` limits every operator's gateways unless ``coordinate`` is given other limits.
-    ``start_timeout_s`` is the limit for a coordinator's ``start``. ``settle_timeout_s`` is how long ``Sidecar.run``,
-    a micro-batch and the end of the sidecar wait for the end of a run and its final checkpoint. A coordinator's method
-    that has not returned after ``method_report_s`` is logged with the place where it waits, and again each time the
-    waiting time has doubled. Tasks that time out in the meantime report the same. A method that keeps the event loop
-    from turning for ``slow_handler_limit_s`` is logged too. What has waited for ``stalled_report_s`` is logged,
-    with what it waits for; ``Sidecar.explain`` returns the same at any time. ``trace`` is a file for the timeline of
-    the whole life of the sidecar, as ``Sidecar.trace`` writes it.
-
-    **Tasks.** ``authenticate_timeout_s`` is how long a peer may take to prove that it knows the secret. A task waits
-    ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
-    until the coordinator's ``subtask_ready`` has returned.
-
-    **Sizes.** An event, a request or an answer has at most ``event_bytes_max`` bytes when it is encoded, from 1 MiB to
-    1 GiB, by default 64 MiB. Tasks are told this limit. One of more than 256 KiB travels in parts, between which what
-    other operators and tasks send continues. It takes its size in memory at each end, and again while it is decoded.
-
-    **Spark Connect.** The server's JVM connects to ``advertised_host`` and ``relay_port``, on which the sidecar of a
-    client listens as well; 0 chooses a free one. If the client has been silent for ``relay_lease_s`` seconds, it counts
-    as dead, and the server removes what it had opened there; if the server cannot be reached for as long, its jobs
-    count as lost. ``relay_secret_file`` is for a server whose operator has installed the relay: a file with the secret
-    that he has given to this client, which no other user may read. Without it, the relay travels with the session. In
-    the driver itself, none of the three has an effect.
-
-    **Looking at it.** With ``status_port``, the sidecar shows its status over HTTP to people and machines, on
-    ``status_host`` and this port (0 chooses a free one). On a loopback address, everyone on this machine may look; any
-    other address needs ``status_token``, at least 16 characters, which everyone then has to send: as the header
-    ``Authorization: Bearer TOKEN``, or once in a browser as ``/?token=TOKEN``. The traffic is not encrypted.
-    ``spark_metrics``: the same figures are gauges in Spark's own metrics, from 10 s after the start on; this needs the
-    driver in this process, and ``relay="jvm"``. ``opentelemetry``: spans for runs, attempts, checkpoints with their
-    phases, restores and restarts go to the application's tracer provider; this needs
-    ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
-
-    **The garbage collector.** A full run of Python's garbage collector stops the event loop for some 0.1 ms for each
-    subtask. With ``freeze_heap``, it ignores what exists when the subtasks of a run are ready, 100 or more, until no
-    run is left (``gc.freeze``), and meanwhile full runs are made only when the process holds a quarter more memory,
-    and those of the middle generation more often, so that each is short. This concerns the whole process: what becomes
-    garbage in a cycle meanwhile may be freed only after that, and objects that the program itself has frozen return to
-    the collector, too. None means: only in a sidecar's own process.
-
-    **Spark's own UI.** With ``spark_ui_tab``, it has a tab that shows the sidecar while it runs. Who may look is what
-    Spark's settings say. Where there is no such UI, as in a separate process, ``status_port`` shows the same page.
-
-    **Leaving** the ``with`` block takes at most the sum of these times:
+    **Leaving** the ``with`` block takes at most the sum of these times of ``limits``:
 
     * 1 s until the last run is known to be over, and 5 s more for a run that is still going and is failed;
     * ``settle_timeout_s`` for the final checkpoint, but only ``shutdown_timeout_s`` if a coordinator's method does not
@@ -105,60 +202,42 @@ class SidecarConfig:
 
     Ctrl-C cancels these waits. If a coordinator blocks the event loop itself, leaving gives up after
     ``shutdown_timeout_s`` plus 5 s and raises a ``SidecarError`` that names the blocking code.
+
+    Attributes:
+        storage: the place for checkpoints: a directory, or the URL of any filesystem (``s3://bucket/jobs/words``). None
+            keeps them in this process, which is enough for its retries but not for a new application.
+        host: the address on which the sidecar listens for tasks. None takes it from Spark: loopback for a ``local``
+            master, else ``spark.driver.bindAddress``.
+        port: the port on which it listens for tasks. Port 0 chooses a free one.
+        tls: without it, both ends of a connection prove who they are, but what they say can be read, and altered by
+            anyone who can change packets on the way. True encrypts every connection with TLS 1.3 and a certificate that
+            the sidecar makes by itself; it needs ``pip install 'headgate[tls]'`` where the sidecar runs, and nothing on
+            the executors. ``TlsCertificate(...)`` takes your own certificate. Tasks receive their key inside Spark's
+            closure: switch ``spark.network.crypto.enabled`` on as well, or it travels in the clear.
+        relay: how Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"``, the slower fallback through PySpark's own
+            gateway.
+        gateway: limits every operator's gateways, unless ``coordinate`` is given other limits.
+        ledger: how lost facts are replaced, and how often attempts of one subtask may be killed. The default of
+            ``LedgerConfig.attempts_max`` is ``spark.task.maxFailures``, or F of ``local[N,F]``, and 4 for a sidecar in
+            a separate process.
+        addresses: how tasks and a Spark Connect server reach the sidecar, if not at ``host`` and ``port``.
+        storage_details: what is kept in ``storage``, and how it is reached.
+        watching: what the sidecar shows and reports.
+        limits: its times and sizes.
     """
 
-    bind_host: str | None = None
+    storage: str | PathLike[str] | None = None
+    host: str | None = None
     port: int = 0
-    advertised_host: str | None = None
-    advertised_port: int | None = None
     tls: bool | TlsCertificate = False
     relay: RelayKind = "jvm"
-    relay_port: int = 0
-    relay_lease_s: float = 30.0
-    relay_secret_file: str | PathLike[str] | None = None
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
-    authenticate_timeout_s: float = 10.0
-    connect_timeout_s: float = 10.0
-    register_timeout_s: float = 60.0
-    ready_timeout_s: float = 120.0
-    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max
-    start_timeout_s: float = 60.0
-    shutdown_timeout_s: float = 10.0
-    method_report_s: float = METHOD_REPORT_S
-    slow_handler_limit_s: float = 0.1
-    stalled_report_s: float = 30.0
-    trace: str | PathLike[str] | None = None
-    settle_timeout_s: float = 120.0
-    storage: str | PathLike[str] | None = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    retained_checkpoints: int = 3
-    allow_older_checkpoint: bool = False
-    savepoint_roots: Sequence[str | PathLike[str]] | None = None
-    status_port: int | None = None
-    status_host: str = "127.0.0.1"
-    status_token: str | None = field(default=None, repr=False)
-    spark_ui_tab: bool = True
-    spark_metrics: bool = True
-    opentelemetry: bool = False
-    freeze_heap: bool | None = None
+    addresses: Addresses = field(default_factory=Addresses)
+    storage_details: StorageDetails = field(default_factory=StorageDetails)
+    watching: Watching = field(default_factory=Watching)
+    limits: SidecarLimits = field(default_factory=SidecarLimits)
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            bind_host=HOST,
-            advertised_host=HOST,
-            status_host=HOST,
-            port=PORT,
-            advertised_port=PORT,
-            relay_port=PORT,
-            status_port=PORT,
-            event_bytes_max=ANY,
-            retained_checkpoints=AT_LEAST_1,
-            status_token=ANY,
-        )
-        for url in (self.storage, *(self.savepoint_roots or ())):
-            name = "storage" if url is self.storage else "savepoint_roots"
-            check_no_password(str(url), name, "give it in storage_options")
-        WireLimits.for_events(self.event_bytes_max)
-        check_status_access(self.status_host, self.status_port, self.status_token)
+        check_fields(self, host=HOST, port=PORT)
+        check_no_password(str(self.storage), "storage", PASSWORD_PLACE)

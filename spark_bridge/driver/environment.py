@@ -58,7 +58,7 @@ def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_hos
     if bind_host is None or advertised_host is None:
         raise SidecarError(
             "Spark does not name a driver host: set spark.driver.host, or "
-            "SidecarConfig(bind_host=..., advertised_host=...)"
+            "SidecarConfig(host=..., addresses=Addresses(advertised_host=...))"
         )
     return bind_host, advertised_host
 

@@ -20,12 +20,11 @@ from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
-from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.endpoint import TaskEndpoint
-from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.function import FunctionOperator, function_operator
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import TaskPart
 from spark_bridge.task_entry import SubtaskTask
 
 __all__ = ["OperatorHandle"]
@@ -47,7 +46,6 @@ class OperatorHandle(StaysOnDriver):
         failure: Callable[[], BaseException | None],
         shipped: Callable[[object], None] = lambda made_by: None,
         task_parts: Mapping[str, Callable[[], SubtaskOperator]] = PARTS_OF_ALL,
-        make_flow: Callable[[], SubtaskOperator] | None = None,
         stages: tuple[str, ...] = (),
         displays: Displays | None = None,
     ) -> None:
@@ -56,7 +54,6 @@ class OperatorHandle(StaysOnDriver):
         self._failure = failure
         self._shipped = shipped
         self._task_parts = dict(task_parts)
-        self._make_flow = make_flow
         self._stages = stages
         self._displays = displays
 
@@ -111,11 +108,6 @@ class OperatorHandle(StaysOnDriver):
         method that is ``async def`` or has a ``yield`` that cannot work; and for a method whose name is clearly a
         misspelling of one of ``SubtaskOperator``. A name that is only similar is logged as a warning.
         """
-        if self._make_flow is not None:
-            if operator is not None:
-                raise TypeError(f"operator {self.operator_id!r} is a chain, which has its stages: call subtask() alone")
-            self._shipped(OperatorChain)
-            return SubtaskTask(self._make_flow, self._endpoint, parts=self._task_parts)
         if self._stages or isinstance(operator, Chain):
             return self._subtask_of(operator)
         if not callable(operator):
@@ -135,14 +127,19 @@ class OperatorHandle(StaysOnDriver):
         elif iscoroutinefunction(made):
             raise TypeError(f"{show(operator)} must not be async: write a plain function")
         function = function_operator(operator, args, kwargs)
-        self._shipped(OperatorChain if len(self._task_parts) > 1 else FunctionOperator if function else made)
+        # A part may handle events. That of the counters, which all have, does not.
+        self._shipped(TaskPart if len(self._task_parts) > 1 else FunctionOperator if function else made)
         if function is not None:
             return SubtaskTask(function, self._endpoint, parts=self._task_parts)
         make_operator = cast("Callable[..., SubtaskOperator]", operator)
         return SubtaskTask(make_operator, self._endpoint, args, kwargs, self._task_parts)
 
     def _subtask_of(self, given: object) -> SubtaskTask:
-        """Make the function for a chain whose sidecar is in another process, which has only told the stages' names."""
+        """Make the function for a chain. A sidecar in another process has only told the names of its stages."""
+        if self._task_parts.keys() & set(self._stages):  # they were made here
+            if given is not None:
+                raise TypeError(f"operator {self.operator_id!r} is a chain, which has its stages: call subtask() alone")
+            return self._task_of_chain({})
         names = ", ".join(self._stages)
         if not isinstance(given, Chain):
             raise TypeError(
@@ -154,8 +151,11 @@ class OperatorHandle(StaysOnDriver):
                 f"{given!r} is not the chain of operator {self.operator_id!r}, whose stages are {names or 'none'}: "
                 "pass the same chain to coordinate in the sidecar's process and to subtask"
             )
-        self._shipped(OperatorChain)
-        return SubtaskTask(partial(Flow, given.stages), self._endpoint, parts={**self._task_parts, **given.operators})
+        return self._task_of_chain(given.operators)
+
+    def _task_of_chain(self, stages: Mapping[str, Callable[[], SubtaskOperator]]) -> SubtaskTask:
+        self._shipped(TaskPart)
+        return SubtaskTask(None, self._endpoint, parts={**self._task_parts, **stages}, stages=self._stages)
 
     @checked()
     def part(self, name: str) -> Any:

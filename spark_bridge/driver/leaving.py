@@ -95,7 +95,7 @@ def leave(
         while not outcome.done():
             if (pressed := interrupts.wait(outcome, LOOK_S)) is not None:
                 interrupt = interrupt or pressed
-                loop.call(runtime.hurry)
+                loop.call(runtime._hurry)
             elif loop.silent_s() > patience_s:
                 problem = loop.describe()
                 log.error("event loop abandoned", why=problem)
@@ -119,11 +119,11 @@ class _Loop:
 
     def call(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nothing runs any more
-            self._runtime.loop.call_soon_threadsafe(function)
+            self._runtime._loop.call_soon_threadsafe(function)
 
     def silent_s(self) -> float:
         """The seconds for which the loop has not turned, or has not ended although the sidecar is closed."""
-        if not self._asked and not self._runtime.closed:
+        if not self._asked and not self._runtime._closed:
             self._asked = True
             self.call(self._turned)
         return time.monotonic() - self._turned_at
@@ -132,12 +132,12 @@ class _Loop:
         self._turned_at, self._asked = time.monotonic(), False
 
     def describe(self) -> str:
-        if self._runtime.closed:
+        if self._runtime._closed:
             return (
                 "the sidecar is closed, but tasks that a coordinator has started ignore their cancellation: end them "
                 "in close(), and let asyncio.CancelledError through"
             )
-        frame = sys._current_frames().get(self._runtime.thread_id)
+        frame = sys._current_frames().get(self._runtime._thread_id)
         place = "a place that is not known" if frame is None else running_at(frame)
         return (
             f"the sidecar could not be closed: its event loop has been blocked for {self.silent_s():.0f} s at {place}. "

@@ -61,7 +61,15 @@ from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroke
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator
-from spark_bridge.storage import CheckpointInfo, StorageError, StorageFenced, StoragePort, StorageSession, read_file
+from spark_bridge.storage import (
+    CheckpointInfo,
+    Restore,
+    StorageError,
+    StorageFenced,
+    StoragePort,
+    StorageSession,
+    read_file,
+)
 from spark_bridge.subtask.checks import overrides_handle_event
 
 __all__ = ["Operator", "Operators"]
@@ -138,7 +146,7 @@ class Operators:
         self,
         config: OperatorConfig,
         parts: Parts,
-        restore: str,
+        restore: Restore,
         counters: CountersCoordinator | None = None,
     ) -> Operator:
         """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on.
@@ -199,11 +207,11 @@ class Operators:
         self._forget(operator_id)
         try:
             await self._bridge_ref.ask(
-                lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
+                lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.limits.start_timeout_s
             )
             # The coordinator should learn of the end of its run, within a limit, and unless it has ended already.
             with suppress(AskTimeout, *_ENDED):
-                await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
+                await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.limits.shutdown_timeout_s)
         finally:
             await self._system.stop(operator.tracker_ref)
 
@@ -225,7 +233,7 @@ class Operators:
         return {name: operator.observed for name, operator in self._operators.items() if operator.broken is None}
 
     async def _restored(
-        self, config: OperatorConfig, port: StoragePort, restore: str
+        self, config: OperatorConfig, port: StoragePort, restore: Restore
     ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]] | None]:
         """The checkpoint to start from, and what makes it that of later restarts too if it is not the latest one."""
         operator_id = config.operator_id
@@ -241,9 +249,9 @@ class Operators:
             case "none":
                 return None, partial(port.start_from, None)
             case "latest":
-                restored = await port.restore_latest(allow_older=self._config.allow_older_checkpoint)
+                restored = await port.restore_latest(allow_older=self._config.storage_details.allow_older_checkpoint)
             case _:
-                read = partial(read_file, restore, options=self._config.storage_options)
+                read = partial(read_file, str(restore), options=self._config.storage_details.options)
                 stored = await self._storage.run_in_thread(read)
                 if stored.operator_id != operator_id:
                     raise SidecarError(
@@ -267,15 +275,20 @@ class Operators:
         return restored, record
 
     async def _start(self, config: OperatorConfig, operator: Operator) -> None:
-        operator_id, timeout_s, tracker_ref = config.operator_id, self._config.start_timeout_s, operator.tracker_ref
+        operator_id, timeout_s, tracker_ref = (
+            config.operator_id,
+            self._config.limits.start_timeout_s,
+            operator.tracker_ref,
+        )
         try:
             with _explained(operator.watch):
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
         except Exception as error:  # whatever the user's code has raised
             if is_a(error, ActorStopped | HandlerFailed) and not tracker_ref.is_alive:
                 raise OperatorBroken.because(operator_id, error.__cause__ or error) from error
+            limit = ". The limit is SidecarLimits.start_timeout_s" if is_a(error, AskTimeout) else ""
             raise CoordinatorStartError(
-                f"coordinator of operator {operator_id!r} failed in start: {describe(error)}"
+                f"coordinator of operator {operator_id!r} failed in start: {describe(error)}{limit}"
             ) from error
 
     async def _accept_tasks(self, config: OperatorConfig, tracker_ref: ActorRef[TrackerMessage]) -> None:
@@ -288,7 +301,7 @@ class Operators:
                 config.allow_fewer,
                 partial(self._hear_broken, config.operator_id),
             ),
-            timeout_s=self._config.start_timeout_s,
+            timeout_s=self._config.limits.start_timeout_s,
         )
 
     def _ports(self, operator_id: str, port: StoragePort) -> OperatorPorts:
@@ -387,13 +400,13 @@ class Operators:
             await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
         )
 
-    async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
+    async def request(self, operator_id: str, payload: Any, part: str = "", *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
         operator = self._to_ask(operator_id)
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
-                    lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
+                    lambda reply_to: ClientRequest(payload, reply_to, part), timeout_s=timeout_s
                 )
         except _ENDED as error:  # H85
             if broken := await self._broken_with(operator, error):
@@ -629,6 +642,6 @@ def _not_settled(timeout_s: float, describe_waits: Callable[[], str]) -> Iterato
     except (TimeoutError, AskTimeout) as error:
         waits = describe_waits()
         raise NotSettled(
-            f"a run and its final checkpoint did not end within {timeout_s:g} s (SidecarConfig.settle_timeout_s): "
+            f"a run and its final checkpoint did not end within {timeout_s:g} s (SidecarLimits.settle_timeout_s): "
             f"{waits or 'see the log for what is late'}"
         ) from error

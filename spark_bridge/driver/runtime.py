@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -30,14 +30,13 @@ from actors.coordination.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
-from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked, moved
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.describing import type_name
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
@@ -48,7 +47,7 @@ from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.certificates import Encryption, encryption
-from spark_bridge.driver.actions import ActionRuns, names_of
+from spark_bridge.driver.actions import RUN_FAIL_S, Actions
 from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.calls import WholeCalls
@@ -82,7 +81,7 @@ from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
-from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
+from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -92,7 +91,6 @@ T = TypeVar("T")
 log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
-RUN_FAIL_S = 5.0
 REPLACE_GRACE_S = 5.0
 _TRACE = "/trace"  # no operator has a slash in its name
 CLOSED_WHILE_RUNNING = (
@@ -107,7 +105,7 @@ class SidecarRuntime(PartFactories):
     Its methods are those of ``Sidecar``, as coroutines. They are not thread-safe: call them on that loop only. After
     the block, every method raises ``SidecarNotRunning``.
 
-    A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``take_tasks``.
+    A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``_take_tasks``.
     """
 
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
@@ -115,12 +113,13 @@ class SidecarRuntime(PartFactories):
         self._config = config
         self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
         self._operators: Operators
+        self._actions: Actions
         self._calls: WholeCalls
         self._storage: StorageSession
         self._streams: Streams
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
-        self._wire_limits = WireLimits.for_events(config.event_bytes_max)
+        self._wire_limits = WireLimits.for_events(config.limits.event_bytes_max)
         self._host = Host("headgate sidecar", self._enter, self._leave)
         self._stack = AsyncExitStack()
         self._system: ActorSystem
@@ -135,14 +134,11 @@ class SidecarRuntime(PartFactories):
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
-        self.server_lost: ServerLost | None = None
-        """Why the Spark Connect server, or the session there, is gone, if it is."""
+        self._lost: ServerLost | None = None
         self._patience: anyio.CancelScope  # around the waits while the sidecar is left
-        self.thread_id = 0
-        """The thread of the event loop."""
-        self.loop: asyncio.AbstractEventLoop
-        self.closed = False
-        """Whether it was entered and has been left."""
+        self._thread_id = 0  # of the event loop
+        self._loop: asyncio.AbstractEventLoop
+        self._closed = False  # it was entered and has been left
 
     async def __aenter__(self) -> SidecarRuntime:
         return await self._host.enter()
@@ -159,7 +155,7 @@ class SidecarRuntime(PartFactories):
 
     async def _enter(self) -> SidecarRuntime:
         config = self._config
-        self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
@@ -172,9 +168,9 @@ class SidecarRuntime(PartFactories):
                     bind_host=bind_host,
                     port=config.port,
                     advertised_host=advertised_host,
-                    advertised_port=config.advertised_port,
+                    advertised_port=config.addresses.advertised_port,
                     tls=self._encryption.context,
-                    authenticate_timeout_s=config.authenticate_timeout_s,
+                    authenticate_timeout_s=config.limits.authenticate_timeout_s,
                     incomplete_bytes_max=max(256 * 2**20, 2 * self._wire_limits.message_bytes_max),
                 ),
             )
@@ -182,13 +178,19 @@ class SidecarRuntime(PartFactories):
             await self._server.start()
             storage = self._storage = await stack.enter_async_context(StorageSession(self._open_storage()))
             self._streams = await stack.enter_async_context(
-                Streams(self._driver.keys, bind_host, config.advertised_host, self._server.address, self._encryption)
+                Streams(
+                    self._driver.keys,
+                    bind_host,
+                    config.addresses.advertised_host,
+                    self._server.address,
+                    self._encryption,
+                )
             )
             self._system = await stack.enter_async_context(
                 ActorSystem(
                     "headgate",
-                    shutdown_timeout_s=config.shutdown_timeout_s,
-                    slow_handler_limit_s=config.slow_handler_limit_s,
+                    shutdown_timeout_s=config.limits.shutdown_timeout_s,
+                    slow_handler_limit_s=config.watching.slow_handler_limit_s,
                 )
             )
             ledger = config.ledger
@@ -216,7 +218,16 @@ class SidecarRuntime(PartFactories):
                 journal,
             )
             self._calls = WholeCalls(self._system, self._require_running)
-            self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
+            self._actions = Actions(
+                self._running_jobs,
+                self._bridge_ref,
+                self._operators,
+                self._driver.forbid,
+                config.limits.settle_timeout_s,
+                self._require_running,
+                lambda: self._lost,
+            )
+            self._micro_batches = MicroBatches(self._operators, config.limits.settle_timeout_s)
             self._relay = self._driver.open_relay(
                 self._bridge_ref.tell_direct,
                 config,
@@ -228,18 +239,18 @@ class SidecarRuntime(PartFactories):
             await self._relay.start()
             await self._driver.equip()
             if self._driver.inherited is None:
-                self.take_tasks()
+                self._take_tasks()
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             self._observe(journal, stack)
-            if config.trace is not None:
-                await self._start_trace(config.trace, lambda tracing: None)
+            if config.watching.trace is not None:
+                await self._start_trace(config.watching.trace, lambda tracing: None)
             stack.push_async_callback(self._end_trace)
             self._serve_status(stack)
             self._displays.run("spark-ui-tab", self._show_in_spark, stack)
             self._displays.run("spark-metrics", self._feed_spark_metrics, stack)
             self._displays.run("event-log", self._note_in_event_log, journal, stack)
-            if config.opentelemetry:
+            if config.watching.opentelemetry:
                 require_opentelemetry()
                 spans = self._displays.run("spans", Spans, journal)
                 if spans is not None:
@@ -261,7 +272,7 @@ class SidecarRuntime(PartFactories):
         try:
             result = await self._stack.__aexit__(exception_type, exception, traceback)
         finally:
-            self.closed = True
+            self._closed = True
         log.info("sidecar closed")
         if self._uncommitted:
             complain_of_output(self._uncommitted, exception)
@@ -284,9 +295,9 @@ class SidecarRuntime(PartFactories):
         self._collector = collector = StatusCollector(
             self._bridge_ref, clock, journal, process, lambda: self._operators.observed
         )
-        report_s = self._config.stalled_report_s
+        report_s = self._config.watching.stalled_report_s
         each_second = None
-        if self._config.freeze_heap:
+        if self._config.limits.freeze_heap:
             heap = FrozenHeap(self._running_jobs, lambda: (one.statistics for one in self._operators.observed.values()))
             stack.callback(heap.close)
             each_second = heap.look
@@ -298,11 +309,13 @@ class SidecarRuntime(PartFactories):
 
     def _serve_status(self, stack: AsyncExitStack) -> None:
         config = self._config
-        if config.status_port is None:
+        if config.watching.status_port is None:
             return
-        call = LoopCaller(self.loop)
+        call = LoopCaller(self._loop)
         routes = self._status_routes(RecentStatus(call, self.status))
-        server = StatusServer(config.status_host, config.status_port, routes, config.status_token)
+        server = StatusServer(
+            config.watching.status_host, config.watching.status_port, routes, config.watching.status_token
+        )
         server.start()
         self._status_server = server
 
@@ -322,25 +335,25 @@ class SidecarRuntime(PartFactories):
 
     def _show_in_spark(self, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
-        if context is None or not self._config.spark_ui_tab:
+        if context is None or not self._config.watching.spark_ui_tab:
             return
         tab = SparkTab(context)
         take = self._collector.take
         self._displays.spawn(self._system, lambda: SparkTabActor(tab, take), "spark-ui-tab")
         stack.push_async_callback(
-            self._displays.run_async, "spark-ui-tab", close_tab, tab, self._config.shutdown_timeout_s
+            self._displays.run_async, "spark-ui-tab", close_tab, tab, self._config.limits.shutdown_timeout_s
         )
 
     def _feed_spark_metrics(self, stack: AsyncExitStack) -> None:
         config, context = self._config, self._driver.spark_context
-        if context is None or not config.spark_metrics or config.relay != "jvm":
+        if context is None or not config.watching.spark_metrics or config.relay != "jvm":
             return
         gauges = SparkGauges(context)
         self._gauges_ref = self._displays.spawn(
             self._system, lambda: SparkGaugesActor(gauges, self._collector.take), "spark-metrics"
         )
         stack.push_async_callback(
-            self._displays.run_async, "spark-metrics", close_gauges, gauges, config.shutdown_timeout_s
+            self._displays.run_async, "spark-metrics", close_gauges, gauges, config.limits.shutdown_timeout_s
         )
 
     def _note_in_event_log(self, journal: Journal, stack: AsyncExitStack) -> None:
@@ -351,7 +364,7 @@ class SidecarRuntime(PartFactories):
         actor = self._displays.spawn(self._system, lambda: EventLogActor(event_log), "event-log", UNBOUNDED)
         stack.callback(subscribe(journal, actor))
 
-    def take_tasks(self) -> None:
+    def _take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
         self._router.attach(self._bridge_ref)
 
@@ -371,12 +384,21 @@ class SidecarRuntime(PartFactories):
         return None if self._status_server is None else self._status_server.address
 
     @property
+    def lost(self) -> ServerLost | None:
+        """See ``Sidecar.lost``."""
+        return self._lost
+
+    @property
     def relay_kind(self) -> str:
         """See ``Sidecar.relay_kind``."""
         return self._relay.kind
 
     @must_be_awaited
-    @checked(parallelism=AT_LEAST_1, uses=USES)
+    @moved(
+        heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
+        heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
+    )
+    @checked(parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
     async def coordinate(
         self,
         operator_id: str,
@@ -387,31 +409,27 @@ class SidecarRuntime(PartFactories):
         mode: RestoreMode | Literal["batch", "streaming"] = "batch",
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
-        restore: str = "latest",
+        restore: Restore = "latest",
         restored_input: RestoredInput | None = None,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
         replace: bool = False,
-        heartbeat_interval_s: float | None = None,
-        heartbeat_timeout_s: float | None = None,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         mode = RestoreMode.named(mode)
-        limits = with_heartbeats(gateway, self._config.gateway, heartbeat_interval_s, heartbeat_timeout_s)
         config = self._operator_config(
             operator_id,
             parallelism,
             mode,
-            limits,
+            gateway or self._config.gateway,
             checkpoint,
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
             restored_input=restored_input,
         )
         parts = composed(operator_id, coordinator, uses)
-        stages = coordinator.stages if isinstance(coordinator, Chain) else ()
-        add = partial(self._add, config, parts, restore, stages)
+        add = partial(self._add, config, parts, restore)
         return await self._calls.run(operator_id, partial(self._replaced, operator_id, add, replace=replace))
 
     def _operator_config(
@@ -434,7 +452,7 @@ class SidecarRuntime(PartFactories):
             dataclasses.replace(checkpoint or CheckpointConfig(), mode=mode),
             inject_barrier=inject_barrier,
             allow_fewer=allow_fewer,
-            method_report_s=self._config.method_report_s,
+            method_report_s=self._config.watching.method_report_s,
             wire_limits=self._wire_limits,
             restored_input=restored_input,
         )
@@ -453,9 +471,7 @@ class SidecarRuntime(PartFactories):
         assert handle is not None
         return handle
 
-    async def _add(
-        self, config: OperatorConfig, parts: Composed, restore: str, stages: tuple[str, ...]
-    ) -> OperatorHandle:
+    async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> OperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.parts, restore, parts.counters)
@@ -468,10 +484,10 @@ class SidecarRuntime(PartFactories):
             parallelism,
             mode,
             certificate_sha256=self._encryption.certificate_sha256,
-            connect_timeout_s=self._config.connect_timeout_s,
-            register_timeout_s=self._config.register_timeout_s,
-            ready_timeout_s=self._config.ready_timeout_s,
-            event_bytes_max=self._config.event_bytes_max,
+            connect_timeout_s=self._config.limits.connect_timeout_s,
+            register_timeout_s=self._config.limits.register_timeout_s,
+            ready_timeout_s=self._config.limits.ready_timeout_s,
+            event_bytes_max=self._config.limits.event_bytes_max,
             local_files=not encrypts_files,
         )
         statistics = operator.statistics.snapshot
@@ -481,8 +497,7 @@ class SidecarRuntime(PartFactories):
             lambda: operator.failure,
             operator.shipped,
             parts.task_parts,
-            parts.make_flow,
-            stages,
+            parts.stages,
             self._displays,
         )
         operator.handle = handle
@@ -528,7 +543,7 @@ class SidecarRuntime(PartFactories):
     ) -> OperatorHandle:
         name = config.operator_id
         coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
-        handle = await self._add(config, composed(name, coordinator, ()), "latest", ())
+        handle = await self._add(config, composed(name, coordinator, ()), "latest")
         try:
             await planner.open()
             stream = await self._streams.serve(name, planner)
@@ -555,7 +570,7 @@ class SidecarRuntime(PartFactories):
             try:
                 await self._operators.remove(operator_id)
             finally:
-                with anyio.move_on_after(self._config.shutdown_timeout_s):
+                with anyio.move_on_after(self._config.limits.shutdown_timeout_s):
                     await self._streams.release(operator_id)
             if self._gauges_ref is not None:
                 self._gauges_ref.tell(Forget())
@@ -582,7 +597,7 @@ class SidecarRuntime(PartFactories):
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
         """See ``Sidecar.savepoint``."""
         self._require_running()
-        roots = self._config.savepoint_roots
+        roots = self._config.storage_details.savepoint_roots
         if roots is None and not self._driver.is_here:
             roots = [] if self._config.storage is None else [self._config.storage]
         if roots is not None:
@@ -594,9 +609,7 @@ class SidecarRuntime(PartFactories):
     async def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
         """See ``Sidecar.request``."""
         self._require_running()
-        if part is not None:
-            payload = PartEvent(part, payload)
-        return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
+        return await self._operators.request(operator_id, payload, part or "", timeout_s=timeout_s)
 
     @must_be_awaited
     async def status(self) -> SidecarStatus:
@@ -610,17 +623,17 @@ class SidecarRuntime(PartFactories):
         """See ``Sidecar.trace``."""
         started: list[Tracing] = []
         try:
-            await self.start_trace(path, started.append)
+            await self._open_trace(path, started.append)
             yield
         finally:
-            await self.end_trace(*started)
+            await self._close_trace(*started)
 
     @checked()
-    async def start_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
-        """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``end_trace`` ends."""
+    async def _open_trace(self, path: str | PathLike[str], started: Callable[[Tracing], object]) -> None:
+        """Begin what ``Sidecar.trace`` describes. Calls ``started`` with what ``_close_trace`` ends."""
         await self._calls.run(_TRACE, partial(self._start_trace, path, started))
 
-    async def end_trace(self, *tracings: Tracing) -> None:
+    async def _close_trace(self, *tracings: Tracing) -> None:
         """End those that are still being written. Idempotent."""
         if self._running and self._tracing in tracings:
             await self._calls.run(_TRACE, self._end_trace, certain=True)
@@ -660,7 +673,7 @@ class SidecarRuntime(PartFactories):
 
         If the caller is cancelled, the jobs of the action fail, and the thread is left behind until the action returns.
         """
-        runs = self.action_runs(operators, input_id)
+        runs = self._actions.runs(operators, input_id)
 
         cancelled = threading.Event()
 
@@ -679,93 +692,17 @@ class SidecarRuntime(PartFactories):
             except anyio.get_cancelled_exc_class():
                 cancelled.set()
                 cause = "the caller that awaited this job was cancelled"
-                self.fail_action(action_id, cause)
+                self._actions.fail(action_id, cause)
                 with suppress(SidecarNotRunning):
-                    await self._calls.run(f"/{action_id}", partial(self.stop_action, action_id, cause), certain=True)
+                    await self._calls.run(f"/{action_id}", partial(self._actions.stop, action_id, cause), certain=True)
                 raise
 
         return await run_with_restarts(runs, restart, call)
 
-    def marked(self, action_id: str) -> AbstractContextManager[None]:
-        """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
-        return self._driver.marked(action_id)
-
-    # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
-
-    def action_runs(
-        self, operators: Collection[OperatorHandle | str] | None, input_id: str | None = None
-    ) -> ActionRuns:
-        """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
-        self._require_running()
-        operator_ids = names_of(operators)
-        for operator_id in sorted(operator_ids or ()):
-            self._operators.find(operator_id)
-        return ActionRuns(self, operator_ids, input_id)
-
-    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
-        """See ``RunningJobs.begin_action``."""
-        self._require_running()
-        self._running_jobs.begin_action(action_id, operator_ids, found=found)
-
-    def fail_action(self, action_id: str, cause: str) -> None:
-        """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
-        self._bridge_ref.tell(FailRuns(cause, self._running_jobs.operators_of(action_id)))
-        self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
-
-    async def stop_action(self, action_id: str, cause: str) -> None:
-        """``fail_action``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
-        operator_ids, action_ids = self._running_jobs.operators_of(action_id), frozenset([action_id])
-        self.fail_action(action_id, cause)
-        await self._driver.forbid(action_id, cause)
-        with suppress(ActorError):  # no answer in time, or the sidecar is being left
-            await self._bridge_ref.ask(
-                lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
-            )
-
-    def end_action(self, action_id: str) -> None:
-        self._running_jobs.end_action(action_id)
-
-    def knows_action(self, action_id: str) -> bool:
-        return self._running_jobs.knows(action_id)
-
-    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
-        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
-        return self._running_jobs.failures_of(action_id)
-
-    def action_ran(self, action_id: str) -> bool:
-        """Whether a task of an operator has run in the action."""
-        return self._running_jobs.ran(action_id)
-
-    async def settle_action(self, action_id: str) -> str:
-        """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
-
-        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
-        """
-        self._require_running()
-        operator_ids = self._running_jobs.operators_of(action_id)
-        return await self._operators.settle(self._config.settle_timeout_s, operator_ids)
-
-    async def settle(self) -> str:
-        """Like ``settle_action``, for all operators."""
-        self._require_running()
-        return await self._operators.settle(self._config.settle_timeout_s)
-
-    @property
-    def micro_batches(self) -> MicroBatches:
+    def _batches(self) -> MicroBatches:
         """The batches of streaming queries; see ``Sidecar.for_each_batch``."""
         self._require_running()
         return self._micro_batches
-
-    @property
-    def fenced(self) -> Exception | None:
-        """The error if this application cannot continue, else None.
-
-        A later application has taken over the storage, the Spark Connect server is lost, or the context has stopped.
-        """
-        over = self._running_jobs.application_ended and SidecarError(
-            "the SparkContext has stopped, so the action is not called again: make a new session and a new sidecar"
-        )
-        return self._operators.fenced or self.server_lost or over or None
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)
@@ -773,7 +710,7 @@ class SidecarRuntime(PartFactories):
     def _relay_lost(self, error: RelayError) -> None:
         log.error("relay lost, Spark can no longer be observed", error=str(error))
         if isinstance(error, ApplicationLost):
-            self.server_lost = ServerLost(
+            self._lost = ServerLost(
                 f"{error}. Make a new session and a new sidecar, which continues from the last checkpoint in "
                 "SidecarConfig.storage; headgate.run_across_sessions does that"
             )
@@ -795,7 +732,7 @@ class SidecarRuntime(PartFactories):
                 await self._cancel_jobs()
 
     async def _fail_runs(self) -> None:
-        timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        timeout_s = min(RUN_FAIL_S, self._config.limits.shutdown_timeout_s)
         action_ids = self._running_jobs.action_ids  # their jobs may be queued, so that no operator has a run yet
         self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
         self._bridge_ref.tell(StopActions(CLOSED_WHILE_RUNNING, action_ids))
@@ -807,7 +744,7 @@ class SidecarRuntime(PartFactories):
         except AskTimeout as error:
             log.warning("sidecar closed before a job was known to have ended", error=str(error))
 
-    async def uncommitted_output(self) -> str:
+    async def _uncommitted_output(self) -> str:
         """Wait for final checkpoints; return why the output of a successful run is not committed, or ""."""
         self._require_running()
         running = await self._await_ends()
@@ -815,9 +752,11 @@ class SidecarRuntime(PartFactories):
 
     async def _uncommitted_without(self, running: Collection[str]) -> str:
         config = self._config
-        return await self._operators.uncommitted(config.settle_timeout_s, running, config.shutdown_timeout_s)
+        return await self._operators.uncommitted(
+            config.limits.settle_timeout_s, running, config.limits.shutdown_timeout_s
+        )
 
-    def hurry(self) -> None:
+    def _hurry(self) -> None:
         """Cancel the waits while the sidecar is being left. A second call cancels the coordinators' ``close`` too."""
         self._patience.cancel()
         self._system.hurry()
@@ -837,7 +776,7 @@ class SidecarRuntime(PartFactories):
 
     async def _close_relay(self) -> None:
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.limits.shutdown_timeout_s):
                 await self._relay.close()
         except (RelayError, TimeoutError) as error:
             log.warning("relay close failed", error=repr(error))
@@ -845,37 +784,14 @@ class SidecarRuntime(PartFactories):
     def _open_storage(self) -> Storage:
         config = self._config
         if config.storage is None:
-            return MemoryStorage(retained=config.retained_checkpoints)
-        return CheckpointStorage(config.storage, retained=config.retained_checkpoints, options=config.storage_options)
+            return MemoryStorage(retained=config.storage_details.retained_checkpoints)
+        return CheckpointStorage(
+            config.storage, retained=config.storage_details.retained_checkpoints, options=config.storage_details.options
+        )
 
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
-
-
-def with_heartbeats(
-    given: GatewayLimits | None, default: GatewayLimits, interval_s: float | None, timeout_s: float | None
-) -> GatewayLimits:
-    """The limits of an operator, whose heartbeats are set in one of two places. Raises ``ValueError`` for both."""
-    if interval_s is None and timeout_s is None:
-        return given or default
-    if given is not None and given.heartbeat_interval_s is not None:
-        raise ValueError(
-            f"gateway must be without heartbeats (heartbeat_interval_s={given.heartbeat_interval_s!r}) if "
-            f"heartbeat_interval_s={interval_s!r} and heartbeat_timeout_s={timeout_s!r} are given too: set them in one "
-            "of the two places"
-        )
-    limits = given or default
-    if interval_s is None:
-        if limits.heartbeat_interval_s is None:
-            raise ValueError(
-                f"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s!r}: without it, tasks give no "
-                "signs of life, and nobody counts them"
-            )
-        interval_s = limits.heartbeat_interval_s
-    if timeout_s is None:
-        timeout_s = limits.heartbeat_timeout_s
-    return dataclasses.replace(limits, heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
 
 
 def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:

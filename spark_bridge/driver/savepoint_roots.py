@@ -23,7 +23,7 @@ def check_savepoint_directory(directory: str | os.PathLike[str], roots: Collecti
         allowed = ", ".join(sorted(os.fspath(root) for root in roots)) or "none"
         raise SidecarError(
             f"this sidecar does not write savepoints into {os.fspath(directory)}: its configuration allows {allowed}. "
-            "Add the directory to SidecarConfig.savepoint_roots, or to --savepoint-root of a sidecar process"
+            "Add the directory to StorageDetails.savepoint_roots, or to --savepoint-root of a sidecar process"
         )
 
 

@@ -18,7 +18,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from protocol.arguments import ACTION, WAIT, checked
+from protocol.arguments import ACTION, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
@@ -33,7 +33,7 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import driver_of
 from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
-from spark_bridge.observability.diagnosis import WAITING_S, explain
+from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.observability.tracing import Tracing
@@ -144,7 +144,7 @@ class Sidecar(PartFactories):
 
             try:
                 return leave(
-                    close, self._leaver, runtime, self._config.shutdown_timeout_s, raising=exception is not None
+                    close, self._leaver, runtime, self._config.limits.shutdown_timeout_s, raising=exception is not None
                 )
             finally:
                 if not self.is_running:  # otherwise there is no thread for it
@@ -159,7 +159,7 @@ class Sidecar(PartFactories):
         """
         if self._calls is None and self._runtime is not None:
             raise SidecarError("this sidecar was entered with `async with`: leave that block")
-        if self._runtime is not None and self._runtime.thread_id == threading.get_ident():
+        if self._runtime is not None and self._runtime._thread_id == threading.get_ident():
             raise SidecarError("a coordinator cannot stop its own sidecar: let the program do that")
         self.__exit__(None, None, None)
 
@@ -180,7 +180,7 @@ class Sidecar(PartFactories):
         runtime = self._runtime
         if runtime is not None:
             with suppress(RuntimeError):  # its loop is closed
-                runtime.loop.call_soon_threadsafe(runtime.hurry)
+                runtime._loop.call_soon_threadsafe(runtime._hurry)
 
     @_on_its_loop(SidecarRuntime.coordinate)
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
@@ -204,9 +204,9 @@ class Sidecar(PartFactories):
 
         In streaming mode, the operator continues from its newest checkpoint in the sidecar's storage, even if that was
         taken with another parallelism. The coordinator's ``reset_to_checkpoint`` is called before its ``start``.
-        ``restore="latest"`` means this. ``"none"`` starts without a checkpoint and keeps the stored ones. Otherwise
-        ``restore`` is the path or URL of a checkpoint or savepoint file. A later ``"latest"`` never returns to the
-        checkpoints that were skipped in this way.
+        ``restore="latest"`` means this. ``"none"`` starts without a checkpoint and keeps the stored ones. A
+        ``Path(...)`` or ``CheckpointFile(path_or_url)`` is the file of one checkpoint or savepoint. A later
+        ``"latest"`` never returns to the checkpoints that were skipped in this way.
 
         The restored checkpoint says which input it belongs to (see ``run``), and so whether the first run has the same
         input. ``restored_input`` says it instead: ``"same"`` if the records that the checkpoint counts come again,
@@ -225,11 +225,10 @@ class Sidecar(PartFactories):
         can be run again. In streaming mode, the new one continues from the newest checkpoint of the old one. While a
         run of the old one is on, this raises ``SidecarError``, and the old one stays.
 
-        With ``heartbeat_interval_s``, each task gives a sign of life that often. One that is silent for
-        ``heartbeat_timeout_s`` seconds (at least twice the interval) although its connection stands is killed through
-        Spark, and retried: its process is frozen, or native code holds the interpreter lock. A task that computes is
-        not silent. Without it, a frozen task is found only when it does not confirm an event in time. Give both either
-        here or in ``gateway``; the default timeout is 1 s.
+        Without heartbeats, a frozen task is found only when it does not confirm an event in time. ``gateway`` sets
+        them: with ``GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.0)``, each task gives a sign of life
+        four times a second. One that is silent for 1 s although its connection stands is killed through Spark, and
+        retried: its process is frozen, or native code holds the interpreter lock. A task that computes is not silent.
 
         Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
         ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;
@@ -262,17 +261,16 @@ class Sidecar(PartFactories):
         Raises ``ValueError`` without a schema, for an empty name or an invalid parallelism, and as ``coordinate`` does.
         """
 
-    @checked()
-    def release(self, operator_id: str) -> None:
+    @_on_its_loop(SidecarRuntime.release)
+    def release(self, *args: Any, **kwargs: Any) -> Any:
         """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
 
-        Waits at most ``SidecarConfig.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
+        Waits at most ``SidecarLimits.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
         operator.
         """
-        self._call(SidecarRuntime.release, operator_id)
 
-    @checked()
-    def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
+    @_on_its_loop(SidecarRuntime.checkpoint)
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
         ``operator_id`` may be omitted if only one operator is coordinated. ``timeout_s`` limits this call, in seconds;
@@ -280,26 +278,24 @@ class Sidecar(PartFactories):
         unless it is complete. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call took too long,
         and ``SidecarError`` for an unknown operator.
         """
-        return self._call(SidecarRuntime.checkpoint, operator_id, timeout_s=timeout_s)
 
-    @checked()
-    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> str:
+    @_on_its_loop(SidecarRuntime.savepoint)
+    def savepoint(self, *args: Any, **kwargs: Any) -> Any:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return the path or URL of its file.
 
         Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
-        ``coordinate(..., restore=file)``.
+        ``coordinate(..., restore=CheckpointFile(file))``.
 
         The file's name, ``savepoint-OPERATOR-ID-TOKEN.hgc``, is unique, so any number of applications may write into
         one directory. Nothing there is replaced. A savepoint that fails, or whose call is cancelled or takes too long,
         deletes only what it has written itself.
 
-        Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``, and otherwise as
+        Raises ``SidecarError`` for a directory outside ``StorageDetails.savepoint_roots``, and otherwise as
         ``checkpoint`` does.
         """
-        return self._call(SidecarRuntime.savepoint, operator_id, directory=directory, timeout_s=timeout_s)
 
-    @checked()
-    def request(self, operator_id: str, payload: Any, *, part: str | None = None, timeout_s: float = 30.0) -> Any:
+    @_on_its_loop(SidecarRuntime.request)
+    def request(self, *args: Any, **kwargs: Any) -> Any:
         """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
 
         ``part`` is the name of the stage, if the operator is a ``chain``.
@@ -307,26 +303,24 @@ class Sidecar(PartFactories):
         Payload and result stay in this process and are not copied. Raises what the coordinator raises, ``SidecarError``
         for an unknown operator, and ``AskTimeout`` if there is no answer within ``timeout_s`` seconds.
         """
-        return self._call(SidecarRuntime.request, operator_id, payload, part=part, timeout_s=timeout_s)
 
-    def status(self) -> SidecarStatus:
+    @_on_its_loop(SidecarRuntime.status)
+    def status(self, *args: Any, **kwargs: Any) -> Any:
         """Return the current state: operators, subtasks and attempts, checkpoints, latencies, recent failures.
 
         The result is immutable, and ``to_dict()`` makes JSON of it. It is cheap enough to be taken ten times a second
         with 10,000 subtasks. The percentiles of latencies need ``pip install 'headgate[observability]'``. Raises
         ``AskTimeout`` if an actor does not answer within 10 s.
         """
-        return self._call(SidecarRuntime.status)
 
-    @checked(waiting_s=WAIT)
-    def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+    @_on_its_loop(SidecarRuntime.explain)
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
-        The log says the same unasked after ``SidecarConfig.stalled_report_s``. Another sentence names each operator
+        The log says the same unasked after ``Watching.stalled_report_s``. Another sentence names each operator
         whose last action was several jobs for Spark, as ``take`` is. Otherwise the result is empty if everything moves.
         Raises ``AskTimeout`` as ``status`` does.
         """
-        return self._call(SidecarRuntime.explain, waiting_s=waiting_s)
 
     @checked()
     @contextmanager
@@ -340,7 +334,7 @@ class Sidecar(PartFactories):
         """
         started: list[Tracing] = []
         try:
-            self._call(SidecarRuntime.start_trace, path, started.append)
+            self._call(SidecarRuntime._open_trace, path, started.append)
             yield
         finally:
             try:
@@ -351,7 +345,7 @@ class Sidecar(PartFactories):
 
     def _end_trace(self, started: list[Tracing]) -> None:
         if self._calls is not None:  # otherwise leaving the sidecar has ended it
-            self._call(SidecarRuntime.end_trace, *started)
+            self._call(SidecarRuntime._close_trace, *started)
 
     @checked(action=ACTION)
     def run(
@@ -395,15 +389,15 @@ class Sidecar(PartFactories):
         calls, runtime = self._entered()
 
         async def begin() -> ActionRuns:
-            return runtime.action_runs(operators, input_id)
+            return runtime._actions.runs(operators, input_id)
 
         async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
             return call_on_loop(calls, step)
 
         def stop(action_id: str, cause: str) -> None:
-            call_on_loop(calls, partial(runtime.stop_action, action_id, cause))
+            call_on_loop(calls, partial(runtime._actions.stop, action_id, cause))
 
-        return run_blocking(call_on_loop(calls, begin), restart, action, runtime.marked, stop, on_loop=on_loop)
+        return run_blocking(call_on_loop(calls, begin), restart, action, runtime._driver.marked, stop, on_loop=on_loop)
 
     @checked()
     def for_each_batch(
@@ -435,7 +429,7 @@ class Sidecar(PartFactories):
 
         def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
             calls, runtime = self._entered()
-            return call_on_loop(calls, lambda: method(runtime.micro_batches))
+            return call_on_loop(calls, lambda: method(runtime._batches()))
 
         async def check(batches: MicroBatches) -> None:
             batches.check(operator_id)
@@ -459,13 +453,13 @@ class Sidecar(PartFactories):
 
     @property
     def status_address(self) -> tuple[str, int] | None:
-        """The host and port on which the status is shown; None without ``SidecarConfig.status_port``."""
+        """The host and port on which the status is shown; None without ``Watching.status_port``."""
         return self._running()[1].status_address
 
     @property
     def lost(self) -> ServerLost | None:
         """Why the Spark Connect server, or the session there, is gone; None if it is not, as far as is known."""
-        return self._running()[1].server_lost
+        return self._running()[1].lost
 
     @property
     def relay_kind(self) -> str:
@@ -502,7 +496,7 @@ class Sidecar(PartFactories):
     def _entered(self) -> tuple[LoopCalls, SidecarRuntime]:
         """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
         calls, runtime = self._running()
-        if threading.get_ident() == runtime.thread_id:
+        if threading.get_ident() == runtime._thread_id:
             raise SidecarError(
                 "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "
                 "itself: let the program call it, or use context.call_async(function, handler=...), which calls it on "

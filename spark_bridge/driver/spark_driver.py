@@ -163,7 +163,9 @@ class LocalDriver:
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         await DRIVER.run(check_worker_python, self.spark_context)
-        return await DRIVER.run(advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host)
+        return await DRIVER.run(
+            advertised_and_bind_host, self.spark_context, config.host, config.addresses.advertised_host
+        )
 
     async def task_failures_max(self) -> int | None:
         return await DRIVER.run(task_failures_max, self.spark_context)
@@ -215,8 +217,8 @@ class RemoteDriver:
         self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        bind_host = config.bind_host or "127.0.0.1"
-        return bind_host, config.advertised_host or bind_host
+        bind_host = config.host or "127.0.0.1"
+        return bind_host, config.addresses.advertised_host or bind_host
 
     async def task_failures_max(self) -> int | None:
         return None

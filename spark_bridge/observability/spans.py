@@ -71,7 +71,7 @@ def require_opentelemetry() -> ModuleType:
         from opentelemetry import trace
     except ImportError as error:
         raise SidecarError(
-            "SidecarConfig(opentelemetry=True) needs pip install 'headgate[opentelemetry]' where the sidecar runs"
+            "watching=Watching(opentelemetry=True) needs pip install 'headgate[opentelemetry]' where the sidecar runs"
         ) from error
     return trace
 

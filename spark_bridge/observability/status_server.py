@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A small HTTP server that shows a sidecar to people and machines: ``SidecarConfig.status_port``.
+"""A small HTTP server that shows a sidecar to people and machines: ``Watching.status_port``.
 
 It has its own threads, so it can report that the sidecar's event loop is blocked. It answers GET requests only,
 reads no request bodies, and closes each connection after one answer. Whatever a peer does, it holds at most

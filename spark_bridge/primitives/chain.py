@@ -16,11 +16,10 @@ from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
-from spark_bridge.subtask.chain import COUNTERS
 from spark_bridge.subtask.checks import check_operator
-from spark_bridge.subtask.flow import Flow
 from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import COUNTERS
 
 __all__ = ["Chain", "Composed", "OperatorPair", "StageOperator", "chain", "composed"]
 
@@ -131,13 +130,13 @@ def _halves_of_sink(sink: TwoPhaseSink[Any]) -> tuple[GivenCoordinator, StageOpe
 class Composed:
     """An operator with its parts: those of the driver, what makes those in its tasks, and its counters.
 
-    ``make_flow`` makes the task's half of a chain; it is None if there is no chain.
+    ``stages`` are the names of a chain's; empty if there is no chain.
     """
 
     parts: Parts
     task_parts: Mapping[str, Callable[[], SubtaskOperator]]
     counters: CountersCoordinator
-    make_flow: Callable[[], SubtaskOperator] | None = None
+    stages: tuple[str, ...] = ()
 
 
 @checked(uses=USES)
@@ -154,11 +153,12 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
         if part.name in named or part.name in stages:
             raise ValueError(f"two parts of operator {operator_id!r} have the name {part.name!r}: give each its own")
         named[part.name] = part
+    outside = [name for name, part in named.items() if part.outside_checkpoints]
     counters = CountersCoordinator()
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
     task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
     if not isinstance(given, Chain):
-        return Composed(parts_of(built_anew_or_kept(given), coordinators), task_parts, counters)
+        return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters)
     of_stages = {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
-    parts = parts_of(None, {**coordinators, **of_stages}, given.stages)
-    return Composed(parts, {**task_parts, **stages}, counters, partial(Flow, given.stages))
+    parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
+    return Composed(parts, {**task_parts, **stages}, counters, given.stages)

@@ -17,8 +17,8 @@ from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.primitives.shared_value.task import SharedValueInTask, SharedValuePart
 from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePart
-from spark_bridge.subtask.chain import TaskPart
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import TaskPart
 
 __all__ = ["described_parts", "in_task", "task_parts_of"]
 

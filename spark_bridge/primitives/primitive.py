@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from actors.coordination import OperatorCoordinator
 from protocol.arguments import Rule
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
-from spark_bridge.subtask.chain import COUNTERS
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import COUNTERS
 
 __all__ = ["PARTS_OF_ALL", "Primitive", "checked_name", "not_the_state_of"]
 
@@ -51,6 +52,9 @@ class Primitive(ABC):
     The same object is used in the tasks: a function that refers to it may be passed to ``handle.subtask``. There it
     stands for the part of that task.
     """
+
+    outside_checkpoints: ClassVar[bool] = False
+    """Whether its two halves exchange only facts about living attempts, which no checkpoint holds (H152)."""
 
     def __init__(self, name: str) -> None:
         self._name = checked_name(name)

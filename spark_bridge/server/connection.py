@@ -41,6 +41,8 @@ log = get_logger("headgate.server")
 
 FRAMES_TOGETHER = 16
 """This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""
+WRITE_PAUSE_BYTES = 256 * 1024
+"""So many bytes that a peer has not read pause the writing to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class ServerConfig:
     mebibyte in each ``frame_timeout_s``, or be completed, and be completed within 20 times as long. See ``incomplete``.
 
     A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
-    ``write_high_water_bytes`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
+    ``WRITE_PAUSE_BYTES`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
     """
 
     bind_host: str = "127.0.0.1"
@@ -96,7 +98,6 @@ class ServerConfig:
     tls: ssl.SSLContext | None = None
     incomplete_bytes_max: int = 256 * 2**20
     frame_timeout_s: float = 60.0
-    write_high_water_bytes: int = 256 * 1024
     write_buffer_bytes_max: int = 96 * 2**20
     close_timeout_s: float = 2.0
     log_lines_max: int = LINES_MAX
@@ -381,7 +382,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # Not paused means: less is waiting than the limit, so only a paused one has to be asked how much it is.
-        high = min(self._config.write_high_water_bytes, self._config.write_buffer_bytes_max)
+        high = min(WRITE_PAUSE_BYTES, self._config.write_buffer_bytes_max)
         self._transport.set_write_buffer_limits(high=high)
         if hasattr(self._transport, "max_size"):  # a transport of asyncio itself
             self._transport.max_size = READ_BYTES_MAX

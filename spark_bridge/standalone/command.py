@@ -168,16 +168,20 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
     if not isinstance(config, SidecarConfig):
         raise ValueError(f"{options.config} is not a SidecarConfig: {show(config)}; name one as MODULE:NAME")
     storage = config.storage if options.storage is None else options.storage
+    details, watching = config.storage_details, config.watching
     return replace(
         config,
-        bind_host=config.bind_host or options.host,
+        host=config.host or options.host,
         port=task_port,
         storage=storage,
         tls=config.tls or options.tls,
-        savepoint_roots=options.savepoint_root or config.savepoint_roots,
-        status_port=config.status_port if options.status_port is None else options.status_port,
-        status_host=options.status_host or config.status_host,
-        status_token=status_token(options.status_token_file) or config.status_token,
+        storage_details=replace(details, savepoint_roots=options.savepoint_root or details.savepoint_roots),
+        watching=replace(
+            watching,
+            status_port=watching.status_port if options.status_port is None else options.status_port,
+            status_host=options.status_host or watching.status_host,
+            status_token=status_token(options.status_token_file) or watching.status_token,
+        ),
     )
 
 

@@ -84,7 +84,10 @@ class SidecarProcess:
         lost_after_s: float = 60.0,
     ) -> None:
         self._factory = factory
-        self._config = config if config.freeze_heap is not None else replace(config, freeze_heap=True)
+        limits = config.limits
+        if limits.freeze_heap is None:
+            limits = replace(limits, freeze_heap=True)
+        self._config = replace(config, limits=limits)
         self._keys = keys
         self._encryption = encryption(config.tls, keys)
         self._host = host
@@ -123,7 +126,7 @@ class SidecarProcess:
         return ServerConfig(
             bind_host=self._host,
             port=self._ports.control,
-            advertised_host=self._config.advertised_host,
+            advertised_host=self._config.addresses.advertised_host,
             tls=self._encryption.context,
             connections_max=CONNECTIONS_MAX,
         )
@@ -134,7 +137,9 @@ class SidecarProcess:
         served = False
         failed: Exception | None = None
         try:
-            self._relay_address = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
+            self._relay_address = await relay.listen(
+                self._host, self._ports.relay, self._config.addresses.advertised_host
+            )
             self._relay = relay
             self._notify()
             await relay.first_connected()
@@ -200,7 +205,7 @@ class SidecarProcess:
         try:
             async with SidecarRuntime(driver, self._config) as runtime:
                 await self._call_factory(runtime)
-                runtime.take_tasks()
+                runtime._take_tasks()
                 self._runtime = runtime
                 self._not_served.pop(relay.driver or b"", None)
                 self._notify()
@@ -257,9 +262,9 @@ class SidecarProcess:
             case (("begin" | "failures" | "settle"), [str(action_id), operator_ids]):
                 return await self._answer_for_action(runtime, method, action_id, operator_ids)
             case "stop", [str(action_id), str(cause)]:
-                return await runtime.stop_action(action_id, cause)
+                return await runtime._actions.stop(action_id, cause)
             case "end", str(action_id):
-                return runtime.end_action(action_id)
+                return runtime._actions.end(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -278,15 +283,16 @@ class SidecarProcess:
         self, runtime: SidecarRuntime, method: str, action_id: str, operator_ids: list[str] | None
     ) -> Any:
         if method == "begin":
-            runtime.begin_action(action_id, _frozen(operator_ids))
+            runtime._actions.begin(action_id, _frozen(operator_ids))
             return self._instance
         self._find_action(runtime, action_id, operator_ids)
-        return self._failures(runtime, action_id) if method == "failures" else await runtime.settle_action(action_id)
+        return self._failures(runtime, action_id) if method == "failures" else await runtime._actions.settle(action_id)
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
-        count, cause = runtime.action_failures(action_id)
-        fenced = None if runtime.fenced is None else [isinstance(runtime.fenced, StorageFenced), str(runtime.fenced)]
-        ran = runtime.action_ran(action_id)
+        count, cause = runtime._actions.failures(action_id)
+        error = runtime._actions.fenced
+        fenced = None if error is None else [isinstance(error, StorageFenced), str(error)]
+        ran = runtime._actions.ran(action_id)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 
     async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
@@ -373,7 +379,7 @@ class SidecarProcess:
         if self._runtime is not None:
             ended = self._ended
             try:
-                return await self._runtime.uncommitted_output()
+                return await self._runtime._uncommitted_output()
             except (SidecarNotRunning, ActorError):
                 await ended.wait()
         if driver in self._not_served:
@@ -403,8 +409,8 @@ class SidecarProcess:
     @staticmethod
     def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:
         """Continue an action that began under an earlier sidecar."""
-        if not runtime.knows_action(action_id):
-            runtime.begin_action(action_id, _frozen(operator_ids), found=True)
+        if not runtime._actions.knows(action_id):
+            runtime._actions.begin(action_id, _frozen(operator_ids), found=True)
 
     @staticmethod
     def _handle(runtime: SidecarRuntime, name: str) -> OperatorHandle:

@@ -6,17 +6,20 @@ Needs neither Spark nor a JVM.
 """
 
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
-from spark_bridge.storage.interface import CheckpointInfo, Storage, WriteOptions
+from spark_bridge.storage.interface import RESTORE, CheckpointFile, CheckpointInfo, Restore, Storage, WriteOptions
 from spark_bridge.storage.memory import MemoryStorage
 from spark_bridge.storage.port import StoragePort, StorageSession
 from spark_bridge.storage.single_files import read_file
 from spark_bridge.storage.store import CheckpointStorage
 
 __all__ = [
+    "RESTORE",
+    "CheckpointFile",
     "CheckpointInfo",
     "CheckpointStorage",
     "CheckpointUnreadable",
     "MemoryStorage",
+    "Restore",
     "Storage",
     "StorageError",
     "StorageFenced",

@@ -47,7 +47,7 @@ class Files:
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         self.url = str(url)
-        check_no_password(self.url, "storage", "give it in storage_options", StorageError)
+        check_no_password(self.url, "storage", "give it in options", StorageError)
         self._secrets = Secrets("storage_options", options or {})
         with self._secrets.kept(make=self._refused("use", self.url, _USE), typed=True):  # each raises its own
             filesystem, root = url_to_fs(str(url), **(options or {}))

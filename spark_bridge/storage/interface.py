@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+from protocol.arguments import Rule, check_fields
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
+from spark_bridge.subtask.secret_texts import check_no_password
 
 Permit = Callable[[], None]
 
@@ -43,6 +45,29 @@ class CheckpointInfo:
     release: str | None = None
     label: str | None = None
     void: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """The file of a checkpoint or savepoint, to start from: ``coordinate(..., restore=CheckpointFile(url))``.
+
+    ``url`` is its path or URL, as ``savepoint`` returns it and ``python -m headgate checkpoints`` lists it. Raises
+    ``TypeError`` or ``ValueError`` for what is neither, and for a URL with a password in it.
+    """
+
+    url: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_no_password(str(self.url), "url", "give it in StorageDetails(options=...)")
+
+    def __str__(self) -> str:
+        return str(self.url)
+
+
+Restore = Literal["latest", "none"] | os.PathLike[str] | CheckpointFile
+"""What an operator starts from."""
+RESTORE = Rule("'latest', 'none', a Path(...), or CheckpointFile(PATH_OR_URL) for one checkpoint", lambda value: True)
 
 
 @dataclass(frozen=True, slots=True)

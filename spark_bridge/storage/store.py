@@ -49,7 +49,7 @@ log = get_logger("headgate.storage")
 _LOOKS_MAX = 5
 _HINT = (
     "restore the file from a backup, or allow an older checkpoint "
-    "(allow_older=True; of a sidecar: SidecarConfig(allow_older_checkpoint=True))"
+    "(allow_older=True; of a sidecar: storage_details=StorageDetails(allow_older_checkpoint=True))"
 )
 
 

@@ -94,7 +94,8 @@ def why_not_recorded(operator_id: str, base: int, first: int) -> str:
         return ""
     return (
         f"operator {operator_id!r} cannot start from checkpoint {base}, because this storage assigns ids from {first} "
-        "on: if the file was copied there by hand, restart the application, or name the file (restore=FILE)"
+        "on: if the file was copied there by hand, restart the application, or name the file "
+        "(restore=CheckpointFile(FILE))"
     )
 
 
@@ -103,6 +104,7 @@ def base_is_elsewhere(operator_id: str, base: int) -> str:
     return (
         f"operator {operator_id!r} was last started from checkpoint {base}, which is not in this storage (a "
         "savepoint or a file of another storage), and no checkpoint has completed since: name that file again "
-        "(restore=FILE), start from nothing (restore='none'), or allow an older checkpoint (allow_older=True; of a "
-        "sidecar: SidecarConfig(allow_older_checkpoint=True)), whose output since then may be written twice"
+        "(restore=CheckpointFile(FILE)), start from nothing (restore='none'), or allow an older checkpoint "
+        "(allow_older=True; of a sidecar: storage_details=StorageDetails(allow_older_checkpoint=True)), whose output "
+        "since then may be written twice"
     )

@@ -29,6 +29,7 @@ from typing import Final
 
 from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
+from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
@@ -117,6 +118,8 @@ class SubtaskChannel:
         self.endpoint = endpoint
         self.waker = Waker(lambda: self.stopping)
         self.at_barrier: Callable[[], None] = self.decline_barriers
+        self.table = ONE_PART
+        """The parts of the operator, as the driver has named them."""
         self.failure: BaseException | None = None
         """What the handler of an urgent event has raised, until the task's thread fails with it."""
         self.breaches_in_a_row = 0
@@ -237,8 +240,8 @@ class SubtaskChannel:
         self,
         *,
         awaits_start: bool,
-        handle_urgent: Callable[[bytes], None] | None = None,
-        parts_without_urgent: frozenset[str] = frozenset(),
+        handle_urgent: Callable[[bytes, int], None] | None = None,
+        parts_without_urgent: frozenset[int] = frozenset(),
     ) -> None:
         """The operator has restored its state (H11). ``awaits_start``: it waits for a ``MailboxStart`` (H66).
 
@@ -250,7 +253,7 @@ class SubtaskChannel:
         with self._lock:
             self._submit(OperatorOpened(awaits_start, handle_urgent is not None, parts_without_urgent))
 
-    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
+    def submit_event(self, payload: bytes, part: int = OWN_PART, *, in_snapshot: bool = False) -> None:
         """Send one encoded event. While the window is full, wait up to ``send_timeout_s`` (H27).
 
         ``in_snapshot``: sent inside the snapshot, and part of it (H31). It does not wait for capacity, which may
@@ -260,16 +263,18 @@ class SubtaskChannel:
             TimedOut: no capacity became available; nothing was sent.
         """
         with self._lock:
-            submitted = EventSubmitted(payload, in_snapshot, self._urgent.on_this_thread)
+            submitted = EventSubmitted(payload, in_snapshot, self._urgent.on_this_thread, part)
             self._submit_with_capacity(submitted, self.endpoint.send_timeout_s)
 
-    def submit_event_nowait(self, payload: bytes) -> None:
+    def submit_event_nowait(self, payload: bytes, part: int = OWN_PART) -> None:
         """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no capacity; nothing was sent."""
         with self._lock:
-            self._submit(EventSubmitted(payload))
+            self._submit(EventSubmitted(payload, part=part))
 
-    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+    def ask(self, payload: bytes, timeout_s: float, part: int = OWN_PART) -> bytes:
         """Send one encoded request and wait for its answer (H33).
+
+        If the part is outside of checkpoints, barriers stay in the mailbox meanwhile (H152).
 
         Raises:
             TimedOut: neither capacity nor an answer within ``timeout_s``. The coordinator learns of that (H85); a late
@@ -277,6 +282,7 @@ class SubtaskChannel:
             RequestFailed: the coordinator answered with an error.
         """
         deadline = time.monotonic() + timeout_s
+        wait = self._wait if self.table.outside[part] else self._wait_serving
         with self._lock:
             request_id = self._next_request_id
             self._next_request_id += 1
@@ -284,10 +290,10 @@ class SubtaskChannel:
             if self.on_task_thread:
                 self._asked_here.add(request_id)
             try:
-                self._submit_with_capacity(RequestSubmitted(request_id, payload), timeout_s)
+                self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
                 try:
                     while (answer := self._answers[request_id]) is None:
-                        self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
+                        wait(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
                 except BaseException:
                     if not self.cancelled:
                         self._handle(RequestAbandoned(request_id))
@@ -565,13 +571,14 @@ class SubtaskChannel:
         self.check()
         self._handle(input)
 
-    def _submit_with_capacity(self, input: SubtaskInput, timeout_s: float) -> None:
+    def _submit_with_capacity(self, input: EventSubmitted | RequestSubmitted, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
+        wait = self._wait if self.table.outside[input.part] else self._wait_serving
         while True:
             try:
                 return self._submit(input)
             except GatewayFull as full:
-                self._wait_serving(deadline, f"no capacity to send within {timeout_s:g} s: {full}")
+                wait(deadline, f"no capacity to send within {timeout_s:g} s: {full}")
 
     def _wait_serving(self, deadline: float, failure: str) -> None:
         """Wait for the coordinator inside a call, and handle the barriers that arrive meanwhile.
@@ -649,6 +656,7 @@ class SubtaskChannel:
 
     def _begin(self, connection: Connection, registered: Registered, rest: Sequence[Downward]) -> None:
         self._token = registered.token
+        self.table = PartTable(registered.parts)
         limits = SubtaskLimits(
             window_events=registered.window_events,
             window_bytes=registered.window_bytes,
@@ -663,6 +671,7 @@ class SubtaskChannel:
             registered.held,
             registered.events_sent,
             hold_events=registered.hold_events,
+            table=self.table,
         )
         self._wire.attach(connection)
         self._handle(ConnectionAttached(received_seq=0))
@@ -728,7 +737,7 @@ class SubtaskChannel:
             if effect.request_id in self._answers:
                 self._answers[effect.request_id] = (effect.error, effect.payload)
         elif isinstance(effect, HandleUrgent):
-            self._urgent.put(effect.payload)
+            self._urgent.put(effect.payload, effect.part)
             self.statistics.events_received += 1
         elif isinstance(effect, RefuseMessage):
             self.statistics.messages_refused += 1

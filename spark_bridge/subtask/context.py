@@ -4,38 +4,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex
+from copy import copy
+from typing import Any, Generic, SupportsFloat, SupportsIndex
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
-from protocol.describing import type_name
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.event_types import Sent
-from protocol.subtask.types import (
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
-    MailboxItem,
-    MailboxStart,
-)
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import Registered
+from spark_bridge.subtask.calls import Calls, Counters
 from spark_bridge.subtask.channel import ChannelStatistics, SubtaskChannel
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
-from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["SubtaskContext"]
-
-
-class Counters(Protocol):
-    """What ``count`` and ``observe`` add to."""
-
-    def count(self, name: str, by: SupportsIndex | SupportsFloat) -> None: ...
-
-    def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None: ...
+__all__ = ["SubtaskContext", "inner_context"]
 
 
 class SubtaskContext(Generic[Sent]):
@@ -57,41 +37,35 @@ class SubtaskContext(Generic[Sent]):
         attempt: the number of this attempt among the subtask's accepted ones, from 0, as the coordinator sees it.
     """
 
+    _way: tuple[int, ...] = ()  # to a reader inside of others: its index in each of them, the innermost first
+
     def __init__(
         self,
-        channel: SubtaskChannel,
-        operator: SubtaskOperator,
-        endpoint: TaskEndpoint,
-        identity: TaskIdentity,
+        calls: Calls,
         registered: Registered,
+        part: str = "",
+        restored_requests: tuple[Any, ...] = (),
+        input_begins_again: bool = False,
     ) -> None:
-        self._channel = channel
-        self._operator = operator
-        self._task_thread = threading.get_ident()
-        self._inside: str | None = None
-        self._awaits_start = False
-        self.counters: Counters | None = None
-        self._endpoint = endpoint
-        self._limits = endpoint.wire_limits
-        channel.at_barrier = self._at_barrier
-        self.local_files = endpoint.local_files
-        """Whether tasks may write to the executor's local directory: not if Spark encrypts what it writes there."""
-        self.operator_id = endpoint.operator_id
-        self.parallelism = endpoint.parallelism
-        self.mode = endpoint.mode
-        self.subtask = identity.subtask
-        self.task_attempt_id = identity.task_attempt_id
+        self._calls = calls
+        self._channel = calls.channel
+        self._limits = calls.limits
+        self._counters = calls.counters
+        self._part = index_of(calls.channel, part)
+        self.operator_id = calls.endpoint.operator_id
+        self.parallelism = calls.endpoint.parallelism
+        self.mode = calls.endpoint.mode
+        self.subtask = calls.identity.subtask
+        self.task_attempt_id = calls.identity.task_attempt_id
         self.attempt = registered.attempt
         self.checkpoint_id = registered.checkpoint_id
         """The checkpoint that ``state`` in ``open`` comes from; -1 if there is none."""
-        self.restored_requests: tuple[Any, ...] = tuple(
-            decode_event(held.payload) for held in registered.held if held.is_request
-        )
+        self.restored_requests = restored_requests
         """The unanswered requests in the restored checkpoint, in the order in which they were sent.
 
         The coordinator receives them again, before anything new, and their answers are dropped. An operator whose
         state says that it was about to ask learns here that it need not ask again."""
-        self.input_begins_again = registered.input_begins_again
+        self.input_begins_again = input_begins_again
         """Whether ``process`` gets the records before the restored checkpoint once more.
 
         True: the run has the input that the restored state belongs to, from its first record on. An operator that must
@@ -124,25 +98,27 @@ class SubtaskContext(Generic[Sent]):
         ``subtask_ready``.
 
         Raises:
-            EventEncodeError: msgpack cannot encode ``event``, or it is too large. Nothing was sent.
+            EventEncodeError: a value in ``event`` is of a type that events cannot have, or it is too large. Nothing was
+                sent.
             TimedOut: the coordinator took too few events for ``send_timeout_s`` seconds. Nothing was sent.
             LocalProtocolError: inside ``open``, there was no capacity, and none can come there. Nothing was sent.
             AttemptOver: the attempt is over.
         """
-        if self._runs_inside("open"):
-            self._send_inside_open(encode_event(event, self._limits))
+        payload = self._encoded(event)
+        if self._calls.inside is None:  # the usual case, without a look at the thread
+            self._channel.submit_event(payload, self._part)
+        elif self._calls.runs_inside("open"):
+            self._send_inside_open(payload)
         else:
-            self._channel.submit_event(
-                encode_event(event, self._limits), in_snapshot=self._runs_inside("snapshot_state")
-            )
+            self._channel.submit_event(payload, self._part, in_snapshot=self._calls.runs_inside("snapshot_state"))
 
     def send_event_nowait(self, event: Sent) -> None:
         """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
-        payload = encode_event(event, self._limits)
-        if self._runs_inside("snapshot_state"):
-            self._channel.submit_event(payload, in_snapshot=True)
+        payload = self._encoded(event)
+        if self._calls.runs_inside("snapshot_state"):
+            self._channel.submit_event(payload, self._part, in_snapshot=True)
         else:
-            self._channel.submit_event_nowait(payload)
+            self._channel.submit_event_nowait(payload, self._part)
 
     def count(self, name: str, by: SupportsIndex | SupportsFloat = 1) -> None:
         """Add ``by`` to the operator's counter ``name``; ``handle.counters()`` has the sums of all tasks.
@@ -161,7 +137,7 @@ class SubtaskContext(Generic[Sent]):
             TypeError: ``by`` is not a number.
             AttemptOver: the attempt is over.
         """
-        self._counters().count(name, by)
+        self._counting().count(name, by)
 
     def observe(self, name: str, value: SupportsIndex | SupportsFloat) -> None:
         """Add ``value`` to the operator's distribution ``name``, as ``count`` does to a counter.
@@ -169,33 +145,28 @@ class SubtaskContext(Generic[Sent]):
         ``handle.counters()[name]`` is a ``Distribution``, with the count, the sum, the extremes and quantiles.
         ``value`` becomes a float. Raises as ``count`` does.
         """
-        self._counters().observe(name, value)
+        self._counting().observe(name, value)
 
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
-        ``payload`` and answer can be any value that msgpack can encode. ``timeout_s`` is in seconds. Requests and
+        ``payload`` and answer have the types that events can have. ``timeout_s`` is in seconds. Requests and
         events arrive in the order in which they were sent. No event is handled during the wait, and a checkpoint that
         starts during it is declined, unless the operator sets ``snapshot_anywhere``.
 
         Raises:
             RequestFailed: the coordinator answered with an error.
             TimedOut: no answer within ``timeout_s``. A later answer is dropped.
-            EventEncodeError: msgpack cannot encode ``payload``, or it is too large.
+            EventEncodeError: a value in ``payload`` is of a type that events cannot have, or it is too large.
             LocalProtocolError: inside ``snapshot_state`` or ``open``, which must return before the coordinator
                 receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
             AttemptOver: the attempt is over.
         """
         if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
             check_wait("timeout_s", timeout_s)
-        if self._runs_inside("snapshot_state"):
-            raise LocalProtocolError(
-                "request() cannot be used inside snapshot_state(): the coordinator answers only after it has returned. "
-                "Send an event instead, or ask in process()"
-            )
-        self._refuse_to_wait_inside_urgent("request")
-        self._refuse_to_wait_inside_open("request", "Ask in process()")
-        return decode_event(self._channel.ask(encode_argument("payload", payload, self._limits), timeout_s))
+        self._calls.check_may_ask()
+        encoded = encode_argument("payload", payload, self._limits)
+        return decode_event(self._channel.ask(encoded, timeout_s, self._part))
 
     @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
@@ -243,10 +214,10 @@ class SubtaskContext(Generic[Sent]):
         """
         if timeout_s is not None and (type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S):
             check_wait("timeout_s", timeout_s)
-        self._enter("wait_for_event")
+        self._calls.check_may_wait("wait_for_event")
         if not self._channel.wait_for_item(timeout_s):
             return 0
-        return self._handle_items(events_only=False)
+        return self._calls.handle_items()
 
     def handle_pending(self) -> int:
         """Handle everything in the mailbox, in order of arrival, without waiting; return the number of items.
@@ -256,198 +227,46 @@ class SubtaskContext(Generic[Sent]):
                 the task's own.
             AttemptOver: the attempt is over.
         """
-        self._enter("handle_pending")
-        self._channel.poll()
-        return self._handle_items(events_only=False)
+        return self._calls.handle_pending()
 
-    # --- used by the runner, the chain of operators and ready-made parts ---
+    # --- inside ---------------------------------------------------------------------------------------------------
 
-    @property
-    def endpoint(self) -> TaskEndpoint:
-        """The sidecar's address and the operator's settings."""
-        return self._endpoint
-
-    @property
-    def checkpoint_waits(self) -> bool:
-        """Whether a checkpoint waits for this task to handle its mailbox. A request would decline it."""
-        return self._channel.mailbox.barriers > 0
-
-    @checked()
-    def timed_out(self, failure: str) -> TimedOut:
-        """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
-        return self._channel.timed_out(failure)
-
-    def _counters(self) -> Counters:
-        if self.counters is None:
-            raise LocalProtocolError(
-                "count() and observe() cannot be used before open() is called, or after close(): count in one of "
-                "these, or between them"
-            )
-        return self.counters
-
-    def open_operator(self, state: bytes | None) -> None:
-        """Have the operator restore ``state``, and tell the coordinator that it is open."""
-        # H11
-        self._inside = "open"
-        try:
-            self._operator.open(self, state)
-        finally:
-            self._inside = None
-        self._awaits_start = self._operator.waits_for_subtask_ready
-        self._channel.operator_opened(
-            awaits_start=self._awaits_start,
-            handle_urgent=self._handle_urgent if handles_urgent(self._operator) else None,
-            parts_without_urgent=getattr(self._operator, "parts_without_urgent", frozenset()),
-        )
-
-    def wait_until_ready(self) -> None:
-        """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
-
-        Raises:
-            TimedOut: it did not return within ``ready_timeout_s``.
-        """
-        # H66
-        deadline = self._channel.now() + self._endpoint.ready_timeout_s
-        while self._awaits_start:
-            if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
-                raise self._channel.timed_out(
-                    f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
-                    f"returned within {self._endpoint.ready_timeout_s:g} s after open(): it waits, or the coordinator "
-                    "is busy with earlier calls. Make these quicker, raise ready_timeout_s, or set "
-                    "waits_for_subtask_ready = False on an operator that needs no initial values"
-                )
-            if (item := self._channel.take()) is not None:
-                self._handle(item)
-
-    def records(self, records: Iterator[Any]) -> Iterator[Any]:
-        """Yield ``records``, handling the mailbox before each of them."""
-        channel = self._channel
-        while True:
-            channel.poll()
-            if channel.mailbox or channel.over is not None or channel.failure is not None:
-                self._handle_items(events_only=False)
-            try:
-                record = next(records)
-            except StopIteration:
-                return
-            yield record
-
-    def between_outputs(self) -> None:
-        """After an output: handle events, and snapshots if the operator allows them here."""
-        self._channel.poll()
-        channel = self._channel
-        if channel.mailbox or channel.over is not None or channel.failure is not None:
-            self._handle_items(events_only=not self._operator.snapshot_anywhere)
-
-    def _runs_inside(self, method: str) -> bool:
-        """Whether the caller is this method of the operator. Other threads of the task may call at the same time."""
-        return self._inside == method and threading.get_ident() == self._task_thread
-
-    def _refuse_to_wait_inside_open(self, what: str, instead: str) -> None:
-        """Before ``open`` has returned, the coordinator takes nothing from this task and sends it nothing (H11)."""
-        if self._runs_inside("open"):
-            raise LocalProtocolError(
-                f"{what}() cannot be used inside open(): the coordinator learns of this task only after open() has "
-                f"returned. {instead}, or let the coordinator send initial values in subtask_ready(): handle_event() "
-                "gets them before process() begins"
-            )
-
-    def _refuse_to_wait_inside_urgent(self, what: str) -> None:
-        """A checkpoint waits for the handler, and holds back what it would wait for."""
-        if self._channel.on_urgent_thread:
-            raise LocalProtocolError(
-                f"{what}() cannot be used inside handle_urgent(), which must not wait for the coordinator: a "
-                "checkpoint may hold back the answer until handle_urgent() has returned. Send an event instead, or let "
-                "process() do it"
-            )
-
-    def _handle_urgent(self, payload: bytes) -> None:
-        """On the thread for urgent events."""
-        self._operator.handle_urgent(decode_event(payload))
+    def _encoded(self, event: Any) -> bytes:
+        for index in self._way:
+            event = [index, event]
+        return encode_event(event, self._limits)
 
     def _send_inside_open(self, payload: bytes) -> None:
         try:
-            self._channel.submit_event_nowait(payload)
+            self._channel.submit_event_nowait(payload, self._part)
         except GatewayFull as full:
             raise LocalProtocolError(
                 f"send_event() found no capacity inside open(), and the coordinator frees some only after open() has "
                 f"returned. Send the rest in process(): {full}"
             ) from full
 
-    def _at_barrier(self) -> None:
-        """A barrier came while ``send_event`` or ``request`` waits.
-
-        This handles one item only. What the caller waits for may have arrived meanwhile, before the next barrier, and
-        then belongs in that barrier's snapshot.
-        """
-        if self._operator.snapshot_anywhere and self._inside is None:
-            if (item := self._channel.take()) is not None:
-                self._handle(item)
-        else:
-            self._channel.decline_barriers()
-
-    def _enter(self, what: str) -> None:
-        self._refuse_to_wait_inside_urgent(what)
-        if threading.get_ident() != self._task_thread:
+    def _counting(self) -> Counters:
+        if self._counters is None:
             raise LocalProtocolError(
-                f"{what}() was called from another thread: call it on the task's own thread, for example in process()"
+                "count() and observe() cannot be used before open() is called, or after close(): count in one of "
+                "these, or between them"
             )
-        self._refuse_to_wait_inside_open(what, "Wait in process()")
-        if self._inside is not None:
-            raise LocalProtocolError(f"{what}() cannot be called inside {self._inside}(): return from it first")
-
-    def _handle_items(self, *, events_only: bool) -> int:
-        count = 0
-        while (item := self._channel.take(events_only=events_only)) is not None:
-            self._handle(item)
-            count += 1
-        return count
-
-    def _handle(self, item: MailboxItem) -> None:
-        operator = self._operator
-        try:
-            match item:
-                case MailboxEvent(payload=payload):
-                    self._inside = "handle_event"
-                    operator.handle_event(decode_event(payload))
-                case MailboxBarrier(checkpoint_id=checkpoint_id):
-                    self._inside = "snapshot_state"
-                    self._snapshot(checkpoint_id)
-                case MailboxCompleted(checkpoint_id=checkpoint_id):
-                    self._inside = "notify_checkpoint_complete"
-                    operator.notify_checkpoint_complete(checkpoint_id)
-                case MailboxAborted(checkpoint_id=checkpoint_id):
-                    self._inside = "notify_checkpoint_aborted"
-                    operator.notify_checkpoint_aborted(checkpoint_id)
-                case MailboxStart():
-                    self._awaits_start = False
-        finally:
-            self._inside = None
-
-    def _snapshot(self, checkpoint_id: int) -> None:
-        if not self._channel.wants_snapshot(checkpoint_id):
-            return  # the checkpoint ended while its barrier was in the mailbox
-        try:
-            state = self._operator.snapshot_state(checkpoint_id)
-        except CheckpointDeclinedByOperator as declined:
-            self._channel.snapshot_refused(checkpoint_id, str(declined))
-            return
-        self._channel.snapshot_taken(checkpoint_id, checked_state(self._operator, "snapshot_state", state))
+        return self._counters
 
 
-def handles_urgent(operator: SubtaskOperator) -> bool:
-    """Whether the operator, or a part of it, defines ``handle_urgent``. Otherwise urgent events are ordinary ones."""
-    chained: bool | None = getattr(operator, "handles_urgent", None)  # an ``OperatorChain`` knows it of its parts
-    if chained is not None:
-        return chained
-    return getattr(operator.handle_urgent, "__func__", None) is not SubtaskOperator.handle_urgent
-
-
-def checked_state(operator: SubtaskOperator, method: str, state: object) -> bytes:
-    """Return ``state`` if it is bytes, even if empty. Raise ``TypeError`` for anything else, such as None (H46)."""
-    if not isinstance(state, bytes):
-        raise TypeError(
-            f"{type_name(operator)}.{method} must return bytes, not {type_name(state)}: "
-            'return b"" if there is no state to keep'
+def index_of(channel: SubtaskChannel, part: str) -> int:
+    """The index of a part in the operator. Raises ``LocalProtocolError`` if the driver does not know it."""
+    index = channel.table.index(part)
+    if index is None:
+        raise LocalProtocolError(
+            f"this task has the part {part!r}, which its operator does not have: pass it to coordinate(..., "
+            "uses=[...]), or the same chain to coordinate() and to subtask() if it is a stage"
         )
-    return state
+    return index
+
+
+def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[Any]:
+    """Return the context of a reader inside of another one, to whose enumerator its events say its index."""
+    inner = copy(context)
+    inner._way = (index, *context._way)
+    return inner

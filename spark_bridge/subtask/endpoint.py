@@ -39,7 +39,7 @@ class TaskEndpoint:
     kill_wait_s: float = 1.0  # how long a task whose attempt is over waits for Spark's kill before it raises
     mailbox_events_max: int = 100_000  # at either bound the task stops reading its socket
     mailbox_bytes_max: int = 256 * 1024 * 1024
-    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max  # ``SidecarConfig.event_bytes_max``
+    event_bytes_max: int = DEFAULT_LIMITS.event_bytes_max  # ``SidecarLimits.event_bytes_max``
     local_files: bool = True  # tasks may keep values in clear in the executor's own directory
     spin_s: float = 0.0002  # how long a wait polls first, if the previous one was shorter; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone

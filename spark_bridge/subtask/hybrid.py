@@ -11,6 +11,7 @@ from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.closing import close_quietly
+from spark_bridge.subtask.context import inner_context
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class HybridReader(SplitReader):
         own, inner = self._unpacked(state)
         super().open(context, own)
         for index, (reader, its_own) in enumerate(zip(self._readers, inner, strict=True)):
-            of_reader: Any = _ReaderContext(context, index)
-            reader.open(of_reader, its_own)
+            reader.open(inner_context(context, index), its_own)
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
         reader = self._reader(split)
@@ -123,23 +123,6 @@ class HybridReader(SplitReader):
                 f"{len(self._readers)}: add sources only at the end"
             )
         return own, [*inner, *[None] * (len(self._readers) - len(inner))]
-
-
-class _ReaderContext:
-    """A reader's ``SubtaskContext``: what it sends reaches the enumerator of its source."""
-
-    def __init__(self, context: SubtaskContext, index: int) -> None:
-        self._context = context
-        self._index = index
-
-    def send_event(self, event: Any) -> None:
-        self._context.send_event([self._index, event])
-
-    def send_event_nowait(self, event: Any) -> None:
-        self._context.send_event_nowait([self._index, event])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
 
 
 def _packed(own: bytes, inner: Sequence[bytes]) -> bytes:

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from protocol.describing import describe, is_a, is_encodable, readable, traceback_of
 from protocol.errors import AttemptOver, InputRefused
-from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.channel import SubtaskChannel
-from spark_bridge.subtask.closing import close_quietly
-from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.io_loop import serve
-from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import OperatorParts
 
 __all__ = ["run_subtask", "run_subtask_with"]
 
@@ -28,12 +26,17 @@ FAILURE_CHARS_MAX = 2000
 
 
 def run_subtask(
-    make_operator: Callable[[], SubtaskOperator],
+    make_operator: Callable[[], SubtaskOperator] | None,
     endpoint: TaskEndpoint,
     identity: TaskIdentity,
     records: Iterable[Any],
+    parts: Mapping[str, Callable[[], SubtaskOperator]] | None = None,
+    stages: Sequence[str] = (),
 ) -> Generator[Any, None, None]:
     """Register this task, run its operator over ``records``, and yield what it yields.
+
+    ``parts`` makes the named parts of the operator. ``stages`` are those of a chain, which has no other operator:
+    ``make_operator`` is None then.
 
     Nothing happens before the first ``next()``. However the generator ends (completely, by an exception, or abandoned
     by ``take(1)``), the operator is closed, and the thread and the socket are gone. The coordinator receives the text
@@ -49,27 +52,30 @@ def run_subtask(
             not take everything within ``finish_timeout_s``.
     """
     return run_subtask_with(
-        lambda: SubtaskChannel(endpoint, identity), make_operator, endpoint, identity, lambda _: records
+        lambda: SubtaskChannel(endpoint, identity),
+        lambda: OperatorParts(make_operator, parts or {}, stages),
+        endpoint,
+        identity,
+        lambda _: records,
     )
 
 
 def run_subtask_with(
     make_channel: Callable[[], SubtaskChannel],
-    make_operator: Callable[[], SubtaskOperator],
+    make_parts: Callable[[], OperatorParts],
     endpoint: TaskEndpoint,
     identity: TaskIdentity,
-    open_records: Callable[[SubtaskContext], Iterable[Any]],
+    open_records: Callable[[OperatorParts], Iterable[Any]],
 ) -> Generator[Any, None, None]:
     """As ``run_subtask``, over the caller's own channel: the one of ``headgate.testing`` needs no connection."""
     channel = make_channel()
     run = _Run(channel, endpoint)
     try:
-        context = run.open(make_operator, identity)
-        outputs = run.outputs(context, iter(open_records(context)))
-        for output in outputs:
+        parts = run.open(make_parts, identity)
+        for output in run.outputs(parts, iter(open_records(parts))):
             yield output
-            context.between_outputs()
-        run.finish(context)
+            parts.between_outputs()
+        run.finish(parts)
     except GeneratorExit:
         run.abandon()
         raise
@@ -92,50 +98,38 @@ def _escaped(error: BaseException) -> Exception | None:
     return None
 
 
-def restored_state(operator: SubtaskOperator, states: Sequence[SubtaskState]) -> bytes | None:
-    """What ``open`` restores: nothing, the only state, or what ``merge_states`` makes of several (H52)."""
-    if not states:
-        return None
-    if len(states) == 1:
-        return states[0].state
-    return checked_state(operator, "merge_states", operator.merge_states(dict(sorted(states))))
-
-
 class _Run:
     """The steps of a run. Each of its ends happens at most once."""
 
     def __init__(self, channel: SubtaskChannel, endpoint: TaskEndpoint) -> None:
         self._channel = channel
         self._endpoint = endpoint
-        self._operator: SubtaskOperator | None = None
+        self._parts: OperatorParts | None = None  # until they are closed
         self._outputs: Iterator[Any] | None = None
-        self._context: SubtaskContext | None = None
+        self._opened = False
         self._registered = False
         self._end_reported = False
 
-    def open(self, make_operator: Callable[[], SubtaskOperator], identity: TaskIdentity) -> SubtaskContext:
+    def open(self, make_parts: Callable[[], OperatorParts], identity: TaskIdentity) -> OperatorParts:
         registered = self._channel.open(serve)
         self._registered = True
-        self._operator = operator = make_operator()
-        if registered.positions_refused and operator.counts_records:  # H174
+        self._parts = parts = make_parts()
+        if registered.positions_refused and parts.counts_records:  # H174
             raise InputRefused(f"operator {self._endpoint.operator_id!r}: {registered.positions_refused}")
-        context = SubtaskContext(self._channel, operator, self._endpoint, identity, registered)
-        context.open_operator(restored_state(operator, registered.states))
-        self._context = context
-        context.wait_until_ready()
-        return context
+        parts.open(self._channel, self._endpoint, identity, registered)
+        self._opened = True
+        parts.wait_until_ready()
+        return parts
 
-    def outputs(self, context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
-        assert self._operator is not None
-        produced = self._operator.process(context.records(records))
-        self._outputs = iterated(self._operator, produced)
+    def outputs(self, parts: OperatorParts, records: Iterator[Any]) -> Iterator[Any]:
+        self._outputs = parts.outputs(records)
         return self._outputs
 
-    def finish(self, context: SubtaskContext) -> None:
+    def finish(self, parts: OperatorParts) -> None:
         """The outputs are complete: report the end, close the operator, and wait until everything was taken."""
         deadline = self._channel.now() + self._endpoint.finish_timeout_s
-        self._report_end(context, deadline)
-        self._close_operator_quietly()
+        self._report_end(parts, deadline)
+        self._close_parts()
         self._channel.wait_until_finish_is_confirmed(deadline)
 
     def abandon(self) -> None:
@@ -146,10 +140,10 @@ class _Run:
         """
         self._close_outputs_quietly()
         deadline = self._channel.now() + self._endpoint.failure_timeout_s
-        may_report = self._context is not None and self._channel.over is None and self._channel.on_task_thread
+        may_report = self._opened and self._channel.over is None and self._channel.on_task_thread
         try:
-            if may_report and self._context is not None:
-                self._report_end(self._context, deadline)
+            if may_report and self._parts is not None:
+                self._report_end(self._parts, deadline)
         except AttemptOver:
             may_report = False  # Spark killed the task, or its job has ended
         except BaseException as error:
@@ -159,7 +153,7 @@ class _Run:
                 self._channel.key[0],
                 describe(error),
             )
-        self._close_operator_quietly()
+        self._close_parts()
         if may_report:
             self._wait_for_confirmation_quietly(deadline)
 
@@ -167,7 +161,7 @@ class _Run:
         """``error`` is about to reach Spark. Nothing may be raised in its place."""
         self._channel.stop_urgent(self._endpoint.failure_timeout_s)
         self._close_outputs_quietly()
-        self._close_operator_quietly()
+        self._close_parts()
         if is_a(error, AttemptOver):
             # The driver has Spark kill this attempt. An exception that reached Spark before the kill would count
             # against spark.task.maxFailures; after the kill it does not.
@@ -184,16 +178,12 @@ class _Run:
         else:
             self._wait_for_confirmation_quietly(self._channel.now() + self._endpoint.failure_timeout_s)
 
-    def _report_end(self, context: SubtaskContext, deadline: float) -> None:
-        operator = self._operator
-        assert operator is not None
+    def _report_end(self, parts: OperatorParts, deadline: float) -> None:
         while not self._end_reported:
             urgent_came = self._channel.wait_until_urgent_are_handled(deadline)
-            context.handle_pending()
-            if urgent_came is None:
-                continue
-            state = checked_state(operator, "final_state", operator.final_state())
-            self._end_reported = self._channel.try_finish(state, deadline, urgent_came)
+            parts.calls.handle_pending()
+            if urgent_came is not None:
+                self._end_reported = self._channel.try_finish(parts.final_state(), deadline, urgent_came)
 
     def _wait_for_confirmation_quietly(self, deadline: float) -> None:
         try:
@@ -212,9 +202,8 @@ class _Run:
         except BaseException:
             _log.exception("process() raised while its outputs were being closed")
 
-    def _close_operator_quietly(self) -> None:
-        operator, self._operator = self._operator, None
-        if operator is None:
-            return
-        self._channel.stop_urgent(self._endpoint.failure_timeout_s)  # no handler runs in or after close()
-        close_quietly(operator)
+    def _close_parts(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            self._channel.stop_urgent(self._endpoint.failure_timeout_s)  # no handler runs in or after close()
+            parts.close()

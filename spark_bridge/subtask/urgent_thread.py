@@ -19,8 +19,8 @@ class UrgentThread:
     The thread starts with the first event and ends with ``stop``, or when a handler raises. Everything happens under
     the channel's lock, except the handler's own work and ``join``.
 
-    ``handle`` takes a payload and calls the operator. ``report`` gives the machine what happened, under the lock.
-    ``failure``: what a handler has raised. ``running``: whether one runs now.
+    ``handle`` takes a payload and the index of its part, and calls the operator. ``report`` gives the machine what
+    happened, under the lock. ``failure``: what a handler has raised. ``running``: whether one runs now.
     """
 
     __slots__ = (
@@ -43,9 +43,9 @@ class UrgentThread:
         self._wanted = threading.Condition(lock)
         self._name = name
         self._report = report
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, int]] = deque()
         self._thread: threading.Thread | None = None
-        self.handle: Callable[[bytes], None] = lambda payload: None
+        self.handle: Callable[[bytes, int], None] = lambda payload, part: None
         self.events = 0
         self.queued_bytes = 0
         self.running = False
@@ -60,12 +60,12 @@ class UrgentThread:
         """Whether the caller is the handler."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
-    def put(self, payload: bytes) -> None:
+    def put(self, payload: bytes, part: int) -> None:
         """Have the event handled after those before it. Dropped after ``stop``: the attempt ends."""
         if self.stopped:
             return
         self.events += 1
-        self._queue.append(payload)
+        self._queue.append((payload, part))
         self.queued_bytes += len(payload)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -90,13 +90,13 @@ class UrgentThread:
 
     def _run(self) -> None:
         with self._wanted:
-            while (payload := self._take()) is not None:
+            while (event := self._take()) is not None:
                 self.running = True
                 self._report(UrgentBegan())
                 self._wanted.release()
                 failure = None
                 try:
-                    self.handle(payload)
+                    self.handle(*event)
                 except BaseException as error:
                     failure = error
                 finally:
@@ -107,11 +107,11 @@ class UrgentThread:
                     self.stop()
                 self._report(None if self.stopped else UrgentHandled())
 
-    def _take(self) -> bytes | None:
+    def _take(self) -> tuple[bytes, int] | None:
         while not (self._queue or self.stopped):
             self._wanted.wait()
         if self.stopped:
             return None
-        payload = self._queue.popleft()
-        self.queued_bytes -= len(payload)
-        return payload
+        event = self._queue.popleft()
+        self.queued_bytes -= len(event[0])
+        return event

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from examples.testing import test_troubles
 from examples.testing.test_file_sink import test_rows_become_visible_with_the_checkpoint_that_covers_them
 from examples.testing.test_kill_and_retry import (
     test_killed_task_goes_on_from_the_checkpoint,
@@ -29,12 +32,22 @@ __all__ = [
     "test_total_is_right_whatever_the_order_of_messages",
 ]
 
+TROUBLES = [
+    test
+    for name, test in vars(test_troubles).items()
+    if name.startswith("test_") and not inspect.signature(test).parameters  # the other one needs its fixture
+]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "testing"
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_trouble_looks_as_its_example_says(trouble: Callable[[], Awaitable[None]]) -> None:
+    await trouble()
 
 
 @pytest.mark.parametrize(
     ("files", "passed"),
-    [("test_[!o]*.py", "5 passed"), pytest.param("test_own_sink.py", "1 passed", marks=pytest.mark.long)],
+    [("test_[!o]*.py", "20 passed"), pytest.param("test_own_sink.py", "1 passed", marks=pytest.mark.long)],
 )
 def test_the_examples_can_be_copied(tmp_path: Path, files: str, passed: str) -> None:
     for file in EXAMPLES.glob(files):

@@ -15,7 +15,7 @@ from actors.coordination.taken_events import TakenEvents
 from protocol.barrier_tracker import CollectRecorded, CoordinatorSnapshotTaken, RecordedCollected
 from protocol.gateway.types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import RestoreMode
+from protocol.wire.messages import Positions, RestoreMode
 from tests.exploration import vocabulary as v
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, event_down, event_up, is_event_up
@@ -24,7 +24,7 @@ from tests.exploration.subtask_end import REQUEST, event_down, event_up, is_even
 @dataclass(frozen=True)
 class Ready:
     attempt: ExecutionAttempt
-    events_sent: int
+    events_sent: Positions
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported,
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
+from protocol.parts import positions
 from protocol.wire.messages import Register
 from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
@@ -420,7 +421,11 @@ class TrackerEnd:
                 text = f"{name} stores {event.payload!r} as event {place}"
                 v.demand(is_event_up(event.payload, event_up(subtask, place)), "H31", text)
                 v.demand(event.is_request == event.payload.startswith(REQUEST), "H73", text)
-            v.demand(snapshot.events_sent == came, "H32", f"{name}: {snapshot.events_sent} events left, {came} came")
+            v.demand(
+                snapshot.events_sent == positions([came]),
+                "H32",
+                f"{name}: {snapshot.events_sent} events left, {came} came",
+            )
 
     def facts(self) -> TrackerFacts:
         return TrackerFacts(self)

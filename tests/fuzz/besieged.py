@@ -73,6 +73,7 @@ def _reading(half: DriverHalf, log: _Log) -> dict[str, Any]:
         "gateways": half.router.gateway_count,
         "taken": list(half.honest.taken.values()),
         "victim_events": half.victim.events,
+        "killed": half.spark.killed,
         "checkpoints": half.checkpoints,
         "running_tasks": sorted(half.spark.running),
         "faults": half.faults,

@@ -73,6 +73,7 @@ class PlayedSpark(QuietRelay):
         super().__init__()
         self.bridge: ActorRef[BridgeMessage]
         self.running: dict[int, TaskStarted] = {}
+        self.killed = 0
         self.faults: list[str] = []
 
     def tell(self, fact: EngineFact) -> None:
@@ -100,6 +101,7 @@ class PlayedSpark(QuietRelay):
         started = self.running.get(task_attempt_id)
         if started is not None and started.stage_id == STAGES[HONEST]:
             self.faults.append(f"honest task {task_attempt_id} was killed: {reason}")
+        self.killed += started is not None
         self.end(task_attempt_id, TaskOutcome.KILLED, reason)
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
@@ -229,7 +231,8 @@ async def running_driver_half(keys: KeyRing, config: ServerConfig) -> AsyncItera
     await server.start()
     try:
         async with ActorSystem("besieged") as system:
-            ledger = LedgerConfig(heal_after_s=0.5, query_every_s=0.5, give_up_after_s=2.0)
+            # Each hostile task may have to be killed, and all of them may be attempts of one subtask.
+            ledger = LedgerConfig(heal_after_s=0.5, query_every_s=0.5, give_up_after_s=2.0, attempts_max=2**31)
             spark.bridge = system.spawn(
                 lambda: BridgeActor(ledger, lambda: spark, running=RunningJobs()), name="bridge", mailbox=UNBOUNDED
             )

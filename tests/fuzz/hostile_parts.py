@@ -55,7 +55,7 @@ from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.parts import PartName, token_of
 from spark_bridge.sinks.two_phase.sink import TwoPhaseCommitter
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner, _State
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.fuzz import samples
 from tests.fuzz.target import Target
 from tests.spark_bridge.sinks.memory import MemoryCommitter, MemorySink, Server

@@ -69,8 +69,8 @@ class _Speech:
         payload = random.choice((FLOOD, b"\xc0", b"", b"\xc1", samples.blob(random, 2000)))
         choices: tuple[Callable[[], Message], ...] = (
             lambda: EventMessage(task, seq, LARGE if random.random() < 0.1 else payload),
-            lambda: EventMessage(task, seq, encode_event(samples.event(random))),
-            lambda: RequestMessage(task, seq, random.randrange(50), payload),
+            lambda: EventMessage(task, seq, encode_event(samples.event(random)), random.choice((0, 1, 5, 127))),
+            lambda: RequestMessage(task, seq, random.randrange(50), payload, random.choice((0, 0, 0, 9))),
             lambda: RequestCancelled(task, seq, random.randrange(50)),
             lambda: RestoredEventMessage(task, seq, random.randrange(20), payload),
             lambda: RestoredRequestMessage(task, seq, random.randrange(20), payload),
@@ -78,9 +78,9 @@ class _Speech:
             lambda: ClosedForCheckpoint(task, seq, checkpoint_id),
             lambda: CheckpointDeclined(task, seq, checkpoint_id, samples.text(random, 200)),
             lambda: CheckpointAcknowledged(
-                task, seq, checkpoint_id, bytes(random.choice((0, 100_000))), self._held(), samples.natural(random)
+                task, seq, checkpoint_id, bytes(random.choice((0, 100_000))), self._held(), samples.positions(random)
             ),
-            lambda: Finished(task, seq, samples.text(random, 50), b"", samples.natural(random)),
+            lambda: Finished(task, seq, samples.text(random, 50), b"", samples.positions(random)),
             lambda: Confirm(task, random.choice((0, 1, 2, 5, samples.natural(random)))),
             lambda: Resume(task, "victim", 0, random.randbytes(32)),
             lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
@@ -154,11 +154,27 @@ async def never_open(intruder: Intruder, slot: Slot) -> None:
     task = slot.task_attempt_id
     await line.say(EventMessage(task, 1, b"\xc0"))
     for seq in range(2, 60):
-        await line.say(CheckpointAcknowledged(task, seq, intruder.random.randrange(1, 30), bytes(500_000), (), 0))
+        await line.say(CheckpointAcknowledged(task, seq, intruder.random.randrange(1, 30), bytes(500_000), (), ()))
     line.half_close()
     await line.until_closed()
     await line.close()
 
 
+async def send_what_nobody_can_read(intruder: Intruder, slot: Slot) -> None:
+    """Send an event that is cut off, for which the driver must have the task killed."""
+    line = await registered(intruder, slot)
+    if line is None:
+        return
+    await line.say(Opened(slot.task_attempt_id, 1), EventMessage(slot.task_attempt_id, 2, LARGE[:-1]))
+    await line.until_closed()
+    await line.close()
+
+
 HostileTask = Callable[[Intruder, Slot], Awaitable[None]]
-HOSTILE_TASKS: tuple[HostileTask, ...] = (talk_at_random, talk_at_random, never_read, never_open)
+HOSTILE_TASKS: tuple[HostileTask, ...] = (
+    talk_at_random,
+    talk_at_random,
+    never_read,
+    never_open,
+    send_what_nobody_can_read,
+)

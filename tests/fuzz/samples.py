@@ -24,7 +24,16 @@ from protocol.facts import TaskState
 from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX, StoredCheckpoint
 from protocol.wire.event_classes import event as event_class
 from protocol.wire.framing import WireLimits
-from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
+from protocol.wire.messages import (
+    HeldEvent,
+    Message,
+    OperatorPart,
+    Positions,
+    RefusalCode,
+    RestoreMode,
+    SubtaskState,
+    UpMessage,
+)
 from spark_bridge.bridge.relay.records import TASK_STATES
 
 LIMITS = WireLimits(
@@ -74,7 +83,28 @@ def _payload(random: Random) -> bytes:
 
 def _held(random: Random) -> tuple[HeldEvent, ...]:
     count = random.choice((0, 1, 3, LIMITS.held_events_max))
-    return tuple(HeldEvent(natural(random), blob(random, 40), random.random() < 0.5) for _ in range(count))
+    return tuple(
+        HeldEvent(natural(random), blob(random, 40), random.random() < 0.5, part(random)) for _ in range(count)
+    )
+
+
+PART_NAMES = ("", *(f"part {index}" for index in range(1, 128)))
+
+
+def part(random: Random) -> int:
+    """Return the index of a part."""
+    return random.choice((0, 0, 1, 2, 127))
+
+
+def positions(random: Random) -> Positions:
+    """Return the counts of up to so many parts as there may be."""
+    counts = [natural(random) for _ in range(random.choice((0, 1, 2, 128)))]
+    return (*counts[:-1], counts[-1] or 1) if counts else ()
+
+
+def _parts(random: Random) -> tuple[OperatorPart, ...]:
+    names = {text(random, LIMITS.name_chars_max, 1) for _ in range(random.choice((0, 1, 5)))}
+    return (OperatorPart(""), *(OperatorPart(name, random.random() < 0.5) for name in names))
 
 
 def _states(random: Random) -> tuple[SubtaskState, ...]:
@@ -87,6 +117,9 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "state": lambda random: blob(random, 3000),
     "token": lambda random: blob(random, 64),
     "held": _held,
+    "part": part,
+    "parts": _parts,
+    "events_sent": positions,
     "states": _states,
     "operator_id": lambda random: text(random, LIMITS.name_chars_max, 1),
     "mode": lambda random: random.choice(list(RestoreMode)),
@@ -202,7 +235,7 @@ def _scalar(random: Random) -> Any:
 def checkpoint(random: Random) -> StoredCheckpoint:
     parallelism = random.choice((1, 2, 5))
     parts = {
-        subtask: SubtaskSnapshot(_states(random), _held(random), natural(random))
+        subtask: SubtaskSnapshot(_states(random), _held(random), positions(random))
         for subtask in range(parallelism)
         if random.random() < 0.7
     }
@@ -212,7 +245,7 @@ def checkpoint(random: Random) -> StoredCheckpoint:
         created_ms=natural(random),
         release=text(random, 8, 1),
         checkpoint=CompletedCheckpoint(
-            min(natural(random, 1), CHECKPOINT_ID_MAX), parallelism, blob(random, 300), parts
+            min(natural(random, 1), CHECKPOINT_ID_MAX), parallelism, blob(random, 300), parts, parts=PART_NAMES
         ),
     )
 

@@ -47,7 +47,7 @@ SERVER = {
 # sent to that task, and snapshots. The rest is memory that the allocator does not return.
 MEMORY_GROWTH_BYTES_MAX = 128 * 2**20
 CONCURRENT = 12
-"""The number of concurrent attacks."""
+"""The number of concurrent attacks, those of hostile tasks not included: they have one subtask each."""
 TLS_ATTACKS = (*TLS_STRANGERS, *BELOW)
 
 
@@ -134,7 +134,7 @@ class Siege:
         self.lines: dict[str, list[range]] = {}
         self._free_subtasks = list(range(PARALLELISM[VICTIM]))
         self._attempts: Counter[int] = Counter()
-        self._slots = asyncio.Semaphore(CONCURRENT)
+        self._others = asyncio.Semaphore(CONCURRENT)
         self._slots = asyncio.Semaphore(PARALLELISM[VICTIM])
 
     async def attack(self, attacks: Sequence[Attack | HostileTask]) -> None:
@@ -151,7 +151,7 @@ class Siege:
                 async with self._slots:
                     await self._hostile_task(attack, intruder)
             else:
-                async with self._slots:
+                async with self._others:
                     await attack(intruder)
         except Exception as error:
             error.add_note(f"in the attack {attack.__name__}")

@@ -79,7 +79,7 @@ def test_a_task_that_is_not_ready_cannot_fill_the_driver_with_snapshots() -> Non
 
     def acknowledge() -> None:
         for seq in range(2, 102):
-            snapshot: list[UpMessage] = [CheckpointAcknowledged(7, seq, seq, bytes(100_000), (), 0)]
+            snapshot: list[UpMessage] = [CheckpointAcknowledged(7, seq, seq, bytes(100_000), (), ())]
             assert RefuseMessage in map(type, machine.handle_batch(snapshot, 0.0))
 
     assert peak_bytes(acknowledge) < 1_000_000
@@ -103,7 +103,7 @@ def test_what_waits_for_readiness_waits_once_and_until_its_checkpoint_is_over() 
 
 # --- our own side's mistakes --------------------------------------------------------------------------------------
 
-A_REGISTERED = Registered(7, 0, -1, (), (), 10**400, 1, 1, 0)
+A_REGISTERED = Registered(7, 0, -1, (), (), 10**400, 1, 1, ())
 WRONG: list[tuple[Any, str]] = [
     (EventMessage(7, 1, "text"), r"EventMessage\.payload must be bytes"),  # type: ignore[arg-type]
     (EventMessage(7, 1.5, b""), r"EventMessage\.seq must be an integer"),  # type: ignore[arg-type]

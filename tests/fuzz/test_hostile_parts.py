@@ -36,7 +36,7 @@ from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.parts import PartName, token_of
 from spark_bridge.sinks.two_phase.sink import TwoPhaseCommitter
 from spark_bridge.sources.postgres.ranges import pack_ranges
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.fuzz import hostile_parts as parts
 from tests.fuzz.target import run_cases
 
@@ -230,7 +230,7 @@ async def test_what_tasks_have_added_counts_after_each_restore_as_before() -> No
 
 
 def _state_of(checkpoint: Any) -> bytes:
-    from protocol.chain import split_states
+    from protocol.parts import split_states
 
     _, states = split_states(checkpoint.coordinator_state, {"part": None, COUNTERS: None})
     return states["part"]

@@ -4,16 +4,28 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from protocol.attempts.operator import SPARK_TASK_FAILURES_MAX
 from tests.fuzz import siege
 from tests.fuzz.__main__ import main
+from tests.fuzz.driver_half import PARALLELISM, VICTIM
+from tests.fuzz.hostile_tasks import send_what_nobody_can_read
 from tests.fuzz.target import Target, run_cases
 
 
 @pytest.mark.parametrize("target", siege.TARGETS, ids=lambda target: target.name)
 def test_honest_tasks_are_not_harmed_by_any_form_of_attack(target: Target) -> None:  # H22, H30, H61, H62, H77
     run_cases(target, first=1, count=1)
+
+
+def test_hostile_tasks_are_killed_as_often_as_they_deserve_it() -> None:  # H62, H69
+    """More often than Spark would let a subtask fail, whichever subtask it is."""
+    tasks = PARALLELISM[VICTIM] * (SPARK_TASK_FAILURES_MAX - 1) + 1
+    last = siege.run(lambda: siege.lay_siege(Random(1), [send_what_nobody_can_read] * tasks))
+    assert last["killed"] == tasks
 
 
 def test_the_targets_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:

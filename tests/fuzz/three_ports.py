@@ -304,9 +304,11 @@ async def _read_status(sidecar: BesiegedSidecar) -> None:
     pushed_out = 0
     while True:
         line = await Line.open(sidecar.status_address)
-        await line.send(GOOD)
-        answer = await line.until_closed()
-        await line.close()
+        try:
+            await line.send(GOOD)
+            answer = await line.until_closed()
+        finally:
+            await line.close()  # also if the siege ends meanwhile
         pushed_out = 0 if answer.startswith(b"HTTP/1.1 200 ") else pushed_out + 1
         assert pushed_out < READER_TRIES, f"the status port does not serve an honest reader: {answer[:300]!r}"
         await asyncio.sleep(READER_PAUSE_S)

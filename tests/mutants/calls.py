@@ -107,9 +107,9 @@ request-outlives-its-client [found; H160]
   + pass
 run-is-repeated-without-a-context [found; H160]
   A failed action is called again after the SparkContext has stopped.
-  @ spark_bridge.driver.runtime:SidecarRuntime.fenced
-  - or self.server_lost or over or None
-  + or self.server_lost or None
+  @ spark_bridge.driver.actions:Actions.fenced
+  - or self._lost() or over or None
+  + or self._lost() or None
 fork-removes-the-archive [found; H120]
   A forked process that exits removes the archive of its parent.
   @ spark_bridge.driver.shipping:_remove

@@ -20,6 +20,7 @@ from tests.mutants.misplaced import MISPLACED
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
+from tests.mutants.settings import SETTINGS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 
@@ -41,5 +42,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOOKING,
     *HOST,
     *MISPLACED,
+    *SETTINGS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -130,7 +130,7 @@ ends-before-its-urgent-events [feared; H93]
 never-gives-up-the-silent [feared; H94]
   An attempt that gives no sign of life is never given up.
   @ protocol.gateway.machine:GatewayMachine._look_for_life
-  - if self._silent_s >= limits.heartbeat_timeout_s:
+  - if self._silent_s >= timeout_s:
   + if False:
 forgets-the-signs-of-life [feared; H94]
   A sign of life does not begin the wait again.

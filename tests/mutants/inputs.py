@@ -61,7 +61,7 @@ partitions-are-not-waited-for [new; H174 H58]
 an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open
-  - if registered.positions_refused and operator.counts_records:
+  - if registered.positions_refused and parts.counts_records:
   + if False:
 one-streaming-operator-counts-the-outputs-of-another [found; H174]
   Two operators in streaming mode run in the same tasks, and the second one loses rows after a retry.

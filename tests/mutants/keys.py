@@ -35,9 +35,9 @@ a-token-in-a-url-is-shown [found; H76]
   + None
 savepoint-roots-are-not-looked-at [found; H76]
   A URL below which savepoints may be written may have a password in it.
-  @ spark_bridge.driver.config:SidecarConfig.__post_init__
-  - (self.storage, *(self.savepoint_roots or ()))
-  + (self.storage,)
+  @ spark_bridge.driver.config:StorageDetails.__post_init__
+  - for root in self.savepoint_roots or ():
+  + for root in ():
 planners-key-in-a-batch [found; H76]
   Spark sends the data source of a batch to the tasks, with the key of its planner.
   @ spark_bridge.task_source:source_format

@@ -168,9 +168,9 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
   + if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
-  @ actors.coordination.coordinator:CoordinatorActor._addressed
-  - self._parts.named(event.name), event.event
-  + self._own, event.event
+  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  - part = self._called = self._parts[index]
+  + part = self._called = self._own
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
   @ actors.coordination.coordinator:CoordinatorActor._reset
@@ -195,14 +195,15 @@ event-of-a-stage-reaches-the-last-coordinator [new; H80]
   + (self._parts[-1] if part.name else part).method("handle_event_from_operator")
 event-for-a-stage-reaches-the-last-operator [new; H80]
   Events of all coordinators reach the operator of the last stage.
-  @ spark_bridge.subtask.chain:OperatorChain.handle_event
-  - part = self._part(event.name)
-  + part = list(self.parts.values())[-1]
+  @ spark_bridge.subtask.parts:OperatorParts._handle
+  - name, event = opened(payload)
+  + name, event = opened(payload)
+  +                 name = name and list(self.operators)[-1]
 event-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage sends is for the main coordinator.
-  @ spark_bridge.subtask.chain:PartContext.send_event
-  - self._context.send_event(PartEvent(self._name, event))
-  + self._context.send_event(event)
+  @ spark_bridge.subtask.context:SubtaskContext._encoded
+  - return encode_event(enveloped(self._part, event), self._limits)
+  + return encode_event(event, self._limits)
 request-of-a-stage-reaches-the-last-coordinator [new; H80]
   Requests of all stages reach the coordinator of the last one.
   @ actors.coordination.coordinator:CoordinatorActor._handle_request
@@ -210,9 +211,9 @@ request-of-a-stage-reaches-the-last-coordinator [new; H80]
   + (self._parts[-1] if part.name else part).method("handle_request")
 request-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage asks is for the main coordinator.
-  @ spark_bridge.subtask.chain:PartContext.request
-  - self._context.request(PartEvent(self._name, payload), timeout_s)
-  + self._context.request(payload, timeout_s)
+  @ spark_bridge.subtask.context:SubtaskContext.request
+  - enveloped(self._part, payload)
+  + payload
 calls-reach-the-stages-backwards [new; H80]
   What concerns all stages reaches the last one first.
   @ actors.coordination.coordinator:CoordinatorActor._of_each
@@ -265,24 +266,24 @@ held-for-the-cut-and-lost [new; H80]
   + for send in held[:0]:
 state-of-a-stage-is-in-no-snapshot [new; H80]
   The snapshot of a task has no states of its stages.
-  @ spark_bridge.subtask.chain:OperatorChain._joined
-  - return join_states(main, states, self.stages)
-  + return join_states(main, {name: one for name, one in states.items() if name not in self.stages})
+  @ spark_bridge.subtask.parts:OperatorParts._joined
+  - return join_states(states.pop("", b""), states, self.stages)
+  + return join_states(states.pop("", b""), {name: one for name, one in states.items() if name not in self.stages})
 only-the-last-operator-is-told-of-a-completed-checkpoint [new; H80]
   The operators of the other stages are not told that a checkpoint is complete.
-  @ spark_bridge.subtask.chain:OperatorChain.notify_checkpoint_complete
-  - for operator in (*self.parts.values(), self.main):
-  + for operator in (*list(self.parts.values())[-1:], self.main):
+  @ spark_bridge.subtask.parts:OperatorParts._tell
+  - for operator in self.operators.values():
+  + for operator in list(self.operators.values())[-1 if method == "notify_checkpoint_complete" else 0 :]:
 only-the-last-operator-is-told-of-an-aborted-checkpoint [new; H80]
   The operators of the other stages are not told that a checkpoint is aborted.
-  @ spark_bridge.subtask.chain:OperatorChain.notify_checkpoint_aborted
-  - for operator in (*self.parts.values(), self.main):
-  + for operator in (*list(self.parts.values())[-1:], self.main):
+  @ spark_bridge.subtask.parts:OperatorParts._tell
+  - for operator in self.operators.values():
+  + for operator in list(self.operators.values())[-1 if method == "notify_checkpoint_aborted" else 0 :]:
 stages-are-closed-forwards [new; H80]
   The operators of the stages are closed in the order in which data flows.
-  @ spark_bridge.subtask.chain:OperatorChain.close
-  - (self.main, *reversed(self.parts.values()))
-  + (self.main, *self.parts.values())
+  @ spark_bridge.subtask.parts:OperatorParts.close
+  - reversed(self.operators.values())
+  + self.operators.values()
 event-for-a-stage-loses-its-name [new; H80]
   What the coordinator of a stage sends is for the main operator.
   @ actors.coordination.host.gateway:encoded
@@ -290,26 +291,46 @@ event-for-a-stage-loses-its-name [new; H80]
   + event
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
-  @ spark_bridge.subtask.chain:OperatorChain.open
+  @ spark_bridge.subtask.parts:OperatorParts.open
   - states.get(name))
   + None if name in self.stages else states.get(name))
 states-of-stages-are-not-merged [new; H80]
   With a lower parallelism, a stage gets the state of one subtask instead of all.
-  @ spark_bridge.subtask.chain:OperatorChain.merge_states
+  @ spark_bridge.subtask.parts:OperatorParts._restored
   - by_part.setdefault(name, {})[subtask] = one
   + by_part[name] = {subtask: one}
 stages-are-cut-in-the-middle-of-a-record [new; H80]
   A snapshot is taken after any output of any stage.
-  @ spark_bridge.subtask.flow:Flow._consistent
-  - return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._stages[:count]))
+  @ spark_bridge.subtask.parts:OperatorParts._consistent
+  - return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._feeding[:count]))
   + return True
 stages-after-the-running-one-count [new; H80]
   The stage that runs is taken for the one after it, which has not got the record yet.
-  @ spark_bridge.subtask.flow:Flow._outputs
+  @ spark_bridge.subtask.parts:OperatorParts._outputs_of
   - self._running = after
   -             yield output
   + self._running = index
   +             yield output
+a-part-of-another-operator-is-found [new; H80]
+  After an output, the next operator of Spark's pipeline finds the parts of the one before.
+  @ spark_bridge.subtask.parts:OperatorParts._outputs_found
+  - _local.parts = previous
+  + pass
+a-part-is-found-after-its-task [new; H80]
+  The parts of a task that has ended are found by what runs in the process later.
+  @ spark_bridge.subtask.parts:OperatorParts.close
+  - _open.discard(self)
+  + globals().setdefault("_kept", []).append(self)
+a-reader-inside-of-two-names-the-last-one [new; H132]
+  The events of a reader in a hybrid source of hybrid sources say its place in the inner one only.
+  @ spark_bridge.subtask.context:inner_context
+  - inner._way = (index, *context._way)
+  + inner._way = (index,)
+requests-of-all-parts-are-shown-to-each [new; H73 H80]
+  A part sees the restored requests of the other parts as its own.
+  @ spark_bridge.subtask.parts:OperatorParts.open
+  - asked.get(name, ())
+  + sum(asked.values(), [])
 snapshot-without-the-positions [new; H130]
   A restored reader reads the splits in hand from their beginning.
   @ spark_bridge.subtask.source:SplitReader.snapshot_state
@@ -346,8 +367,8 @@ hybrid-gives-reports-to-the-newest [new; H132]
 hybrid-keeps-no-states [new; H132]
   The readers of a hybrid source are not given their states.
   @ spark_bridge.subtask.hybrid:HybridReader.open
-  - reader.open(of_reader, its_own)
-  + reader.open(of_reader, None)
+  - reader.open(inner_context(context, index), its_own)
+  + reader.open(inner_context(context, index), None)
 hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
   @ spark_bridge.subtask.hybrid:HybridReader.notify_checkpoint_complete

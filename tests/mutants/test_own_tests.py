@@ -116,8 +116,8 @@ nesting-in-classes [the closed table; H62 H97]
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
   @ actors.coordination.coordinator:CoordinatorActor._decoded
-  - large = len(payload) > EVENT_STEP_BYTES
-  + large = False
+  - if len(payload) <= EVENT_STEP_BYTES:
+  + if True:
 whole-reads [X9; H65]
   A connection hands over everything that a read delivers, in one turn of the loop.
   @ spark_bridge.server.connection:Connection._take_frames
@@ -244,10 +244,10 @@ jobs-of-two-partitions [N5: a coordinator has only the last job of take(); H55]
   - self._later = True
   + self._later = False
 one-setting-in-two-places [feared; H165]
-  Heartbeats that coordinate() is given silently replace those of the gateway= beside them.
-  @ spark_bridge.driver.runtime:with_heartbeats
-  - if given is not None and given.heartbeat_interval_s is not None:
-  + if False:
+  Heartbeats that coordinate() is given beside gateway= are refused like a misspelt argument.
+  @ protocol.arguments:_check_not_moved
+  - if gone := [name for name in given if name in places]:
+  + if gone := []:
 broken-operator-is-not-noticed [feared; H165]
   The job of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._add_operator

@@ -60,6 +60,7 @@ from spark_bridge.primitives.group.messages import (
 )
 from spark_bridge.primitives.group.task import GroupPart
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from tests.primitives.stand_ins import open_alone
 
 __all__ = ["Members", "listening", "said"]
 
@@ -91,7 +92,7 @@ def _run(line: Connection, body: Body, tls: bool) -> None:
     """A process: enter generations until ``body`` goes through, and say what came of each."""
     context: Any = _Context(line, tls)
     part = GroupPart("train", 60.0)
-    part.open(context, None)
+    open_alone(part, context)
 
     def read() -> None:
         while True:

@@ -45,19 +45,22 @@ def passing_on(records: Iterator[Any]) -> Iterator[Any]:
     return records
 
 
-def with_held_requests(checkpoint: CompletedCheckpoint, *requests: Any, subtask: int = 0) -> CompletedCheckpoint:
-    """Return the checkpoint as it would be if the subtask had asked this, and had no answer yet."""
-    return with_held(checkpoint, subtask, requests, are_requests=True)
+def with_held_requests(
+    checkpoint: CompletedCheckpoint, *requests: Any, subtask: int = 0, part: str = ""
+) -> CompletedCheckpoint:
+    """Return the checkpoint as it would be if the subtask's part had asked this, and had no answer yet."""
+    return with_held(checkpoint, subtask, requests, are_requests=True, part=part)
 
 
 def with_held(
-    checkpoint: CompletedCheckpoint, subtask: int, items: Iterable[Any], *, are_requests: bool = False
+    checkpoint: CompletedCheckpoint, subtask: int, items: Iterable[Any], *, are_requests: bool = False, part: str = ""
 ) -> CompletedCheckpoint:
-    """Return the checkpoint as it would be if the subtask had sent these events too late for the coordinator."""
-    held = tuple(HeldEvent(subtask, encode_event(item), is_request=are_requests) for item in items)
+    """Return the checkpoint as it would be if the subtask's part had sent these too late for the coordinator."""
+    index = checkpoint.parts.index(part)
+    held = tuple(HeldEvent(subtask, encode_event(item), are_requests, index) for item in items)
     parts = dict(checkpoint.subtask_states)
-    part = parts.get(subtask, SubtaskSnapshot((SubtaskState(subtask, b""),)))
-    parts[subtask] = replace(part, held=held)
+    own = parts.get(subtask, SubtaskSnapshot((SubtaskState(subtask, b""),)))
+    parts[subtask] = replace(own, held=(*own.held, *held))
     return replace(checkpoint, subtask_states=parts)
 
 

@@ -15,7 +15,7 @@ from actors.coordination.statistics import OperatorStatistics
 from headgate import CheckpointConfig, FailureReason, SplitReader, SubtaskContext, SubtaskOperator, chain
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.chain import split_states
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.subtask.hybrid import HybridReader
 from tests.simulation.checkers import demand

@@ -14,11 +14,10 @@ from actors.coordination import OperatorCoordinator, SubtaskGateway
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from headgate import CoordinatorContext, FailureReason, SubtaskContext, SubtaskOperator
 from headgate.testing import RecordingCoordinator, running_operator
-from protocol.chain import MAGIC, join_states, split_states
 from protocol.errors import LocalProtocolError
-from protocol.wire.extension_types import PartEvent
+from protocol.parts import MAGIC, join_states, split_states
 from spark_bridge.primitives.primitive import Primitive
-from spark_bridge.subtask.chain import TaskPart
+from spark_bridge.subtask.parts import TaskPart
 from tests.primitives.histories import with_held_requests
 
 pytestmark = pytest.mark.anyio
@@ -187,7 +186,8 @@ async def test_a_restored_request_is_shown_to_the_one_that_had_asked() -> None: 
     async with running_operator(EchoCoordinator("main", story), uses=[EchoPart("one", story)], **kept) as world:
         await world.launch_operator(0, Main)
         await world.checkpoint()
-        restored = with_held_requests(world.checkpoints[-1], PartEvent("one", "of one"), "of main")
+        restored = with_held_requests(world.checkpoints[-1], "of one", part="one")
+        restored = with_held_requests(restored, "of main")
     seen: dict[str, Any] = {}
 
     class Seeing(Main):

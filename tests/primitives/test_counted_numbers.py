@@ -35,7 +35,7 @@ from spark_bridge.primitives.counters.book import (
     middle_of,
     plus,
 )
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import Counting, until_done
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,8 @@ import pytest
 from headgate import Distribution, SubtaskContext, SubtaskOperator
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.counters.book import Book, added_up
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import (
     RECORDS,
     Counting,
@@ -102,8 +101,8 @@ async def test_reports_in_a_checkpoint_count_once_after_its_restore(parallelism:
         await world.checkpoint()
         restored = world.checkpoints[-1]
     for subtask in range(3):
-        report = PartEvent(COUNTERS, [restored.checkpoint_id, [{"records": subtask + 1}, {}]])
-        restored = with_held(restored, subtask, [report])
+        report = [restored.checkpoint_id, [{"records": subtask + 1}, {}]]
+        restored = with_held(restored, subtask, [report], part=COUNTERS)
     async with running_operator(parallelism=parallelism, mode="streaming", restored=restored) as world:
         for run in range(2):  # the second one after a reset of the whole operator
             for subtask in range(parallelism):
@@ -201,6 +200,6 @@ def test_what_is_not_the_count_of_a_task_is_refused() -> None:
 
 def test_the_error_outside_a_task_says_what_is_missing() -> None:
     context = SubtaskContext.__new__(SubtaskContext)
-    context.counters = None
+    context._counters = None
     with pytest.raises(LocalProtocolError, match="before open"):
         context.count("x")

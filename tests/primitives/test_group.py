@@ -708,7 +708,7 @@ async def test_a_request_of_an_attempt_before_the_restore_makes_nobody_a_member(
         await world.checkpoint()
     restored = world.checkpoints[-1]
     for subtask in range(2):
-        restored = with_held_requests(restored, PartEvent("train", Join("gone", 1).as_event()), subtask=subtask)
+        restored = with_held_requests(restored, Join("gone", 1).as_event(), subtask=subtask, part="train")
     async with running_operator(**kept, restored=restored) as world:
         tasks = await launch_all(world, group, body)
         await until_done(world, tasks)

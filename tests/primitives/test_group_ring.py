@@ -29,10 +29,10 @@ from spark_bridge.primitives.group.ring import Ring, listen
 from spark_bridge.primitives.group.task import GroupPart
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.errors import PeerLost, TimedOut
+from tests.primitives.stand_ins import open_alone
 
 if TYPE_CHECKING:
     from spark_bridge.primitives.group.task import GroupMember
-    from spark_bridge.subtask.context import SubtaskContext
 
 KEY = bytes(32)
 
@@ -477,7 +477,7 @@ def test_a_member_that_waits_for_the_driver_is_not_taken_for_one_that_stands_sti
             allowed.append(guard._may_end is not None and guard._may_end())
             return Yours().as_event()
 
-    part.open(cast("SubtaskContext", Driver()), None)
+    open_alone(part, Driver())
     with part.freeing(may_end=True) as guard:
         assert guard._may_end is not None
         assert guard._may_end(), "it is in foreign code"
@@ -491,7 +491,7 @@ def test_a_member_that_waits_for_the_driver_is_not_taken_for_one_that_stands_sti
 def a_member_whose_generation_is_broken() -> GroupPart:
     part = GroupPart("train", 60.0)
     context = SimpleNamespace(endpoint=TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1))
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     part.member = cast("GroupMember", SimpleNamespace(generation=3))
     part.handle_urgent(Broken(3, "subtask 1 is gone").as_event())
     return part

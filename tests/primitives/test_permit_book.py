@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,8 @@ from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
 from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, RateSchedule
 from spark_bridge.primitives.permits.task import PermitsPart
-from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.errors import TimedOut
+from tests.primitives.stand_ins import open_alone
 
 A, B, C, D = (Asker("op", subtask, 0) for subtask in range(4))
 OTHER = Asker("another operator", 0, 0)
@@ -448,7 +448,6 @@ class Line:
         self.asker = A
         self.time = 0.0
         self.fails: dict[str, tuple[str, BaseException]] = {}
-        self.checkpoint_waits = False
         self.part: PermitsPart
 
     def now(self) -> float:
@@ -498,7 +497,7 @@ def a_task(book: PermitBook, *, ahead: bool = False) -> tuple[PermitsPart, Line]
     part = PermitsPart("api", rate, users, ahead)
     line = Line(book)
     line.part = part
-    part.open(cast("SubtaskContext", line), None)
+    open_alone(part, line)
     return part, line
 
 
@@ -619,21 +618,3 @@ def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None
     line.sleep = give_up_meanwhile  # type: ignore[method-assign]
     part.acquire(600.0)
     assert line.time <= 30.0, "it waits for its look, and for one interval"
-
-
-def test_it_does_not_look_while_a_checkpoint_waits_for_it() -> None:
-    book = PermitBook(0.1, 1, 0)
-    part, line = a_task(book)
-    part.acquire(1.0)
-    line.checkpoint_waits = True
-    asked: list[Any] = []
-    request = line.request
-
-    def count(event: Any, timeout_s: float) -> float | None:
-        asked.append(event)
-        return request(event, timeout_s)
-
-    line.request = count  # type: ignore[method-assign, assignment]
-    part.acquire(60.0)
-    assert len(asked) == 1
-    assert line.time == pytest.approx(10.0)

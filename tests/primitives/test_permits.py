@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Permits, SubtaskContext
+from headgate import CheckpointConfig, Permits, SubtaskContext
 from headgate.errors import TimedOut
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.permits.schedule import EXPIRY_S, RateSchedule
 from tests.primitives.histories import (
     given_up_history,
@@ -71,8 +70,9 @@ async def test_at_a_high_rate_the_usual_use_costs_no_round_trip() -> None:
         task = await world.launch_operator(0, call, [])
         await until_done(world, [task])
         assert task.error is None
-        assert world.statistics.requests_received <= 25
-        assert world.statistics.events_received <= 250
+        exchanged = world.statistics.snapshot()["parts"]["api"]
+        assert exchanged["requests_received"] <= 25
+        assert 0 < exchanged["events_received"] <= 250
     check_rate(task.outputs, 1000.0, 100)
 
 
@@ -128,8 +128,33 @@ async def test_the_permits_of_tasks_that_died_while_they_waited_are_not_waited_f
     assert used == [begun, begun + 10.0]
 
 
+@pytest.mark.parametrize("hold", [True, False], ids=["held", "recorded"])
+async def test_tasks_that_contend_for_one_permit_decline_no_checkpoint(hold: bool) -> None:
+    """H152: each checkpoint is complete within the time of one record."""
+    permits = Permits("db", concurrency=1)
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        for record in records:
+            with permits:
+                context.sleep(0.5)
+            yield record
+
+    async with running_operator(
+        parallelism=3, mode="streaming", uses=[permits], checkpoint=CheckpointConfig(hold_events=hold)
+    ) as world:
+        tasks = [await world.launch_operator(subtask, call, range(10)) for subtask in range(3)]
+        for _ in range(6):
+            answer = world.begin_checkpoint()
+            await world.advance(3 * 0.5)  # of three tasks, two wait for their turn
+            assert answer.value > 0
+        await until_done(world, tasks)
+        assert [task.outputs for task in tasks] == [list(range(10))] * 3
+        assert world.statistics.checkpoints_aborted == 0
+        held = [one.held for checkpoint in world.checkpoints for one in checkpoint.subtask_states.values()]
+        assert not any(event.part for events in held for event in events)
+
+
 async def test_a_checkpoint_is_taken_while_a_task_waits_for_the_rate() -> None:
-    """It waits by itself, without a request that would decline the checkpoint."""
     permits = Permits("api", per_s=0.05)
 
     def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
@@ -155,7 +180,7 @@ async def test_what_a_task_of_before_the_restore_had_said_changes_nothing(event:
         for subtask in range(2):
             await world.launch_operator(subtask, passing_on)
         await world.checkpoint()
-    restored = with_held(world.checkpoints[-1], 1, [PartEvent("api", event)])
+    restored = with_held(world.checkpoints[-1], 1, [event], part="api")
     async with running_operator(parallelism=1, **kept, restored=restored) as world:
         task = await world.launch_operator(0, passing_on)
         await world.settle()
@@ -177,7 +202,7 @@ async def test_a_slot_that_nobody_else_wants_is_kept_and_given_up_when_somebody_
         first = await world.launch_operator(0, use)
         await world.settle()
         assert len(first.outputs) == 3
-        assert world.statistics.requests_received == 1
+        assert world.statistics.snapshot()["parts"]["db"]["requests_received"] == 1
         assert permits.in_use == 1
         second = await world.launch_operator(1, use, [])
         await world.advance(1.0)
@@ -312,7 +337,7 @@ async def test_a_request_of_an_attempt_before_the_restore_takes_no_slot() -> Non
     async with running_operator(**kept) as world:
         await world.launch_operator(0, passing_on)
         await world.checkpoint()
-    restored = with_held_requests(world.checkpoints[-1], PartEvent("api", ["acquire", 1, True, 600.0]))
+    restored = with_held_requests(world.checkpoints[-1], ["acquire", 1, True, 600.0], part="api")
     async with running_operator(**kept, restored=restored) as world:
         await world.launch_operator(0, passing_on)
         assert permits.in_use == 0

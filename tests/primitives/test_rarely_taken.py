@@ -57,6 +57,7 @@ from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.primitives.histories import until_done
+from tests.primitives.stand_ins import open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -227,7 +228,7 @@ def test_a_worker_of_xgboost_leaves_what_it_has_joined_and_is_woken_unless_it_ha
 def test_with_tls_no_other_library_connects_members() -> None:
     part = GroupPart("train", 60.0)
     endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1, certificate_sha256=b"x" * 32)
-    part.open(cast("SubtaskContext", SimpleNamespace(endpoint=endpoint)), None)
+    open_alone(part, SimpleNamespace(endpoint=endpoint))
     with pytest.raises(
         LocalProtocolError, match=r"xgboost\(\) would send the data of this group over connections that"
     ):
@@ -250,7 +251,7 @@ class Meeting:
             endpoint=endpoint, request=partial(self._request, rank), send_event=self._hear, now=monotonic
         )
         part = GroupPart("train", 60.0)
-        part.open(cast("SubtaskContext", context), None)
+        open_alone(part, context)
         return part
 
     def _hear(self, event: Any) -> None:
@@ -347,7 +348,7 @@ def test_a_ring_whose_neighbour_does_not_come_times_out_and_says_what_to_do(monk
 
 def test_an_address_is_free_and_that_of_a_simulated_task_is_none() -> None:
     endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
-    host, port = free_address(cast("SubtaskContext", SimpleNamespace(endpoint=endpoint)))
+    host, port = free_address(endpoint)
     with socket.create_server((host, port)) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
 

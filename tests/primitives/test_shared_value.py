@@ -33,7 +33,9 @@ from spark_bridge.primitives.shared_value.encoding import (
     digest_of,
     encode_value,
 )
+from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import shared_history
+from tests.primitives.stand_ins import open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -106,15 +108,22 @@ async def test_the_value_is_what_it_was_when_it_was_set() -> None:
     assert rules.version == 2
 
 
+def sent(world: World) -> int:
+    """How many events the only part in use has sent."""
+    (part,) = [part for name, part in world.statistics.snapshot()["parts"].items() if name != COUNTERS]
+    events: int = part["events_sent"]
+    return events
+
+
 async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
     rules: SharedValue[dict[str, Any]] = SharedValue("rules", {f"key {number}": number for number in range(1000)})
     async with running_operator(parallelism=1, uses=[rules]) as world:
         task = await world.launch_operator(0, reading(rules))
         await world.settle()
-        before = world.statistics.events_sent
+        before = sent(world)
         rules.update(lambda value: {**{key: old for key, old in value.items() if key != "key 7"}, "key 3": "three"})
         await world.settle()
-        assert world.statistics.events_sent == before + 1
+        assert sent(world) == before + 1
         task.feed(1)
         await until_done(world, [task])
     ((version, value, _),) = task.outputs
@@ -147,7 +156,7 @@ async def test_a_task_that_starts_after_a_small_change_gets_the_whole_value_with
         task = await world.launch_operator(0, reading(rules), [1])
         await world.settle()
         assert [output[1] for output in task.outputs] == [rules.get()]
-        assert world.statistics.events_received == 0  # H110
+        assert not any(part["events_received"] for part in world.statistics.snapshot()["parts"].values())  # H110
 
 
 async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> None:
@@ -155,8 +164,9 @@ async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> N
     async with running_operator(parallelism=1, uses=[rules]) as world:
         task = await world.launch_operator(0, reading(rules))
         await world.settle()
-        chain = next(iter(task_parts(task)))
-        chain._current = (0, None)  # as if the version before had not come
+        part = task._parts.operators["rules"]
+        assert isinstance(part, task_half.SharedValuePart)
+        part._current = (0, None)  # as if the version before had not come
         rules.update(lambda value: {**value, "key 3": "three"})
         await world.settle()
         task.feed(1)
@@ -164,25 +174,15 @@ async def test_a_task_without_the_version_before_asks_for_the_whole_value() -> N
     assert task.outputs[0][:2] == (2, rules.get())
 
 
-def task_parts(task: OperatorTask) -> Iterator[task_half.SharedValuePart]:
-    from spark_bridge.subtask import chain
-
-    for live in chain._live:
-        if live.main is task.operator:
-            for part in live.parts.values():
-                if isinstance(part, task_half.SharedValuePart):
-                    yield part
-
-
 async def test_a_large_value_comes_in_chunks_and_once_to_a_process() -> None:
     model = SharedValue("model", b"first " + bytes(3 * CHUNK_BYTES))
     async with running_operator(parallelism=3, uses=[model]) as world:
         first = await world.launch_operator(0, reading(model), [1])
         await world.advance(1.0)
-        sent = world.statistics.events_sent
+        before = sent(world)
         second = await world.launch_operator(1, reading(model), [1])
         await world.advance(1.0)
-        assert world.statistics.events_sent == sent + 1, "an offer, which the process has already"
+        assert sent(world) == before + 1, "an offer, which the process has already"
         third = await world.launch_operator(2, reading(model))
         await world.advance(1.0)
         model.set(b"second " + bytes(LARGE_BYTES))
@@ -331,7 +331,7 @@ def test_the_difference_tells_values_apart_that_are_equal_in_python(old: Any, ne
 class LateHandler:
     """The context of a task whose thread for urgent events is slow: ``COMPLETE`` overtakes the last chunk there."""
 
-    local_files = False
+    endpoint = SimpleNamespace(local_files=False)
 
     def __init__(self, part: task_half.SharedValuePart, chunk: list[Any]) -> None:
         self.part = part
@@ -350,7 +350,7 @@ class LateHandler:
 def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None:  # H110
     part = task_half.SharedValuePart("model")
     context = LateHandler(part, ["chunk", 1, False, 0, 1, encode_value("the value")])
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     part.before_records()
     assert part.get() == "the value"
     assert len(context.waits) == 2
@@ -360,7 +360,7 @@ def test_a_task_looks_again_if_the_last_chunk_is_still_being_handled() -> None: 
 class Answers:
     """The context of a task that keeps what is sent."""
 
-    local_files = False
+    endpoint = SimpleNamespace(local_files=False)
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -373,7 +373,7 @@ def test_the_driver_hears_of_a_value_that_came_in_answer_to_an_earlier_question(
     """The task had asked for version 1 when version 2 was set; the driver answers with version 2, for nobody waits."""
     part = task_half.SharedValuePart("another model")
     context = Answers()
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     value = encode_value("the model")
     part.handle_urgent(["offer", 1, False, b"a digest"])
     part.handle_urgent(["offer", 2, True, digest_of(value)])
@@ -385,7 +385,7 @@ def test_an_earlier_version_that_comes_later_changes_nothing() -> None:  # H110
     """The driver sends to a task that is behind in the background, so a later version may overtake an earlier one."""
     part = task_half.SharedValuePart("rules")
     context = Answers()
-    part.open(cast("SubtaskContext", context), None)
+    open_alone(part, context)
     for version in (1, 3, 2):
         part.handle_urgent(["value", version, True, encode_value(f"value {version}")])
     part.handle_urgent(["change", 2, True, 1, encode_value([{}, []])])
@@ -397,7 +397,7 @@ def test_a_process_keeps_the_large_values_of_a_few_names() -> None:
     count = task_half.KEPT_VALUES + 2
     for number in [*range(count), 2, count]:
         part = task_half.SharedValuePart(f"model {number}")
-        part.open(cast("SubtaskContext", Answers()), None)
+        open_alone(part, Answers())
         part.handle_urgent(["chunk", 1, False, 0, 1, encode_value("a model")])
     kept = [number for number in range(count + 1) if f"model {number}" in task_half._in_process]
     assert kept == [2, *range(4, count + 1)]  # the ones that came last

@@ -10,7 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark import SparkConf
@@ -19,9 +20,10 @@ from spark_bridge.driver.environment import encrypts_files
 from spark_bridge.primitives.shared_value import task as task_half
 from spark_bridge.primitives.shared_value.encoding import CHUNK_BYTES, digest_of, encode_value
 from spark_bridge.primitives.shared_value.files import FOLDER, KEPT_FILES, ValueFiles
+from tests.primitives.stand_ins import open_alone
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.context import SubtaskContext
+    pass
 
 VALUE = "a model " * 100_000
 PAYLOAD = encode_value(VALUE)
@@ -43,11 +45,11 @@ class Task:
     """A task with the value's half, and what it sends. The tests are its driver."""
 
     def __init__(self, *, local_files: bool = True) -> None:
-        self.local_files = local_files
+        self.endpoint = SimpleNamespace(local_files=local_files)
         self.sent: list[Any] = []
         self._changed = threading.Condition()
         self.part = task_half.SharedValuePart("model")
-        self.part.open(cast("SubtaskContext", self), None)
+        open_alone(self.part, self)
 
     def send_event(self, event: Any) -> None:
         with self._changed:

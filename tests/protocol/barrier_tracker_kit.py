@@ -10,7 +10,7 @@ from protocol import barrier_tracker as t
 from protocol.attempts import AttemptAccepted, SubtaskReady
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 
 FAILED = FailureReason(FailureKind.FAILED, "it broke")
 
@@ -28,7 +28,7 @@ def held_by(attempt: ExecutionAttempt) -> tuple[HeldEvent, ...]:
     return (HeldEvent(attempt.subtask, b"held"),)
 
 
-def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) -> t.SubtaskSnapshot:
+def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: Positions = ()) -> t.SubtaskSnapshot:
     """The default checkpoint part of a subtask: its own state and its own events."""
     events = tuple(HeldEvent(subtask, payload) for payload in held)
     return t.SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)

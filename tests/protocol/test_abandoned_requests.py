@@ -138,7 +138,7 @@ def test_a_cancellation_of_a_request_that_was_put_aside_follows_it() -> None:  #
     gateway.handle(g.ItemTaken(2), 0.0)
     assert tell(gateway, m.RequestMessage(7, 3, 9, b"aside")) == []
     assert tell(gateway, m.RequestCancelled(7, 4, 9)) == []
-    effects = tell(gateway, m.CheckpointAcknowledged(7, 5, 5, b"", (), 2))
+    effects = tell(gateway, m.CheckpointAcknowledged(7, 5, 5, b"", (), (2,)))
     delivered = [e for e in effects if isinstance(e, (g.DeliverRequest, g.DeliverCancellation))]
     assert delivered == [g.DeliverRequest(3, 9, b"aside", None, 5), g.DeliverCancellation(9)]
 

@@ -54,8 +54,8 @@ def test_an_acknowledgement_that_is_reported_before_the_coordinators_snapshot_co
 
 def test_an_early_acknowledgement_is_compared_with_the_cut_when_that_is_known() -> None:  # H32, H78
     dialogue = Dialogue(1, tolerated_failures=1).run(A).close(1, A)
-    assert dialogue.tell(t.SubtaskAcknowledged(A, 1, b"a", (), 3)) == []
-    effects = dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", {A.task_attempt_id: 2}))
+    assert dialogue.tell(t.SubtaskAcknowledged(A, 1, b"a", (), (3,))) == []
+    effects = dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c", {A.task_attempt_id: (2,)}))
     assert kinds(effects) == [t.NotifyCheckpointAborted]
 
 
@@ -197,7 +197,7 @@ def test_in_batch_mode_a_retry_restores_nothing_whatever_has_been_completed() ->
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, -1)]
-    assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [t.RestoreAttempt(A2, -1, (), (), 0)]
+    assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [t.RestoreAttempt(A2, -1, (), (), ())]
 
 
 def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> None:  # H18, H31
@@ -205,7 +205,7 @@ def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> N
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
-    assert dialogue.tell(accepted(A2)) == [t.RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0, True)]
+    assert dialogue.tell(accepted(A2)) == [t.RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), (), True)]
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
@@ -229,12 +229,12 @@ def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_check
 
 
 def test_a_new_application_restores_what_it_was_given() -> None:  # H52
-    restored = t.CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
+    restored = t.CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=(7,))})
     dialogue = Dialogue(restored=restored)
     assert dialogue.tell(accepted(A)) == [
-        t.RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7, True)
+        t.RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), (7,), True)
     ]
-    assert dialogue.tell(accepted(B)) == [t.RestoreAttempt(B, 4, (), (), 0)]
+    assert dialogue.tell(accepted(B)) == [t.RestoreAttempt(B, 4, (), (), ())]
 
 
 # --- forwarding ------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_new_application_restores_what_it_was_given() -> None:  # H52
 def test_facts_pass_through_in_their_order() -> None:  # H10
     dialogue = Dialogue(1)
     assert dialogue.tell(accepted(A), SubtaskReady(A)) == [
-        t.RestoreAttempt(A, -1, (), (), 0),
+        t.RestoreAttempt(A, -1, (), (), ()),
         SubtaskReady(A),
     ]
     assert dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0)) == [

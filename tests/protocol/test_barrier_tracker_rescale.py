@@ -18,7 +18,7 @@ from tests.protocol.barrier_tracker_kit import A, B, Dialogue, accepted, snapsho
 
 def checkpoint_of(parallelism: int, *subtasks: int) -> t.CompletedCheckpoint:
     parts = {
-        subtask: snapshot_of(subtask, b"s%d" % subtask, b"h%d" % subtask, b"i%d" % subtask, events_sent=5)
+        subtask: snapshot_of(subtask, b"s%d" % subtask, b"h%d" % subtask, b"i%d" % subtask, events_sent=(5,))
         for subtask in subtasks
     }
     return t.CompletedCheckpoint(4, parallelism, b"coordinator", parts)
@@ -43,7 +43,7 @@ def test_held_events_keep_their_sender_and_their_order() -> None:  # H52, H31
 
 def test_positions_start_again() -> None:
     # H32: they belong to the history of one old subtask.
-    assert t.rescaled(checkpoint_of(2, 0, 1), 3).subtask_states[0].events_sent == 0
+    assert t.rescaled(checkpoint_of(2, 0, 1), 3).subtask_states[0].events_sent == ()
 
 
 def test_with_more_subtasks_the_new_ones_have_no_part() -> None:  # H52, H47
@@ -110,7 +110,7 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
             4,
             (SubtaskState(0, b"s0"), SubtaskState(2, b"s2")),
             (HeldEvent(0, b"h0"), HeldEvent(0, b"i0"), HeldEvent(2, b"h2"), HeldEvent(2, b"i2")),
-            0,
+            (),
             True,
             partitions_before=3,
         )

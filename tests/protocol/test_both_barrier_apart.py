@@ -56,8 +56,8 @@ def test_the_gateway_opens_at_the_acknowledgement_and_not_when_the_barrier_is_ha
     gateway = a_wide_gateway(apart=True)
     assert cut(gateway, 5) == [g.InjectBarrier(5, 0)]
     assert submit(gateway, 1) == []
-    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 3))
-    assert effects[0] == g.ReportAcknowledged(5, b"", (), 3)
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), (3,)))
+    assert effects[0] == g.ReportAcknowledged(5, b"", (), (3,))
     assert m.EventMessage(7, 2, b"1") in sent(effects)
 
 
@@ -101,7 +101,7 @@ def test_a_barrier_may_come_while_no_connection_is_up() -> None:  # H24
     subtask.handle(s.ConnectionLost(), 1.0)
     assert arrive(subtask, 5, 1) == [s.PutInMailbox(s.MailboxBarrier(5))]
     subtask.handle(s.SnapshotTaken(5, b"s"), 1.0)
-    assert m.CheckpointAcknowledged(7, 3, 5, b"s", (), 0) in subtask_sent(subtask.handle(s.ConnectionAttached(2), 1.0))
+    assert m.CheckpointAcknowledged(7, 3, 5, b"s", (), ()) in subtask_sent(subtask.handle(s.ConnectionAttached(2), 1.0))
 
 
 @pytest.mark.parametrize("checkpoint_id", [4, 6, -1])

@@ -21,7 +21,7 @@ def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
     hear(subtask, m.CloseForCheckpoint(7, 1, 5))
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
-    assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1, 2) in sent(effects)
+    assert m.CheckpointAcknowledged(7, 4, 5, b"", (), (1,), 2) in sent(effects)
 
 
 def test_an_answer_given_after_the_cut_waits_for_the_acknowledgement() -> None:
@@ -31,8 +31,8 @@ def test_an_answer_given_after_the_cut_waits_for_the_acknowledgement() -> None:
     cut(gateway, 5)
     assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
     assert gateway.statistics().held_events == 1
-    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 1))
-    assert effects[0] == g.ReportAcknowledged(5, b"", (), 1)
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), (1,)))
+    assert effects[0] == g.ReportAcknowledged(5, b"", (), (1,))
     assert sent_down(effects)[0] == m.AnswerMessage(7, 3, 4, "", b"!")
 
 

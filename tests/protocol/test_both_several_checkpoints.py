@@ -41,8 +41,8 @@ def a_gateway_at_three_barriers() -> GatewayMachine:
 
 def acknowledge(gateway: GatewayMachine, seq: int, checkpoint_id: int) -> list[int]:
     """Return the payloads of the events that this acknowledgement releases."""
-    effects = hear_up(gateway, m.CheckpointAcknowledged(7, seq, checkpoint_id, b"", (), 0))
-    assert effects[0] == g.ReportAcknowledged(checkpoint_id, b"", (), 0)
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, seq, checkpoint_id, b"", (), ()))
+    assert effects[0] == g.ReportAcknowledged(checkpoint_id, b"", (), ())
     return down.ids(sent_down(effects))
 
 
@@ -84,7 +84,7 @@ def test_downward_a_second_acknowledgement_of_one_checkpoint_opens_no_other() ->
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1)
     acknowledge(gateway, 1, 5)
-    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0))
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), ()))
     assert isinstance(effects[0], g.RefuseMessage)
     assert gateway.statistics().closed_for == (6, 7)
 
@@ -92,7 +92,7 @@ def test_downward_a_second_acknowledgement_of_one_checkpoint_opens_no_other() ->
 def test_downward_an_acknowledgement_of_another_attempt_opens_nothing() -> None:  # H44, G7
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1)
-    assert refusal(hear_up(gateway, m.CheckpointAcknowledged(8, 1, 5, b"", (), 0)))
+    assert refusal(hear_up(gateway, m.CheckpointAcknowledged(8, 1, 5, b"", (), ())))
     assert gateway.statistics().closed_for == (5, 6, 7)
 
 

@@ -57,18 +57,18 @@ SAMPLES: tuple[m.Message, ...] = (
     m.RequestCancelled(7, 3, 1),
     m.ClosedForCheckpoint(7, 3, 5),
     m.CheckpointAcknowledged(
-        7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), 12
+        7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), (12,)
     ),
     m.CheckpointDeclined(7, 5, 5, "no"),
-    m.Finished(7, 6, "", b"", 12),
+    m.Finished(7, 6, "", b"", (12,)),
     m.RestoredEventMessage(7, 7, 3, b"\xc2"),
     m.Heartbeat(7),
     m.RestoredRequestMessage(7, 8, 3, b"\xc3"),
-    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, b"the token of this attempt"),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, (), b"the token of this attempt"),
     m.Registered(
-        7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8
+        7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, (8,)
     ),
-    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, hold_events=False),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, (), hold_events=False),
     m.Resumed(7, 4),
     m.Refused(7, m.RefusalCode.CONCURRENT_RUN, "one at a time"),
     m.AttemptEnded(7, "killed"),
@@ -129,9 +129,9 @@ def test_events_and_confirmations_of_any_number_come_out_as_they_went_in(task: i
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
 def test_the_fixed_layout_and_the_shortest_msgpack_mean_the_same(task: int, seq: int, data: bytes) -> None:
     event, confirm = m.EventMessage(task, seq, data), m.Confirm(task, seq)
-    assert decode_message(packed(1, task, seq, data)) == event
+    assert decode_message(packed(1, task, seq, data, 0)) == event
     assert decode_message(packed(2, task, seq)) == confirm
-    assert msgpack.unpackb(body_of(event)) == [1, task, seq, data]
+    assert msgpack.unpackb(body_of(event)) == [1, task, seq, data, 0]
     assert msgpack.unpackb(body_of(confirm)) == [2, task, seq]
 
 
@@ -146,7 +146,7 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
         with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} (must|1 exceeds max_map_len)"):
-            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b"", 0.0, True, False, ""))
+            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]]))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -154,27 +154,29 @@ def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ((-1, b"", False), "must be from 0 to"),
-        ((2**63, b"", False), "must be from 0 to"),
-        ((True, b"", False), "must be an integer, is bool"),
-        ((1, "text", False), "must be bytes, is str"),
-        ((1, bytes(DEFAULT_LIMITS.event_bytes_max + 1), False), "must have at most"),
-        ((1, b"", 1), "must be a bool, is int"),
-        ((1, b""), "must hold lists of 3"),
-        ((1, [1, b"", False], False), "must hold lists of single values|must be bytes"),
-        (7, "must hold lists of 3"),
+        ((-1, b"", False, 0), "must be from 0 to"),
+        ((2**63, b"", False, 0), "must be from 0 to"),
+        ((True, b"", False, 0), "must be an integer, is bool"),
+        ((1, "text", False, 0), "must be bytes, is str"),
+        ((1, bytes(DEFAULT_LIMITS.event_bytes_max + 1), False, 0), "must have at most"),
+        ((1, b"", 1, 0), "must be a bool, is int"),
+        ((1, b"", False, -1), "must be from 0 to 127"),
+        ((1, b"", False, 128), "must be from 0 to 127"),
+        ((1, b"", False), "must hold lists of 4"),
+        ((1, [1, b"", False, 0], False, 0), "must hold lists of single values|must be bytes"),
+        (7, "must hold lists of 4"),
     ],
 )
 def test_one_invalid_entry_among_many_is_found(place: int, entry: object, text: str) -> None:  # H62
     """The entries are checked by column, and their extremes stand for all."""
-    held: list[object] = [(sender, bytes(sender), sender % 2 == 0) for sender in range(99)]
+    held: list[object] = [(sender, bytes(sender), sender % 2 == 0, sender % 3) for sender in range(99)]
     held.insert(place, entry)
-    body = packed(15, 7, 1, 1, b"state", held, 0, 0)
+    body = packed(15, 7, 1, 1, b"state", held, b"", 0)
     assert len(body) > CLAIMS_UNCHECKED
     with pytest.raises(RemoteProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
         decode_message(body)
-    if isinstance(entry, tuple) and len(entry) == 3:
-        acknowledged = m.CheckpointAcknowledged(7, 1, 1, b"state", tuple(m.HeldEvent(*some) for some in held), 0)  # type: ignore[misc]
+    if isinstance(entry, tuple) and len(entry) == 4:
+        acknowledged = m.CheckpointAcknowledged(7, 1, 1, b"state", tuple(m.HeldEvent(*some) for some in held), ())  # type: ignore[misc]
         with pytest.raises(LocalProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
             encode_message(acknowledged)
 
@@ -236,7 +238,9 @@ def test_a_field_of_another_type_is_refused_by_name(message: m.Message) -> None:
         assert refused == len(others)
 
 
-@pytest.mark.parametrize("body", [packed(1, 1, 0, b""), packed(1, -1, 1, b""), packed(1, 1, 2**63, b"")])
+@pytest.mark.parametrize(
+    "body", [packed(1, 1, 0, b"", 0), packed(1, -1, 1, b"", 0), packed(1, 1, 2**63, b"", 0), packed(1, 1, 1, b"", 128)]
+)
 def test_numbers_out_of_range_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="must be from"):
         decode_message(body)
@@ -244,9 +248,9 @@ def test_numbers_out_of_range_are_refused(body: bytes) -> None:
 
 def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
     for task, seq in ((2**63, 1), (1, 0), (1, 2**63)):
-        head = codec._EVENT_BODY.pack(0x94, 1, 0xCF, task, 0xCF, seq, 0xC6, 0)
+        head = codec._EVENT_BODY.pack(0x95, 1, 0xCF, task, 0xCF, seq, 0xC6, 0)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(head)
+            decode_message(head + b"\0")
     with pytest.raises(RemoteProtocolError, match="must be from"):
         decode_message(codec._CONFIRM_BODY.pack(0x93, 2, 0xCF, 2**63, 0xCF, 1))
     for task, seq, checkpoint_id, count, last in (
@@ -264,11 +268,11 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(codec._BARRIER_BODY.pack(0x96, 36, *numbers, 0xCF, count, 0xCF, last))
         head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, *numbers, 0xC6, 2)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(head + b"st" + codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, count, 0xCF, last))
+            decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[2].pack(0x90, 0xC5, 16, count, 1, 0xCF, last))
 
 
 def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
-    end = codec._ACKNOWLEDGED_END.pack(0x90, 0xCF, 0, 0xCF, 0)
+    end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0)
     for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
         head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)
         with pytest.raises(RemoteProtocolError):
@@ -277,7 +281,9 @@ def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused()
 
 def test_an_acknowledgement_that_is_too_large_does_not_leave() -> None:
     limits = WireLimits(message_bytes_max=1000, event_bytes_max=100, text_chars_max=100)
-    fitting = m.CheckpointAcknowledged(1, 1, 1, bytes(1000 - codec._ACKNOWLEDGED_LEAST), (), 0)
+    fitting = m.CheckpointAcknowledged(
+        1, 1, 1, bytes(1000 - codec._ACKNOWLEDGED_BODY.size - codec._ACKNOWLEDGED_ENDS[0].size), (), ()
+    )
     assert len(encode_message(fitting, limits)) == 4 + 1000
     with pytest.raises(LocalProtocolError, match="keep less state"):
         encode_message(replace(fitting, state=bytes(1001)), limits)
@@ -303,9 +309,11 @@ def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
         m.CloseForCheckpoint(1, 1, 2**63),
         m.BarrierMessage(1, 1, 1, -1),
         m.BarrierMessage(1, 1, 2**63, 0),
-        m.CheckpointAcknowledged(1, 0, 1, b"", (), 0),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (), 2**63),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (), 0, 2**63),
+        m.CheckpointAcknowledged(1, 0, 1, b"", (), ()),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (2**63,)),
+        m.EventMessage(1, 1, b"", 128),
+        m.EventMessage(1, 1, b"", -1),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (), (), 2**63),
         m.CheckpointCompleted(1, 1, 1, -1),
         m.BarrierMessage(1, 1, 1, 0, 2**63),
     ],
@@ -313,6 +321,27 @@ def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
 def test_a_number_out_of_range_does_not_leave(message: m.Message) -> None:
     with pytest.raises(LocalProtocolError, match="must be from"):
         encode_message(message)
+
+
+@pytest.mark.parametrize("counts", [(1, 0), (0,), (1,) * 129])
+def test_positions_that_end_with_0_or_are_too_many_do_not_leave_and_are_refused(counts: tuple[int, ...]) -> None:
+    """H150: there is one way to say the same positions."""
+    said = m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(1, b""),), counts)
+    for acknowledged in (said, replace(said, held=())):
+        with pytest.raises(LocalProtocolError, match="must have at most 128 numbers, of which the last one is not 0"):
+            encode_message(acknowledged)
+    data = b"".join(count.to_bytes(8, "big") for count in counts)
+    for held in ((), ((1, b"", False, 0),)):
+        with pytest.raises(RemoteProtocolError, match=r"CheckpointAcknowledged\.events_sent must have"):
+            decode_message(packed(15, 1, 1, 1, b"", held, data, 0))
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_positions_whose_bytes_are_not_whole_numbers_are_refused() -> None:  # H150
+    for held in ((), ((1, b"", False, 0),)):
+        for size in (1, 7, 9):
+            with pytest.raises(RemoteProtocolError, match="events_sent must have 8 bytes for each of at most 128"):
+                decode_message(packed(15, 1, 1, 1, b"", held, bytes(size), 0))
 
 
 def test_what_is_not_a_message_does_not_leave() -> None:
@@ -333,9 +362,9 @@ def test_a_field_of_another_type_does_not_leave() -> None:
         m.AnswerMessage(1, 1, 1, "", bytes(1001)),
         m.RestoredEventMessage(1, 1, 0, bytes(1001)),
         m.RestoredRequestMessage(1, 1, 0, bytes(1001)),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, bytes(1001)),), 0),
-        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, b""),) * 4, 0),
-        m.Finished(1, 1, "", bytes(5000), 0),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, bytes(1001)),), ()),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, b""),) * 4, ()),
+        m.Finished(1, 1, "", bytes(5000), ()),
         m.Resume(1, "o" * 21, 0),
         m.Resume(1, "", 0),
     ],
@@ -366,7 +395,7 @@ def test_a_long_text_for_people_is_cut_rather_than_refused() -> None:
 
 
 def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
-    message = decode_message(body_of(m.Finished(1, 1, "no file \udcff here", b"", 0)))
+    message = decode_message(body_of(m.Finished(1, 1, "no file \udcff here", b"", ())))
     assert isinstance(message, m.Finished)
     assert message.failure == "no file \\udcff here"
 
@@ -374,7 +403,7 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_not_a_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b"", 0.0, True, False, ""))
+        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]]))
 
 
 @given(st.binary(max_size=200))

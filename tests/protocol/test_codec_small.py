@@ -157,8 +157,8 @@ def test_what_is_not_a_list_is_not_a_message_whatever_its_entries_are(body: obje
 
 def of_size(size: int) -> tuple[Finished, bytes]:
     """Return a completion message whose body takes this many bytes, at least some hundreds."""
-    empty = Finished(7, 4, "", bytes(300), 12)
-    message = Finished(7, 4, "", bytes(300 + size - len(body_of(empty))), 12)
+    empty = Finished(7, 4, "", bytes(300), (12,))
+    message = Finished(7, 4, "", bytes(300 + size - len(body_of(empty))), (12,))
     body = body_of(message)
     assert len(body) == size
     return message, body

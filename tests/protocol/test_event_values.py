@@ -302,6 +302,7 @@ TUPLE, SET, FROZENSET, REGISTERED, PART = (
         b"\x91" + REGISTERED,
         b"\x92" + REGISTERED + b"\x01",
         b"\x92" + REGISTERED + b"\xa1x",
+        b"\x93" + PART + b"\xa1p\x01",  # the envelope of earlier releases: a message says whose its event is (H150)
         b"\x91" + PART,
         b"\x91\x93" + PART + b"\xa1p\x01",
         b"\xd6\xff" + bytes(4),  # msgpack's own time stamp

@@ -46,12 +46,13 @@ from protocol.gateway.machine import GatewayMachine, GatewayState
 from protocol.gateway.outbound import GatewayPhase
 from protocol.ids import ExecutionAttempt
 from protocol.machine import Reaction, TimePassed
+from protocol.parts import ONE_PART, PartTable
 from protocol.subtask import machine as subtask
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.subtask.outbound import SubtaskPhase
 from protocol.wire import messages as m
-from protocol.wire.messages import HeldEvent, Register, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, OperatorPart, Register, RestoreMode, SubtaskState
 from tests.exploration.freezing import freeze
 
 HUGE = 2**63
@@ -66,11 +67,15 @@ DEFAULTS: dict[str, Pool] = {
     "int": ([3], []),
     "float": ([7.0], []),
     "bytes": (PAYLOADS[0], []),
-    "frozenset[str]": ([frozenset(), frozenset({"", "part"})], []),
-    "tuple[HeldEvent, ...]": ([(), (HeldEvent(2, b"held"),)], []),
+    "frozenset[int]": ([frozenset(), frozenset({0, 1})], []),
+    "Positions": ([(), (3,)], [(1, 2, 3, 4)]),
+    "tuple[OperatorPart, ...]": ([(OperatorPart(""),)], []),
+    "tuple[HeldEvent, ...]": ([(), (HeldEvent(2, b"held"),)], [(HeldEvent(2, b"held", part=3),)]),
     "tuple[SubtaskState, ...]": ([()], []),
 }
 """The values of a field that no walk mentions, by its type."""
+TABLES = (ONE_PART, PartTable((OperatorPart(""), OperatorPart("pages"), OperatorPart("permits", outside=True))))
+"""Of one part, and of three, the last of which is outside of checkpoints (H150, H152)."""
 ACTS = "acts"
 REMEMBERED = frozenset({"_refused", "_now"})
 """What a refused input may change: the sender that waits for ``CapacityAvailable`` (H27), the reading of the clock."""
@@ -251,6 +256,7 @@ class EndWalk(Walk):
     received: ClassVar[Any]
     messages: ClassVar[tuple[type, ...]]
     legal: ClassVar[Any]
+    table: PartTable
     phase_of: ClassVar[dict[type, Any]]
     """The phase of a checkpoint in which an input about it fits; any phase, if it is not named."""
 
@@ -272,6 +278,8 @@ class EndWalk(Walk):
         ids = [n for n, phase in phases.items() if wanted in (None, phase)]
         starts = kind in (g.CloseRequested, m.CloseForCheckpoint)
         kept = range(sent.confirmed_seq, sent.last_seq + 1)
+        lost = [(HeldEvent(2, b"held", part=self.table.count),)]
+        lost += [(HeldEvent(2, b"held", part=2),)] if self.table.count > 1 else []
         return {
             "task_attempt_id": ([7], [8, -1]),
             "seq": (kept if kind is m.Confirm else [came + 1], [came, came + 2, sent.last_seq + 1, -1, HUGE]),
@@ -279,6 +287,9 @@ class EndWalk(Walk):
             "checkpoint_id": ([latest + 1, latest + 3] if starts else ids, [*phases, latest, latest + 1, -1, HUGE]),
             "confirmed": (kept, [sent.last_seq + 1, -1, HUGE]),
             "payload": PAYLOADS,
+            "part": (range(self.table.count), [self.table.count, 127] if kind in self.messages else []),
+            "events_sent": ([(), (3,), (3, 1)[: self.table.count]], [(1, 2, 3, 4)]),
+            "held": ([(), tuple(HeldEvent(2, b"held", part=part) for part in range(min(2, self.table.count)))], lost),
         }
 
     def judge(self, row: Any, input: Any, effects: Sequence[Any], error: Exception | None, changed: bool) -> None:
@@ -334,6 +345,7 @@ class GatewayWalk(EndWalk):
     }
 
     def build(self) -> GatewayMachine:
+        self.table = self.dice.choice(TABLES)
         beats = self.dice.choice((None, 2.0))
         limits = g.GatewayLimits(
             10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60, heartbeat_interval_s=beats, heartbeat_timeout_s=6.0
@@ -343,6 +355,7 @@ class GatewayWalk(EndWalk):
             limits,
             barriers_apart=self.dice.choice((False, True)),
             hold_events=self.dice.choice((False, True)),
+            table=self.table,
         )
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
@@ -400,6 +413,8 @@ class SubtaskWalk(EndWalk):
     }
 
     def build(self) -> SubtaskMachine:
+        self.table = self.dice.choice(TABLES)
+        inside = self.table.outside.count(False)
         limits = s.SubtaskLimits(
             self.dice.choice((3, 5)),
             60,
@@ -408,9 +423,10 @@ class SubtaskWalk(EndWalk):
             held_events_max=4,
             heartbeat_interval_s=self.dice.choice((0.0, 2.0)),
         )
-        held = tuple(HeldEvent(5, bytes(n), n % 2 == 1) for n in range(self.dice.choice((0, 0, 2, 6))))
+        held = tuple(HeldEvent(5, bytes(n), n % 2 == 1, n % 3 % inside) for n in range(self.dice.choice((0, 0, 2, 6))))
         hold_events = self.dice.choice((False, True, True))
-        return SubtaskMachine(7, 2, limits, held, self.dice.choice((0, 11)), hold_events=hold_events)
+        sent = self.dice.choice(((), (11,), (0, 2)[: self.table.count - 1]))
+        return SubtaskMachine(7, 2, limits, held, sent, hold_events=hold_events, table=self.table)
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         came, asked = self.machine._inbound.stream.received_seq, sorted(self.machine._outbound._open_requests)
@@ -444,7 +460,7 @@ class SubtaskWalk(EndWalk):
         machine, outbound = self.machine, self.machine._outbound
         waits = (bool(outbound._held), bool(outbound._open_requests), bool(machine._inbound._apart))
         phases = frozenset(self.phases().values())
-        return machine.state, outbound.attached, phases, waits, machine.all_confirmed, outbound._refused is not None
+        return machine.state, outbound.attached, phases, waits, machine.all_confirmed, bool(outbound._refused)
 
 
 class TrackerWalk(Walk):
@@ -472,7 +488,7 @@ class TrackerWalk(Walk):
         config = b.CheckpointConfig(
             10.0, failures, pick(modes), pick(intervals), pick(pauses), immediately, hold_events=hold_events
         )
-        snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), 5)
+        snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), (5,))
         restored = b.CompletedCheckpoint(4, pick((3, 2)), b"c", {0: snapshot})
         return b.BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
 
@@ -514,7 +530,7 @@ class TrackerWalk(Walk):
             attempts = [one.attempt for one in known if one.ready and not one.finished]
         attempt = self.pick((attempts, strangers + [one.attempt for one in known]), fits)
         restored = {one.attempt.task_attempt_id: one.events_restored for one in known}
-        sent = restored.get(attempt.task_attempt_id, 0)
+        sent = restored.get(attempt.task_attempt_id, ())
         return {
             "attempt": ([attempt], []),
             "mode": ([machine._mode], RestoreMode),
@@ -526,8 +542,8 @@ class TrackerWalk(Walk):
             ),
             "operator_id": (["words"], []),
             "subtask": (sorted(machine._attempts.resets_owed), [0, 1, 2]),
-            "events_taken": ([restored], [{task: count + HUGE for task, count in restored.items()}]),
-            "events_sent": ([sent], [sent + 1]),
+            "events_taken": ([restored], [{task: (*counts, HUGE) for task, counts in restored.items()}]),
+            "events_sent": ([sent], [(*sent, 1)]),
             "recorded": ([{}], [{task: (HeldEvent(0, b"r"),) for task in restored}]),
             "reason": ([FailureReason(FailureKind.KILLED, "")] if kind is a.SubtaskFailed else ["no"], []),
             "connection_id": ([attempt.task_attempt_id], []),

@@ -64,7 +64,7 @@ def test_the_word_to_begin_overtakes_no_event_that_a_checkpoint_holds() -> None:
     assert sent(gateway.handle(g.ReadyAnnounced(), 1.0)) == []
     gateway.check_invariants()
     hear(gateway, m.ClosedForCheckpoint(7, 2, 5))
-    effects = hear(gateway, m.CheckpointAcknowledged(7, 3, 5, b"", (), 0))
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 3, 5, b"", (), ()))
     assert sent(effects)[:2] == [m.EventMessage(7, 3, b"rule"), m.StartProcessing(7, 4)]
 
 

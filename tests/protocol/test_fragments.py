@@ -30,7 +30,7 @@ _messages = st.one_of(
     st.builds(m.RequestMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), _payloads),
     st.builds(m.AnswerMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.just("no"), _payloads),
     st.builds(m.RestoredEventMessage, st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), _payloads),
-    st.builds(m.CheckpointAcknowledged, st.just(7), st.just(1), st.just(1), _payloads, st.just(()), st.just(0)),
+    st.builds(m.CheckpointAcknowledged, st.just(7), st.just(1), st.just(1), _payloads, st.just(()), st.just((3,))),
     st.builds(m.CheckpointCompleted, st.just(7), st.just(1), st.just(1)),
     st.builds(m.Confirm, st.integers(0, 9), st.integers(0, 9)),
     st.builds(m.Heartbeat, st.integers(0, 9)),
@@ -144,7 +144,7 @@ def test_a_message_of_a_fragments_size_leaves_in_one_frame() -> None:
     [
         m.EventMessage(7, 1, bytes(2001)),
         m.EventMessage(7, 0, bytes(200)),
-        m.CheckpointAcknowledged(7, 1, 1, bytes(4096), (), 0),
+        m.CheckpointAcknowledged(7, 1, 1, bytes(4096), (), ()),
     ],
     ids=["payload", "field", "message"],
 )
@@ -242,7 +242,7 @@ def test_the_frames_of_a_message_are_those_of_the_specification() -> None:  # H6
     payload = bytes(range(150))
     whole = encode_whole(m.EventMessage(7, 1, payload), LIMITS)
     assert whole == start(150, envelope(EMPTY)) + part(payload[:100]) + part(payload[100:])
-    body = envelope(snapshot := m.CheckpointAcknowledged(7, 1, 1, payload[:140], (), 0))
+    body = envelope(snapshot := m.CheckpointAcknowledged(7, 1, 1, payload[:140], (), ()))
     assert encode_whole(snapshot, LIMITS) == start(len(body)) + part(body[:100]) + part(body[100:])
 
 

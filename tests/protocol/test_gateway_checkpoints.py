@@ -55,9 +55,9 @@ def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:  # H41
     gateway = a_wide_gateway()
     assert cut(gateway, 5) == [g.SendToAttempt(m.BarrierMessage(7, 2, 5, 0))]
     assert submit(gateway, 1, 2) == []
-    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"state", (m.HeldEvent(2, b"h"),), 4))
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"state", (m.HeldEvent(2, b"h"),), (4,)))
     assert effects == [
-        g.ReportAcknowledged(5, b"state", (m.HeldEvent(2, b"h"),), 4),
+        g.ReportAcknowledged(5, b"state", (m.HeldEvent(2, b"h"),), (4,)),
         g.SendToAttempt(m.EventMessage(7, 3, b"1")),
         g.SendToAttempt(m.EventMessage(7, 4, b"2")),
         g.SendToAttempt(m.Confirm(7, 1)),
@@ -211,7 +211,7 @@ def test_a_late_acknowledgement_opens_nothing() -> None:  # H44
     gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
     cut(gateway, 6)
     submit(gateway, 1)
-    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), ()))
     assert isinstance(effects[0], g.RefuseMessage)
     assert sent(effects) == []
     assert gateway.statistics().closed_for == (6,)
@@ -225,7 +225,7 @@ def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
     gateway = a_wide_gateway()
     submit(gateway, 1)
     assert cut(gateway, 5) == []
-    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), ()))
     assert isinstance(effects[0], g.RefuseMessage)
     assert gateway.statistics().closed_for == (5,)
 
@@ -240,7 +240,7 @@ def test_a_declining_subtask_stays_closed_until_the_checkpoint_is_over() -> None
 def test_a_finished_subtask_still_says_that_it_closes() -> None:  # H47
     gateway = a_wide_gateway()
     gateway.handle(g.CloseRequested(5), 1.0)
-    hear(gateway, m.Finished(7, 1, "", b"s", 0))
+    hear(gateway, m.Finished(7, 1, "", b"s", ()))
     assert hear(gateway, m.ClosedForCheckpoint(7, 2, 5))[0] == g.ReportClosed(5)
 
 

@@ -172,7 +172,7 @@ def test_peer_without_a_connection_has_the_reconnect_time_instead() -> None:  # 
 def test_peer_that_has_finished_is_not_given_up() -> None:  # H94
     gateway = a_watchful_gateway()
     hear(gateway, m.Opened(7, 1))
-    hear(gateway, m.Finished(7, 2, "", b"", 0))
+    hear(gateway, m.Finished(7, 2, "", b"", ()))
     assert gateway.next_deadline() is None
     assert tick(gateway, *(0.25 * look for look in range(1, 20))) == []
 

@@ -16,7 +16,6 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.wire import events
 from protocol.wire.codec import DEFAULT_LIMITS, decode_event, decode_event_in_steps, encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.large_leaves import LEAF_BYTES, PLACEHOLDER, skim
 from tests.fuzz import mutations, samples
 
@@ -59,8 +58,6 @@ def outcome(data: bytes) -> Any:
 def test_cut_out_or_not_the_event_and_its_bytes_are_the_same(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     random = Random(seed)
     event = an_event(random)
-    if random.random() < 0.3:
-        event = PartEvent("part", event)
     data = encode_event(event, LIMITS)
     whole = decode_event(data, LIMITS)
     with cutting(monkeypatch):
@@ -129,5 +126,5 @@ def test_claims_are_checked_before_anything_is_built() -> None:  # H62
         (b"\xdd\x00\x00\xff\xff" + bytes(100), "before its last value"),
     ):
         with pytest.raises(ValueError, match=why):
-            for _ in skim(data, 0, limits):
+            for _ in skim(data, limits):
                 pass

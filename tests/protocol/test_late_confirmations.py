@@ -57,7 +57,7 @@ def a_subtask_at_its_barrier() -> SubtaskMachine:
 @pytest.mark.parametrize(
     ("input", "answer"),
     [
-        (s.SnapshotTaken(5, b"s"), m.CheckpointAcknowledged(7, 3, 5, b"s", (), 0, 2)),
+        (s.SnapshotTaken(5, b"s"), m.CheckpointAcknowledged(7, 3, 5, b"s", (), (), 2)),
         (s.SnapshotRefused(5, "no"), m.CheckpointDeclined(7, 3, 5, "no", 2)),
     ],
 )
@@ -120,20 +120,20 @@ def test_the_subtask_resumes_after_the_words_that_it_has_not_confirmed() -> None
     subtask.handle(ConnectionLost(), 1.0)
     assert subtask.resume_seq == 2
     assert done(subtask, ConnectionAttached(2)) == [m.Confirm(7, 2)]
-    assert done(subtask, s.SnapshotTaken(5, b""))[:1] == [m.CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
+    assert done(subtask, s.SnapshotTaken(5, b""))[:1] == [m.CheckpointAcknowledged(7, 3, 5, b"", (), ())]
 
 
 def test_a_snapshot_that_was_taken_without_a_connection_leaves_with_the_confirmation() -> None:  # H24
     subtask = a_subtask_at_its_barrier()
     subtask.handle(ConnectionLost(), 1.0)
     assert done(subtask, s.SnapshotTaken(5, b"s")) == []
-    assert done(subtask, ConnectionAttached(2)) == [m.CheckpointAcknowledged(7, 3, 5, b"s", (), 0), m.Confirm(7, 2)]
+    assert done(subtask, ConnectionAttached(2)) == [m.CheckpointAcknowledged(7, 3, 5, b"s", (), ()), m.Confirm(7, 2)]
 
 
 def test_a_barrier_apart_is_not_an_item_and_its_snapshot_confirms_nothing_twice() -> None:  # H23, H24
     subtask = a_closed_subtask(5)
     assert done(subtask, s.BarrierArrived(5, 0)) == []
-    assert done(subtask, s.SnapshotTaken(5, b"")) == [m.CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
+    assert done(subtask, s.SnapshotTaken(5, b"")) == [m.CheckpointAcknowledged(7, 3, 5, b"", (), ())]
 
 
 def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:  # H24, H27
@@ -211,15 +211,15 @@ def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
     # H23, H30: it leaves on a separate path
     gateway = a_gateway_that_heard_of_the_close(apart=True)
     assert done(gateway, g.CutReached(5)) == []
-    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
+    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), ())) == []
     assert done(gateway, g.CheckpointOver(5, COMPLETED)) == [m.CheckpointCompleted(7, 2, 5, 2)]
 
 
 @pytest.mark.parametrize(
     ("word", "outcome"),
     [
-        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), 0), COMPLETED),
-        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), 0), g.CheckpointOutcome.SAVEPOINT),
+        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), ()), COMPLETED),
+        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), ()), g.CheckpointOutcome.SAVEPOINT),
         (m.CheckpointDeclined(7, 2, 5, "no"), ABORTED),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_gateway_confirms_a_duplicate_immediately_however_often_it_comes() -> 
 def test_a_stale_word_is_confirmed_like_any_other() -> None:  # H44
     gateway = a_gateway_that_heard_of_the_close()
     done(gateway, g.CheckpointOver(5, ABORTED))
-    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
+    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), ())) == []
     assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 3, 6, 2)]
 
 
@@ -340,5 +340,5 @@ def test_what_a_peer_says_after_its_goodbye_is_confirmed_immediately() -> None:
     gateway = a_wide_gateway()
     done(gateway, g.CloseRequested(5))
     done(gateway, g.CheckpointOver(5, ABORTED))
-    assert heard(gateway, m.Finished(7, 1, "", b"s", 0)) == [m.Confirm(7, 1)]
+    assert heard(gateway, m.Finished(7, 1, "", b"s", ())) == [m.Confirm(7, 1)]
     assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == [m.Confirm(7, 2)]

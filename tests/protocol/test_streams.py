@@ -20,7 +20,7 @@ def a_stream_of(count: int) -> OutgoingStream[EventMessage]:
 
 def test_a_confirmation_is_cumulative_and_frees_what_it_covers() -> None:  # H24, H27
     stream = a_stream_of(5)
-    assert [tag for _, _, tag in stream.confirm(3)] == [101, 102, 103]
+    assert [tag for _, _, tag, _ in stream.confirm(3)] == [101, 102, 103]
     assert (stream.confirmed_seq, stream.events_unconfirmed, stream.bytes_unconfirmed) == (3, 2, 4)
     assert [item.seq for item in stream.unconfirmed()] == [4, 5]
     assert list(stream.tags()) == [104, 105]
@@ -48,7 +48,7 @@ def test_a_peer_cannot_resume_before_what_it_has_confirmed() -> None:
     stream.confirm(3)
     with pytest.raises(RemoteProtocolError, match="resumes after item 2"):
         stream.resume(2)
-    assert [tag for _, _, tag in stream.resume(4)] == [104]
+    assert [tag for _, _, tag, _ in stream.resume(4)] == [104]
 
 
 def test_items_of_the_protocol_itself_count_against_no_bound() -> None:  # H27

@@ -97,7 +97,7 @@ def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
     assert subtask.state is SubtaskStatus.OPEN
 
 
-@pytest.mark.parametrize("plain", [m.Resumed(7, 0), m.Registered(7, 0, -1, (), (), 30.0, 3, 100, 0)])
+@pytest.mark.parametrize("plain", [m.Resumed(7, 0), m.Registered(7, 0, -1, (), (), 30.0, 3, 100, ())])
 def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: m.DownMessage) -> None:
     with pytest.raises(RemoteProtocolError, match="established connection"):
         hear(a_subtask(), plain)
@@ -216,7 +216,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 
 def test_the_goodbye_is_the_last_item_and_no_event_follows_it() -> None:
     subtask = a_subtask()
-    assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 2, "", b"s", 0)]
+    assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 2, "", b"s", ())]
     assert not subtask.all_confirmed
     with pytest.raises(
         LocalProtocolError, match=r"an event was sent when the operator is finished: send .* before close\(\)"
@@ -238,7 +238,9 @@ def test_an_operator_does_not_end_well_while_something_that_it_sent_waits() -> N
 def test_a_failed_operator_takes_with_it_what_waited() -> None:
     # The attempt is reset to a snapshot that contains its own events.
     subtask = a_subtask((b"1", b"2", b"3", b"4"), opened=False)
-    assert sent(subtask.handle(s.OperatorFinished("ValueError", b""), 1.0)) == [m.Finished(7, 4, "ValueError", b"", 3)]
+    assert sent(subtask.handle(s.OperatorFinished("ValueError", b""), 1.0)) == [
+        m.Finished(7, 4, "ValueError", b"", (3,))
+    ]
 
 
 def test_an_operator_that_was_never_opened_cannot_have_ended_well() -> None:

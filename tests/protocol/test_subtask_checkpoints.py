@@ -173,7 +173,7 @@ def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:  # H33, H
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
     assert sent(effects) == [
         m.CheckpointAcknowledged(
-            7, 3, 5, b"", (m.HeldEvent(2, b"a"), m.HeldEvent(2, b"?", is_request=True), m.HeldEvent(2, b"b")), 0, 2
+            7, 3, 5, b"", (m.HeldEvent(2, b"a"), m.HeldEvent(2, b"?", is_request=True), m.HeldEvent(2, b"b")), (), 2
         ),
         m.EventMessage(7, 4, b"a"),
         m.RequestMessage(7, 5, 1, b"?"),
@@ -202,7 +202,7 @@ def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> Non
 def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() -> None:
     # H47: its final state is its part of the checkpoint
     subtask = a_closed_subtask(5)
-    assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 3, "", b"s", 0)]
+    assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 3, "", b"s", ())]
     assert sent(hear(subtask, m.BarrierMessage(7, 2, 5, 0))) == []
     assert subtask.handle(s.SnapshotTaken(5, b""), 1.0) == []
     assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 5))) == []

@@ -21,7 +21,7 @@ TIGHT = s.SubtaskLimits(100, 10_000, 30, snapshot_bytes_max=200, held_events_max
 
 
 def a_restored_subtask(
-    held: tuple[m.HeldEvent, ...] = (), events_sent: int = 0, limits: s.SubtaskLimits = WIDE
+    held: tuple[m.HeldEvent, ...] = (), events_sent: m.Positions = (), limits: s.SubtaskLimits = WIDE
 ) -> SubtaskMachine:
     """Return task 7 of subtask 2, connected and open."""
     subtask = SubtaskMachine(7, 2, limits, held, events_sent)
@@ -57,19 +57,19 @@ def test_a_snapshot_counts_what_has_left_and_not_what_is_held() -> None:  # H32
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     answer = take(subtask)
     assert isinstance(answer, m.CheckpointAcknowledged)
-    assert (answer.events_sent, [held.payload for held in answer.held]) == (3, [b"held"])
+    assert (answer.events_sent, [held.payload for held in answer.held]) == ((3,), [b"held"])
 
 
 def test_the_count_goes_on_where_the_restored_history_ended() -> None:
     # H32: the restored events leave here for the first time
     held = (m.HeldEvent(2, b"r1"), m.HeldEvent(2, b"r2"))
-    subtask = a_restored_subtask(held, events_sent=40)
+    subtask = a_restored_subtask(held, events_sent=(40,))
     send(subtask, b"new")
     hear(subtask, m.CloseForCheckpoint(7, 1, 5))
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     answer = take(subtask)
     assert isinstance(answer, m.CheckpointAcknowledged)
-    assert answer.events_sent == 43
+    assert answer.events_sent == (43,)
 
 
 def test_what_leaves_after_a_snapshot_is_in_the_count_of_the_next() -> None:  # H32
@@ -81,14 +81,14 @@ def test_what_leaves_after_a_snapshot_is_in_the_count_of_the_next() -> None:  # 
     second = sent(subtask.handle(s.SnapshotTaken(6, b""), 1.0))[0]
     assert isinstance(first, m.CheckpointAcknowledged)
     assert isinstance(second, m.CheckpointAcknowledged)
-    assert (first.events_sent, second.events_sent) == (0, 2)
+    assert (first.events_sent, second.events_sent) == ((), (2,))
 
 
 def test_a_resend_counts_once() -> None:  # H24, H32
     subtask = a_restored_subtask()
     send(subtask, b"a")
     subtask.handle(s.ConnectionAttached(0), 1.0)
-    assert sent(subtask.handle(s.OperatorFinished("", b""), 2.0)) == [m.Finished(7, 3, "", b"", 1)]
+    assert sent(subtask.handle(s.OperatorFinished("", b""), 2.0)) == [m.Finished(7, 3, "", b"", (1,))]
 
 
 # --- names ------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_final_state_that_fits_no_frame_is_refused_and_the_attempt_may_end_bad
     ):
         subtask.handle(s.OperatorFinished("", bytes(201)), 1.0)
     reason = str(refused.value)
-    assert sent(subtask.handle(s.OperatorFinished(reason, b""), 1.0)) == [m.Finished(7, 2, reason, b"", 0)]
+    assert sent(subtask.handle(s.OperatorFinished(reason, b""), 1.0)) == [m.Finished(7, 2, reason, b"", ())]
 
 
 # --- sent by the snapshot itself --------------------------------------------------------------------------

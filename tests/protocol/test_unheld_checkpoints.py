@@ -89,11 +89,11 @@ def test_an_event_says_which_snapshot_came_before_it() -> None:
     first, acknowledged, second = tell(
         gateway,
         m.EventMessage(7, 2, b"first"),
-        m.CheckpointAcknowledged(7, 3, 5, b"state", (), 1, 1),
+        m.CheckpointAcknowledged(7, 3, 5, b"state", (), (1,), 1),
         m.RequestMessage(7, 4, 1, b"second"),
     )
     assert first == g.DeliverEvent(2, b"first")
-    assert acknowledged == g.ReportAcknowledged(5, b"state", (), 1)
+    assert acknowledged == g.ReportAcknowledged(5, b"state", (), (1,))
     assert second == g.DeliverRequest(4, 1, b"second", None, 5)
 
 
@@ -130,10 +130,10 @@ def test_what_was_put_aside_is_held_in_the_checkpoint_and_delivered_after_the_sn
     do(gateway, g.CutReached(5))
     flood(gateway, 2, 2)
     tell(gateway, m.RestoredRequestMessage(7, 4, 6, b"r"), m.EventMessage(7, 5, b"e"))
-    ack = m.CheckpointAcknowledged(7, 6, 5, b"state", (m.HeldEvent(2, b"held"),), 9)
+    ack = m.CheckpointAcknowledged(7, 6, 5, b"state", (m.HeldEvent(2, b"held"),), (9,))
     acknowledged, *delivered = tell(gateway, ack)
     held = (m.HeldEvent(6, b"r", is_request=True), m.HeldEvent(2, b"e"), m.HeldEvent(2, b"held"))
-    assert acknowledged == g.ReportAcknowledged(5, b"state", held, 7)
+    assert acknowledged == g.ReportAcknowledged(5, b"state", held, (7,))
     assert delivered == [g.DeliverRequest(4, None, b"r", 6, 5), g.DeliverEvent(5, b"e", None, 5)]
 
 
@@ -151,7 +151,7 @@ def test_with_two_checkpoints_an_event_comes_when_neither_is_at_its_bound() -> N
     flood(gateway, 2, 1)
     do(gateway, g.CutReached(6))
     flood(gateway, 3, 2)  # one delivered: 5 has two, and 6 has one
-    effects = tell(gateway, m.CheckpointAcknowledged(7, 5, 5, b"", (), 3))
+    effects = tell(gateway, m.CheckpointAcknowledged(7, 5, 5, b"", (), (3,)))
     assert [effect.seq for effect in effects if isinstance(effect, g.DeliverEvent)] == [4]  # now 6 has two
     assert flood(gateway, 6, 1) == []
 
@@ -161,8 +161,8 @@ def test_what_was_put_aside_comes_before_the_end_of_a_subtask_is_reported() -> N
     do(gateway, g.CutReached(5))
     flood(gateway, 2, 1)
     tell(gateway, m.EventMessage(7, 3, b"late"))
-    effects = tell(gateway, m.Finished(7, 4, "", b"end", 2))
-    assert effects == [g.DeliverEvent(3, b"late"), g.ReportFinished("", b"end", 2)]
+    effects = tell(gateway, m.Finished(7, 4, "", b"end", (2,)))
+    assert effects == [g.DeliverEvent(3, b"late"), g.ReportFinished("", b"end", (2,))]
 
 
 def test_what_was_put_aside_cannot_have_been_taken() -> None:
@@ -195,7 +195,7 @@ def test_events_leave_while_a_barrier_waits_and_the_snapshot_counts_them() -> No
     (left,) = do(subtask, s.EventSubmitted(b"u"))
     assert left == s.SendToCoordinator(m.EventMessage(7, 2, b"u"))
     (acknowledged,) = do(subtask, s.SnapshotTaken(5, b"state"))
-    assert acknowledged.message == m.CheckpointAcknowledged(7, 3, 5, b"state", (), 1, 1)
+    assert acknowledged.message == m.CheckpointAcknowledged(7, 3, 5, b"state", (), (1,), 1)
 
 
 def test_the_ids_of_barriers_must_increase() -> None:
@@ -271,7 +271,7 @@ def test_an_urgent_handler_that_a_barrier_waits_for_is_never_refused_for_capacit
 
 def test_what_is_taken_after_the_cut_is_recorded_in_the_name_of_its_first_sender() -> None:
     taken = TakenEvents()
-    taken.begin(ATTEMPT, 3)
+    taken.begin(ATTEMPT, (3,))
     taken.take(ATTEMPT, None, b"before")
     taken.record(5)
     taken.take(ATTEMPT, 6, b"restored", is_request=True)
@@ -279,7 +279,7 @@ def test_what_is_taken_after_the_cut_is_recorded_in_the_name_of_its_first_sender
     taken.take(ATTEMPT, None, b"own")
     taken.take(ATTEMPT, None, b"after the snapshot of 5", after_snapshot=5)
     late = ExecutionAttempt("words", 1, 0, 8)
-    taken.begin(late, 0)
+    taken.begin(late, ())
     taken.take(late, None, b"of an attempt that was not there")
     assert taken.collect(5) == {7: (m.HeldEvent(6, b"restored", is_request=True), m.HeldEvent(2, b"own"))}
     assert taken.collect(6) == {7: (m.HeldEvent(2, b"own"), m.HeldEvent(2, b"after the snapshot of 5"))}
@@ -288,7 +288,7 @@ def test_what_is_taken_after_the_cut_is_recorded_in_the_name_of_its_first_sender
 
 def test_nothing_is_recorded_for_a_checkpoint_that_is_over() -> None:
     taken = TakenEvents()
-    taken.begin(ATTEMPT, 0)
+    taken.begin(ATTEMPT, ())
     taken.record(5)
     taken.drop(5)
     taken.take(ATTEMPT, None, b"e")
@@ -318,21 +318,21 @@ def test_if_barriers_travel_apart_the_subtasks_are_told_first() -> None:
 def test_a_checkpoint_is_stored_with_what_the_coordinator_recorded() -> None:
     """Completed at the acknowledgements, it would be torn: the tail of the stream is still to come."""
     tracker = a_tracker()
-    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: 4}))
-    asked = do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (m.HeldEvent(2, b"held"),), 6))
+    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: (4,)}))
+    asked = do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (m.HeldEvent(2, b"held"),), (6,)))
     assert asked == [b.CollectRecorded(1)]
     assert tracker.phase is Phase.COLLECTING
     recorded = (m.HeldEvent(2, b"r1"), m.HeldEvent(6, b"r2", is_request=True))
     (stored,) = do(tracker, b.RecordedCollected(1, {7: recorded}))
     part = stored.checkpoint.subtask_states[2]
-    assert part == b.SubtaskSnapshot((m.SubtaskState(2, b"s"),), (*recorded, m.HeldEvent(2, b"held")), 4)
+    assert part == b.SubtaskSnapshot((m.SubtaskState(2, b"s"),), (*recorded, m.HeldEvent(2, b"held")), (4,))
 
 
 @pytest.mark.parametrize("recorded", [{}, {7: (m.HeldEvent(2, b"1"), m.HeldEvent(2, b"2"), m.HeldEvent(2, b"3"))}])
 def test_a_checkpoint_of_which_too_little_or_too_much_was_recorded_is_given_up(recorded: Any) -> None:  # H32
     tracker = a_tracker()
-    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: 4}))
-    do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), 6))
+    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: (4,)}))
+    do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), (6,)))
     aborted = do(tracker, b.RecordedCollected(1, recorded))[0]
     assert isinstance(aborted, b.NotifyCheckpointAborted)
     assert "had taken 4 at the cut and recorded" in aborted.reason
@@ -340,27 +340,27 @@ def test_a_checkpoint_of_which_too_little_or_too_much_was_recorded_is_given_up(r
 
 def test_a_coordinator_that_took_more_than_the_subtask_had_sent_gives_the_checkpoint_up() -> None:  # H32
     tracker = a_tracker()
-    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: 4}))
-    aborted = do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), 3))[0]
+    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: (4,)}))
+    aborted = do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), (3,)))[0]
     assert isinstance(aborted, b.NotifyCheckpointAborted)
 
 
 def test_a_final_state_that_comes_before_the_cut_settles_the_part() -> None:  # H47
     tracker = a_tracker()
     do(tracker, b.CheckpointTriggered(1))
-    assert do(tracker, b.SubtaskFinalState(ATTEMPT, b"end", 5)) == [b.ReopenSubtask(ATTEMPT, 1)]
-    assert do(tracker, b.CoordinatorSnapshotTaken(1, b"c", {7: 3})) == [b.CollectRecorded(1)]
+    assert do(tracker, b.SubtaskFinalState(ATTEMPT, b"end", (5,))) == [b.ReopenSubtask(ATTEMPT, 1)]
+    assert do(tracker, b.CoordinatorSnapshotTaken(1, b"c", {7: (3,)})) == [b.CollectRecorded(1)]
     recorded = (m.HeldEvent(2, b"4"), m.HeldEvent(2, b"5"))
     (stored,) = do(tracker, b.RecordedCollected(1, {7: recorded}))
-    assert stored.checkpoint.subtask_states[2] == b.SubtaskSnapshot((m.SubtaskState(2, b"end"),), recorded, 3)
+    assert stored.checkpoint.subtask_states[2] == b.SubtaskSnapshot((m.SubtaskState(2, b"end"),), recorded, (3,))
 
 
 @pytest.mark.parametrize("limits", [WireLimits(held_events_max=1), None], ids=["events", "bytes"])
 def test_a_part_that_could_not_be_restored_is_given_up_before_it_is_stored(limits: WireLimits | None) -> None:
     """H62: ``Registered`` has to carry it."""
     tracker = a_tracker(limits)
-    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: 0}))
-    do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), 2))
+    do(tracker, b.CheckpointTriggered(1), b.CoordinatorSnapshotTaken(1, b"c", {7: ()}))
+    do(tracker, b.SubtaskAcknowledged(ATTEMPT, 1, b"s", (), (2,)))
     recorded = m.HeldEvent(2, b"x" if limits else bytes(64 * 2**20))
     aborted = do(tracker, b.RecordedCollected(1, {7: (recorded, recorded)}))[0]
     assert isinstance(aborted, b.NotifyCheckpointAborted)

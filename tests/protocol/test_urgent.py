@@ -8,11 +8,10 @@ import pytest
 
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.gateway import types as g
+from protocol.parts import PartTable
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
-from protocol.wire.codec import encode_event
-from protocol.wire.extension_types import PartEvent
 from tests.protocol.refusals import unchanged
 from tests.protocol.test_gateway import a_gateway
 from tests.protocol.test_gateway import hear as hear_up
@@ -80,27 +79,21 @@ def test_operator_without_a_handler_gets_it_as_an_ordinary_event() -> None:  # H
     assert subtask.may_finish
 
 
+PARTS = PartTable((m.OperatorPart(""), m.OperatorPart("rules"), m.OperatorPart("sink")))
+
+
 @pytest.mark.parametrize(
-    ("without", "payload", "is_ordinary"),
-    [
-        ({""}, encode_event("u"), True),
-        ({"sink"}, encode_event("u"), False),
-        ({"", "sink"}, encode_event(PartEvent("sink", "u")), True),
-        ({"", "sink"}, encode_event(PartEvent("rules", "u")), False),
-        ({"s" * 40}, encode_event(PartEvent("s" * 40, "u")), True),
-        ({"s" * 256}, encode_event(PartEvent("s" * 256, ["u"])), True),
-        ({"sink"}, encode_event(PartEvent("sink", "u"))[:6], False),
-        ({""}, b"no event", True),
-    ],
+    ("without", "part", "is_ordinary"), [({0}, 0, True), ({2}, 0, False), ({0, 2}, 2, True), ({0, 2}, 1, False)]
 )
 def test_an_event_for_a_part_without_a_handler_is_an_ordinary_one(
-    without: set[str], payload: bytes, is_ordinary: bool
+    without: set[int], part: int, is_ordinary: bool
 ) -> None:  # H90, H80
-    subtask = a_subtask(limits=WIDE, opened=False)
+    subtask = SubtaskMachine(7, 2, WIDE, table=PARTS)
+    subtask.handle(s.ConnectionAttached(0), 0.0)
     subtask.handle(s.OperatorOpened(handles_urgent=True, parts_without_urgent=frozenset(without)), 0.0)
     hear(subtask, m.Confirm(7, 1))
-    effect = hear(subtask, m.UrgentEventMessage(7, 1, payload))[0]
-    assert effect == (s.PutInMailbox(s.MailboxEvent(payload)) if is_ordinary else s.HandleUrgent(payload))
+    effect = hear(subtask, m.UrgentEventMessage(7, 1, b"u", part))[0]
+    assert effect == (s.PutInMailbox(s.MailboxEvent(b"u", part)) if is_ordinary else s.HandleUrgent(b"u", part))
     assert subtask.urgent_idle == is_ordinary
 
 

@@ -32,6 +32,7 @@ from headgate import (
     RecreateOnReset,
     Sidecar,
     SidecarConfig,
+    SidecarLimits,
     SidecarRuntime,
     SourceCoordinator,
     SplitReader,
@@ -259,7 +260,7 @@ def write_files(spark: SparkSession, directory: str) -> None:
 
 
 def in_a_notebook(spark: SparkSession) -> OperatorHandle:
-    sidecar: Sidecar = headgate.start(spark, SidecarConfig(shutdown_timeout_s=5.0), name="rules")
+    sidecar: Sidecar = headgate.start(spark, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0)), name="rules")
     handle: OperatorHandle = sidecar.coordinate("rules", Rules, parallelism=2, replace=True)
     sidecar.stop()
     headgate.stop("rules")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from actors.coordination.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
-from protocol.chain import split_states
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 
 OPERATOR = "words"
@@ -51,17 +51,22 @@ def pack(event: str) -> bytes:
     return encode_event(event)
 
 
-def unpack(payload: bytes) -> str:
+def unpack(payload: bytes, part: str = "") -> str:
+    """Return an event of this part as it is noted in records and shown in the story."""
     event = decode_event(payload)
-    if isinstance(event, PartEvent):
-        return part_text(event)
+    if part:
+        return part_text(part, event)
     assert isinstance(event, str)
     return event
 
 
-def part_text(event: PartEvent) -> str:
-    """An event of a part, as it is noted in records and shown in the story."""
-    return f"{PART}{event.name} {json.dumps(event.event, default=repr)}"
+def part_text(part: str, event: Any) -> str:
+    return f"{PART}{part} {json.dumps(event, default=repr)}"
+
+
+def part_in(text: str) -> str:
+    """The name of the part that an event in a record is of; empty for the application's own."""
+    return text[len(PART) :].partition(" ")[0] if text.startswith(PART) else ""
 
 
 def own_state(state: bytes) -> bytes:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from protocol.wire.messages import (
     Resumed,
     UrgentEventMessage,
 )
-from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, unpack
+from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, part_in, unpack
 
 SLACK_S = 0.1
 """How late a task may look at its clock: timers are checked every few milliseconds."""
@@ -217,11 +218,13 @@ class CallbackOrder:
 class AttemptRecord:
     """One attempt's events in both directions: those sent and those received (H20, H22, H30, H33).
 
-    ``up_restored``: how many events of its subtask's history were sent before it (H32).
+    ``up_restored``: how many events of its subtask's history were sent before it (H32). What goes up is noted by part,
+    each of which has its own positions (H150). ``parts``: their names, by index.
     """
 
     name: str
-    up_restored: int = 0
+    parts: tuple[str, ...] = ("",)
+    up_restored: Counter[str] = field(default_factory=Counter)
     down_sent: list[str] = field(default_factory=list)
     down_came: list[str] = field(default_factory=list)
     settled: dict[int, bool] = field(default_factory=dict)
@@ -232,8 +235,8 @@ class AttemptRecord:
     begun: int = 0  # and have begun to be handled,
     acted: int = 0  # and have been handled
     came_ordinary: int = 0  # the place of the next ordinary event, if no urgent one follows
-    up_sent: list[str] = field(default_factory=list)
-    up_came: list[str] = field(default_factory=list)
+    up_sent: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    up_came: Counter[str] = field(default_factory=Counter)
     requests: dict[int, str] = field(default_factory=dict)
     answered: dict[int, str] = field(default_factory=dict)
     resolved: set[int] = field(default_factory=set)
@@ -292,12 +295,16 @@ class AttemptRecord:
         return place < self.came_ordinary or waits
 
     def came_up(self, payload: str, position: int) -> None:
-        """Check an upward event. ``position``: its place in the subtask's history, as the coordinator receives it."""
-        place = len(self.up_came)
-        expected = self.up_sent[place] if place < len(self.up_sent) else None
+        """Check an upward event. ``position``: its place in the history of its part, as the coordinator receives it.
+
+        It is a function of what the part has sent: neither other parts nor any speed have a say in it (H150).
+        """
+        part = part_in(payload)
+        place, sent = self.up_came[part], self.up_sent[part]
+        expected = sent[place] if place < len(sent) else None
         demand(expected == payload, f"H30: the coordinator got {payload} of {self.name}, not {expected}")
-        self.up_came.append(payload)
-        counted = self.up_restored + len(self.up_came)
+        self.up_came[part] += 1
+        counted = self.up_restored[part] + self.up_came[part]
         demand(position == counted, f"H32: {payload} of {self.name} is at {counted}, not at {position}")
 
     def resolve_once(self, request_id: int) -> None:
@@ -354,8 +361,8 @@ class AttemptRecord:
 
     def put_in_mailbox(self, item: MailboxItem) -> None:
         match item:
-            case MailboxEvent(payload):
-                self.came_down(unpack(payload))
+            case MailboxEvent(payload, part):
+                self.came_down(unpack(payload, self.parts[part]))
             case MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
             case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
@@ -421,13 +428,15 @@ class AttemptRecord:
     def first_to_confirm(self, unread: Iterable[Downward]) -> str:
         """Return the first unread event that may not be lost (H28), or an empty string."""
         events = [
-            unpack(message.payload) for message in unread if isinstance(message, EventMessage | UrgentEventMessage)
+            unpack(message.payload, self.parts[message.part])
+            for message in unread
+            if isinstance(message, EventMessage | UrgentEventMessage)
         ]
         return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")
 
     def check_all_came_up(self) -> None:
         """Check that a success is reported after everything that the attempt sent (H86)."""
-        left = self.up_sent[len(self.up_came) :]
+        left = [text for part, sent in self.up_sent.items() for text in sent[self.up_came[part] :]]
         demand(not left, f"H86: {self.name} has finished, and {left} have not come")
 
     def check_settled(self) -> None:

@@ -19,7 +19,6 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.attempts import FailureKind, FailureReason, SubtaskFailed, SubtaskFinished
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, Application, own_state, part_text
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
@@ -379,15 +378,15 @@ class Coordinator(OperatorCoordinator):
         return self._waits_for_capacity is not None and self._waits_for_capacity.attempt == attempt
 
     def sent_by_part(
-        self, attempt: ExecutionAttempt, event: PartEvent, urgent: bool, confirmation: Confirmation
+        self, attempt: ExecutionAttempt, name: str, event: Any, urgent: bool, confirmation: Confirmation
     ) -> None:
         def note() -> None:
             record = self._world.record(attempt.task_attempt_id)
-            place = self._note_sent(record, part_text(event), confirmation)
+            place = self._note_sent(record, part_text(name, event), confirmation)
             if urgent:
                 record.urgent.append(place)
 
-        self._at_the_cut(event.name, note)
+        self._at_the_cut(name, note)
 
     def _at_the_cut(self, part: str, note: Callable[[], None]) -> None:
         """Note what a part has sent: now, or behind the cut if that part's snapshot is taken before it (H80)."""
@@ -408,12 +407,12 @@ class Coordinator(OperatorCoordinator):
             note()
         self._behind_the_cut.clear()
 
-    def take_of_part(self, subtask: int, number: int, payload: str) -> None:
+    def take_of_part(self, subtask: int, number: int, payload: str, position: int) -> None:
         """Check an event for a part, as those for this coordinator."""
         attempt: ExecutionAttempt = self._monitor.handling.attempt
         self.order.event(attempt.subtask, attempt.attempt)
         demand(number == attempt.attempt, f"H3: {payload} of {attempt} comes as of attempt {number}")
-        self._world.record(attempt.task_attempt_id).came_up(payload, self.context.events_taken(subtask))
+        self._world.record(attempt.task_attempt_id).came_up(payload, position)
         self._world.tell(f"{payload} of {attempt} comes")
 
     # --- callbacks ------------------------------------------------------------------------------------------------

@@ -32,11 +32,11 @@ from protocol.wire.messages import Register
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.errors import NotSettled, SidecarError
-from spark_bridge.storage import StorageError
+from spark_bridge.storage import CheckpointFile, StorageError
 from tests.simulation.application import (
     CONFIRM_S,
     EVENTS_MAX,
@@ -172,7 +172,7 @@ class Driver:
         ledger = replace(LEDGER, attempts_max=self.application.settings.attempts_max)
         bridge = partial(BridgeActor, ledger, lambda: self.relay, running=self.running)
         self._bridge_ref = system.spawn(bridge, name="bridge", mailbox=UNBOUNDED)
-        sidecar_config = SidecarConfig(storage_options={"disk": self.world.storage.disk})
+        sidecar_config = SidecarConfig(storage_details=StorageDetails(options={"disk": self.world.storage.disk}))
         self._operators = Operators(sidecar_config, system, self._bridge_ref, self.router, self.session)
         self.router.attach(self._bridge_ref)
         settings = self.application.settings
@@ -188,8 +188,11 @@ class Driver:
             gateways_per_turn=self.world.random.choice([1, 1, 2, 16]),
             restored_input=self.application.said,
         )
+        asked = self.application.restore
         try:
-            operator = await self._operators.add(config, self.parts, self.application.restore)
+            operator = await self._operators.add(
+                config, self.parts, "latest" if asked == "latest" else CheckpointFile(asked)
+            )
         except SidecarError as error:
             if not isinstance(error.__cause__, LocalProtocolError):
                 raise

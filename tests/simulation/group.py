@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import GatewayFull
 from protocol.group import SAVE
 from protocol.wire.codec import decode_event
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.group.messages import (
     Admitted,
     Blob,
@@ -99,7 +98,7 @@ class TaskGroup:
         if self._parts.outbox:  # the blob waits for capacity, and leaves first
             return
         try:
-            self._parts.process.ask_of_part(PartEvent(TEAM, request.as_event()))
+            self._parts.process.ask_of_part(TEAM, request.as_event())
         except GatewayFull:
             self._parts.process.waits_for_capacity = True
             return

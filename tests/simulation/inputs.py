@@ -20,7 +20,7 @@ from typing import Any
 
 from actors.coordination.inputs import ActionId, RestoredInput
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.chain import split_states
+from protocol.parts import split_states
 from tests.simulation.application import PARTS, STAGES
 from tests.simulation.checkers import demand
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.chain import split_states
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import HeldEvent
-from tests.simulation.application import PART, PARTS, STAGES, Application, own_state, unpack
+from tests.simulation.application import PARTS, STAGES, Application, own_state, unpack
 from tests.simulation.checkers import demand
 
 TAIL = 200
@@ -74,31 +73,33 @@ def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) 
         keys = application.keys_of(subtask)
         held: dict[int, list[str]] = {}
         for event in snapshot.held:
-            if unpack(event.payload).startswith(PART):
+            if event.part:
                 continue
             _, key, what = check_sender(name, event)
             held.setdefault(key, []).append(what)
         demand(theirs.keys() | held.keys() <= set(keys), f"H52: {name} has keys {list(theirs)}, held {list(held)}")
         for key in keys:
             check_channel(f"{name}, key {key}", logs.get(key, Log()), theirs.get(key, Log()), held.get(key, []))
-        check_positions(name, snapshot, states, application)
+        check_positions(name, snapshot, states, application, checkpoint.parts)
         if application.settings.stages:
-            check_stages(name, checkpoint.coordinator_state, snapshot, keys)
+            check_stages(name, checkpoint.coordinator_state, snapshot, keys, checkpoint.parts)
         for state in states:
             sent = loose.get(state["tid"], state["loose"])
             demand(state["loose"] <= sent, f"invariant, down, {name}: {state['loose']} loss-tolerant ones, sent {sent}")
 
 
-def check_stages(name: str, coordinator_state: bytes, snapshot: SubtaskSnapshot, keys: list[int]) -> None:
+def check_stages(
+    name: str, coordinator_state: bytes, snapshot: SubtaskSnapshot, keys: list[int], parts: tuple[str, ...]
+) -> None:
     """Check the channel of each stage of a chain, whose states are separate (H80)."""
     of_coordinators = split_states(coordinator_state, PARTS)[1]
     of_subtasks = [split_states(state.state, PARTS)[1] for state in snapshot.states]
     held: dict[str, list[str]] = {}
     for event in snapshot.held:
-        part = decode_event(event.payload)
-        if isinstance(part, PartEvent):
-            demand(part.event.startswith(f"{part.name}/"), f"H80: {name} holds {part.event} of stage {part.name}")
-            held.setdefault(part.name, []).append(part.event.partition("/")[2])
+        part, text = parts[event.part], decode_event(event.payload)
+        if part:
+            demand(text.startswith(f"{part}/"), f"H80: {name} holds {text} of stage {part}")
+            held.setdefault(part, []).append(text.partition("/")[2])
     for stage in STAGES:
         demand(stage in of_coordinators, f"H80: {name} has no state of the coordinator of stage {stage}")
         demand(all(stage in states for states in of_subtasks), f"H80: {name} has no state of stage {stage}")
@@ -143,17 +144,24 @@ def check_channel(name: str, coordinator: Log, subtask: Log, held: list[str]) ->
 
 
 def check_positions(
-    name: str, snapshot: SubtaskSnapshot, states: list[dict[str, Any]], application: Application
+    name: str,
+    snapshot: SubtaskSnapshot,
+    states: list[dict[str, Any]],
+    application: Application,
+    parts: tuple[str, ...],
 ) -> None:
-    """Check that the subtask's own count matches the stored one (H32), and that held events are its last (H31)."""
+    """Check that each part's own count is the stored one (H32, H150), and that its held events are its last (H31)."""
     if len(states) != 1 or states[0]["generation"] != application.generation:
-        demand(snapshot.events_sent == 0, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
+        demand(not snapshot.events_sent, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
         return
-    left = states[0]["submitted"] - len(snapshot.held)
-    demand(snapshot.events_sent == left, f"H32: {name}: {left} events have left, {snapshot.events_sent} are stored")
-    held = [unpack(event.payload) for event in snapshot.held]
-    tail = states[0]["tail"][len(states[0]["tail"]) - len(held) :]
-    demand(held == tail, f"H31: {name} holds {held}, and sent {tail} last")
+    for index, part in enumerate(parts):
+        held = [unpack(event.payload, part) for event in snapshot.held if event.part == index]
+        left = states[0]["submitted"].get(part, 0) - len(held)
+        stored = snapshot.events_sent[index] if index < len(snapshot.events_sent) else 0
+        demand(stored == left, f"H32: {name}: {left} events of part {part!r} have left, {stored} are stored")
+        sent = states[0]["tail"].get(part, [])
+        tail = sent[len(sent) - len(held) :]
+        demand(held == tail, f"H31: {name} holds {held} of part {part!r}, which sent {tail} last")
 
 
 def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -331,12 +332,14 @@ class InvariantMonitor:
             demand(isinstance(item, AttachConnection), f"H30: the connection of {peer} is dropped at {item}")
 
     def _check_window(self, attempt: ExecutionAttempt) -> None:
-        """Check the limit of events that an attempt has sent and the coordinator has not taken (H27)."""
-        waiting = sum(
-            isinstance(message, EventArrived | RequestArrived) and message.attempt == attempt
+        """Check the limit of events that a part has sent and the coordinator has not taken (H27, H150)."""
+        waiting = Counter(
+            message.part
             for message in self._boxes["coordinator"].queue
+            if isinstance(message, EventArrived | RequestArrived) and message.attempt == attempt
         )
-        demand(waiting <= UPWARD_EVENTS_MAX, f"H27: {waiting} events of {attempt} wait for the coordinator")
+        text = f"H27: {dict(waiting)} events of {attempt}, by part, wait for the coordinator"
+        demand(all(count <= UPWARD_EVENTS_MAX for count in waiting.values()), text)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from actors.coordination.host.part import Part
 from protocol.errors import GatewayFull
 from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
@@ -91,10 +90,12 @@ def judged_parts(
 
 def watch(judge: Coordinator, name: str, coordinator: OperatorCoordinator) -> None:
     """Show the judge what a coordinator of a part gets, and give it gateways that show what it sends."""
+    contexts: list[CoordinatorContext] = []
     start, ready = coordinator.start, coordinator.subtask_ready
     handle_event, handle_request = coordinator.handle_event_from_operator, coordinator.handle_request
 
     async def start_watched(context: CoordinatorContext) -> None:
+        contexts.append(context)
         await start(cast("CoordinatorContext", WatchedContext(judge, name, context)))
 
     async def ready_watched(subtask: int, gateway: SubtaskGateway) -> None:
@@ -110,7 +111,8 @@ def watch(judge: Coordinator, name: str, coordinator: OperatorCoordinator) -> No
 
     def note(subtask: int, attempt: int, event: Any) -> None:
         with judged(judge._world):
-            judge.take_of_part(subtask, attempt, part_text(PartEvent(name, event)))
+            position = contexts[-1].events_taken(subtask)
+            judge.take_of_part(subtask, attempt, part_text(name, event), position)
 
     vars(coordinator).update(
         start=start_watched,
@@ -168,7 +170,7 @@ class WatchedGateway:
         return confirmation
 
     def _note(self, event: Any, urgent: bool, confirmation: Confirmation) -> None:
-        self._judge.sent_by_part(self._gateway.attempt, PartEvent(self._name, event), urgent, confirmation)
+        self._judge.sent_by_part(self._gateway.attempt, self._name, event, urgent, confirmation)
 
 
 class WatchedGateways:
@@ -228,12 +230,12 @@ class TaskParts:
                 state = part.merge_states(dict(enumerate(own)))
             part.open(cast("SubtaskContext", PartContext(self, name)), state or None)
 
-    def handle(self, event: PartEvent) -> None:
-        if event.name == TEAM:
+    def handle(self, name: str, event: Any) -> None:
+        if name == TEAM:
             assert self.group is not None
-            self.group.handle(event.event)
+            self.group.handle(event)
         else:
-            self._by_name[event.name].handle_event(event.event)
+            self._by_name[name].handle_event(event)
 
     def hear_answer(self, request_id: int, error: str, payload: bytes) -> None:
         assert self.group is not None
@@ -307,7 +309,7 @@ class TaskParts:
         while self.outbox:
             name, event = self.outbox[0]
             try:
-                self.process.send_of_part(PartEvent(name, event))
+                self.process.send_of_part(name, event)
             except GatewayFull:
                 self.process.waits_for_capacity = True
                 return
@@ -334,14 +336,14 @@ class PartContext:
 
     def send_event(self, event: Any) -> None:
         if self._parts.in_snapshot:
-            self._parts.process.send_of_part(PartEvent(self._name, event), in_snapshot=True)
+            self._parts.process.send_of_part(self._name, event, in_snapshot=True)
         else:
             self._parts.send(self._name, event)
 
     def send_event_nowait(self, event: Any) -> None:
         if self._parts.outbox:
             raise GatewayFull("others wait for capacity")
-        self._parts.process.send_of_part(PartEvent(self._name, event))
+        self._parts.process.send_of_part(self._name, event)
 
     def wait_for_event(self, timeout_s: float | None = None) -> int:
         raise AssertionError("the world lets it work only while it has an item, or none will come")

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.coordination.inputs import ActionId
 from protocol.errors import GatewayFull
+from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.extension_types import PartEvent
-from tests.simulation.application import OPERATOR, PART, Application, pack, unpack
+from tests.simulation.application import OPERATOR, PART, Application, pack, part_text, unpack
 from tests.simulation.checkers import demand
 from tests.simulation.group import STEPS_MAX, model_of
 from tests.simulation.inputs import Records
@@ -65,6 +65,7 @@ class Process:
         self.input_begins_again = False
         self.resuming = False
         self.machine: SubtaskMachine | None = None
+        self.table = ONE_PART
         self.mailbox: deque[s.MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.records: Records | None = None
@@ -87,8 +88,8 @@ class Process:
         self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
-        self.urgent: deque[bytes] = deque()  # not begun
-        self.acting: bytes | None = None  # the urgent event whose handler runs
+        self.urgent: deque[tuple[bytes, int]] = deque()  # not begun, with their parts
+        self.acting: tuple[bytes, int] | None = None  # the urgent event whose handler runs
 
     # --- possible next actions ---
 
@@ -186,7 +187,7 @@ class Process:
             self.send(in_urgent=True)
         if self.raises_in(Trap.EVENT):
             return
-        self.take_event(self.acting)
+        self.take_event(*self.acting)
         self.acting = None
         self.record.acted += 1
         self.step(s.UrgentHandled())
@@ -282,6 +283,7 @@ class Process:
         if not isinstance(message, m.Registered):
             self.exit(f"refused: {message}")
             return
+        self.record.parts = tuple(part.name for part in message.parts)
         self.work.restore(message)
         self.input_begins_again = message.input_begins_again
         self.record.sent_up_at = self.world.now
@@ -294,7 +296,10 @@ class Process:
         )
         subtask = self.task.partition
         held, hold_events = message.held, message.hold_events
-        self.machine = SubtaskMachine(self.tid, subtask, limits, held, message.events_sent, hold_events=hold_events)
+        self.table = PartTable(message.parts)
+        self.machine = SubtaskMachine(
+            self.tid, subtask, limits, held, message.events_sent, hold_events=hold_events, table=self.table
+        )
         self.life = Life.RESTORING
         self.step(ConnectionAttached(0))
 
@@ -348,8 +353,8 @@ class Process:
             if random.random() < 0.3:
                 self.impatient.add(request_id)
         self.logs[key].sent.append(event)
-        self.work.submitted += 1
-        record.up_sent.append(payload)
+        self.work.submitted[""] += 1
+        record.up_sent[""].append(payload)
 
     def may_abandon(self) -> bool:
         """Whether the oldest request that it is impatient about was the last message of its key."""
@@ -372,29 +377,34 @@ class Process:
         self.world.figures.happen("a held request is taken back")
         del self.open_requests[request_id]
         self.logs[key].sent.pop()
-        self.work.submitted -= 1
-        self.record.up_sent.remove(payload)
+        self.work.submitted[""] -= 1
+        self.record.up_sent[""].remove(payload)
 
-    def send_of_part(self, event: PartEvent, *, in_snapshot: bool = False) -> None:
+    def index_of(self, name: str) -> int:
+        index = self.table.index(name)
+        assert index is not None, f"{name} of {self.table}"
+        return index
+
+    def send_of_part(self, name: str, event: Any, *, in_snapshot: bool = False) -> None:
         """Send an event of a part. ``GatewayFull``: there is no capacity."""
         try:
-            self.step(s.EventSubmitted(encode_event(event), in_snapshot, False))
+            self.step(s.EventSubmitted(encode_event(event), in_snapshot, False, self.index_of(name)))
         except GatewayFull:
             demand(not in_snapshot, f"H31: a part of task {self.tid} may not send inside its snapshot")
             raise
-        self.work.submitted += 1
-        self.record.up_sent.append(unpack(encode_event(event)))
+        self.work.submitted[name] += 1
+        self.record.up_sent[name].append(part_text(name, event))
 
-    def ask_of_part(self, request: PartEvent) -> int:
+    def ask_of_part(self, name: str, request: Any) -> int:
         """Send a request of a part, and return its id. ``GatewayFull``: there is no capacity."""
         request_id = len(self.record.requests)
-        self.step(s.RequestSubmitted(request_id, encode_event(request)))
-        text = unpack(encode_event(request))
+        self.step(s.RequestSubmitted(request_id, encode_event(request), self.index_of(name)))
+        text = part_text(name, request)
         self.record.requests[request_id] = text
         self.open_requests[request_id] = None
         self.record.unrecorded_answers = True
-        self.work.submitted += 1
-        self.record.up_sent.append(text)
+        self.work.submitted[name] += 1
+        self.record.up_sent[name].append(text)
         return request_id
 
     def hear_answer_to(self, effect: s.ResolveRequest) -> None:
@@ -426,8 +436,8 @@ class Process:
                 self.record.begin(self.handled)
                 if self.records is not None and self.world.inputs is not None:
                     self.world.inputs.check_begins(self.records, f"task {self.tid}")
-            case s.MailboxEvent(payload):
-                self.take_event(payload)
+            case s.MailboxEvent(payload, part):
+                self.take_event(payload, part)
             case s.MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
             case s.MailboxCompleted(checkpoint_id) | s.MailboxAborted(checkpoint_id):
@@ -436,12 +446,11 @@ class Process:
                 if self.parts is not None:
                     self.parts.hear_end(checkpoint_id, completed=completed)
 
-    def take_event(self, payload: bytes) -> None:
+    def take_event(self, payload: bytes, part: int) -> None:
         self.handled += 1
-        event = decode_event(payload)
-        if isinstance(event, PartEvent):
+        if part:
             assert self.parts is not None
-            self.parts.handle(event)
+            self.parts.handle(self.table.names[part], decode_event(payload))
             return
         target, _, rest = unpack(payload).partition("|")
         demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
@@ -527,14 +536,14 @@ class Process:
         self.exit("", flush=True)
 
     def exit(self, failure: str, *, flush: bool = False) -> None:
-        if self.parts is not None:
-            self.parts.close()
         self.die(flush=flush)
         self.world.exited(self.tid, failure)
 
     def die(self, *, flush: bool = False) -> None:
         """Die without a message, except for data already in the socket."""
         self.life = Life.GONE
+        if self.parts is not None:  # also if it was killed: the chain of stages must not outlive it in this process
+            self.parts.close()
         if self.connection is not None:
             self.connection.close_by_task(flush=flush)
             self.connection = None
@@ -562,8 +571,8 @@ class Process:
                 self.mailbox.append(effect.item)
             elif isinstance(effect, s.HandleUrgent):
                 self.world.figures.happen("an urgent event")
-                self.record.came_urgently(unpack(effect.payload))
-                self.urgent.append(effect.payload)
+                self.record.came_urgently(unpack(effect.payload, self.table.names[effect.part]))
+                self.urgent.append((effect.payload, effect.part))
             elif isinstance(effect, s.EndAttempt):
                 self.exit(f"ended: {effect.reason}")
                 return

@@ -3,7 +3,7 @@
 """Stages in a simulated application: a source, a transform and a sink, each with its own coordinator and state (H80).
 
 In some worlds, the operator is a chain. Its main part is the simulated coordinator with its work. Its stages feed each
-other in the tasks, in the real ``OperatorChain`` and ``Flow``, and each exchanges its own events and requests with its
+other in the tasks, in the real ``OperatorParts``, and each exchanges its own events and requests with its
 own coordinator. What is checked of the operator is also checked of each stage: the order of its coordinator's calls,
 and the invariant for its own events and its own state. In addition, each call reaches the stages in their order, and a
 snapshot has each record either in all stages or in none.
@@ -20,16 +20,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
 from protocol.attempts import FailureReason
-from protocol.chain import join_states, split_states
 from protocol.errors import GatewayFull
 from protocol.ids import ExecutionAttempt
+from protocol.parts import join_states, split_states
 from protocol.subtask import types as s
-from protocol.wire.extension_types import PartEvent
-from spark_bridge.subtask.chain import OperatorChain
+from protocol.wire import messages as m
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
+from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.flow import Flow
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.operator import SubtaskOperator
-from tests.simulation.application import EVENTS_MAX, STAGES, Application, unpack
+from spark_bridge.subtask.parts import OperatorParts
+from tests.simulation.application import EVENTS_MAX, OPERATOR, STAGES, Application, unpack
 from tests.simulation.checkers import CallbackOrder, demand
 from tests.simulation.coordinator import DEFERS, Books, Handle
 from tests.simulation.invariant import REQUEST, Log, merge, split_wire_form, wire_form
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.world import World
 
+UNUSED_KEY = Key(NO_IDENTITY, bytes(KEY_BYTES))  # there is no connection
 SHARE = 3
 """A stage's events are so many times fewer than those of the main part, as there are so many stages."""
 
@@ -412,11 +416,11 @@ class TaskStages:
         self.target = stage_target(process.work.target)
         self.asks = process.application.settings.requests > 0
         self.stages: list[Stage] = []
-        self.outbox: deque[tuple[Any, bool]] = deque()  # the task waits until these are sent; whether each is a request
+        self.outbox: deque[tuple[str, Any, bool]] = deque()  # until these are sent, the task waits: of whom, a request
         self.asked: dict[int, Stage] = {}
         kinds = dict(zip(STAGES, (Reading, Doubling, Keeping), strict=True))
-        self.chain = OperatorChain(
-            Flow(STAGES), {name: partial(self._made, kind, name) for name, kind in kinds.items()}
+        self.chain = OperatorParts(
+            None, {name: partial(self._made, kind, name) for name, kind in kinds.items()}, STAGES
         )
         self._outputs: Iterator[Any] | None = None
         self.worked = False
@@ -432,12 +436,16 @@ class TaskStages:
         )
 
     def open(self, states: list[dict[str, bytes]]) -> None:
-        joined = {index: join_states(b"", state, STAGES) for index, state in enumerate(states)}
-        state = self.chain.merge_states(joined) if len(joined) > 1 else joined.get(0)
-        self.chain.open(cast("SubtaskContext", TaskContext(self)), state)
+        tid, application = self.process.tid, self.process.application
+        joined = tuple(m.SubtaskState(index, join_states(b"", state, STAGES)) for index, state in enumerate(states))
+        begins_again = self.process.records is None or self.process.input_begins_again
+        registered = m.Registered(tid, 0, -1, joined, (), 0.0, 1, 1, (), input_begins_again=begins_again)
+        endpoint = TaskEndpoint("host", 1, UNUSED_KEY, OPERATOR, application.parallelism)
+        identity = TaskIdentity(tid, self.process.task.partition, 0, 0)
+        self.chain.open(cast("SubtaskChannel", TaskChannel(self)), endpoint, identity, registered)
 
-    def handle(self, event: PartEvent) -> None:
-        self.chain.handle_event(event)
+    def handle(self, name: str, event: Any) -> None:
+        self.chain._handle(s.MailboxEvent(encode_event(event), self.process.index_of(name)))
 
     def hear_answer(self, request_id: int, error: str, payload: bytes) -> None:
         stage = self.asked.pop(request_id)
@@ -445,19 +453,16 @@ class TaskStages:
             stage.hear_answer(unpack(payload))
 
     def hear_end(self, checkpoint_id: int, *, completed: bool) -> None:
-        if completed:
-            self.chain.notify_checkpoint_complete(checkpoint_id)
-        else:
-            self.chain.notify_checkpoint_aborted(checkpoint_id)
+        self.chain._handle(s.MailboxCompleted(checkpoint_id) if completed else s.MailboxAborted(checkpoint_id))
         heard = [stage.heard for stage in self.stages]
         demand(all(one == heard[0] for one in heard), f"H80: the stages of task {self.process.tid} hear {heard}")
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def send(self, event: Any, *, asks: bool) -> None:
+    def send(self, part: int, event: Any, *, asks: bool) -> None:
         """Send an event or a request of a stage, which handles what has come while it waits for capacity."""
         self.serve_mail()
-        self.outbox.append((event, asks))
+        self.outbox.append((self.process.table.names[part], event, asks))
         self.flush()
 
     @property
@@ -468,13 +473,12 @@ class TaskStages:
     def flush(self) -> None:
         """Send what waits for capacity, as far as there is any."""
         while self.outbox:
-            event, asks = self.outbox[0]
+            name, event, asks = self.outbox[0]
             try:
                 if asks:
-                    name = event.name if type(event) is PartEvent else STAGES[1]
-                    self.asked[self.process.ask_of_part(event)] = self.stages[STAGES.index(name)]
+                    self.asked[self.process.ask_of_part(name, event)] = self.stages[STAGES.index(name)]
                 else:
-                    self.process.send_of_part(event)
+                    self.process.send_of_part(name, event)
             except GatewayFull:
                 self.process.waits_for_capacity = True
                 return
@@ -488,7 +492,7 @@ class TaskStages:
     def pull(self) -> None:
         """Let the last stage produce its next output; the others run as far as that needs."""
         if self._outputs is None:
-            self._outputs = iter(self.chain.process(iter(())) or ())
+            self._outputs = self.chain.outputs(iter(()))
         try:
             next(self._outputs)
         except StopIteration:
@@ -529,20 +533,26 @@ class TaskStages:
                 check_whole_stage(name, stage.name, log.sent, log.received, self.process.work.target)
 
 
-class TaskContext:
-    """The ``SubtaskContext`` of the chain in a simulated task."""
+class TaskChannel:
+    """As much of a ``SubtaskChannel`` as the stages of a simulated task need. What arrives does not come through it."""
 
-    restored_requests: tuple[Any, ...] = ()
-    counters: Any = None
+    mailbox = ()
+    over = failure = None
+    on_urgent_thread = False
 
     def __init__(self, of: TaskStages) -> None:
         self._of = of
-        self.between_outputs = of.serve_mail
-        self.input_begins_again = of.process.records is None or of.process.input_begins_again
+        self.table = of.process.table
+        self.poll = of.serve_mail
+        self.at_barrier: Callable[[], None]
 
-    def send_event(self, event: Any) -> None:
-        self._of.send(event, asks=False)
+    def operator_opened(self, **_: Any) -> None:
+        """The process says it itself."""
 
-    def request(self, payload: Any, timeout_s: float) -> None:
+    def submit_event(self, payload: bytes, part: int) -> None:
+        self._of.send(part, decode_event(payload), asks=False)
+
+    def ask(self, payload: bytes, timeout_s: float, part: int) -> bytes:
         """The answer reaches the stage later: in this world, no stage waits for it."""
-        self._of.send(payload, asks=True)
+        self._of.send(part, decode_event(payload), asks=True)
+        return encode_event(None)

@@ -11,6 +11,8 @@ from random import Random, SystemRandom
 
 import pytest
 
+from spark_bridge.subtask import parts
+from tests.simulation.checkers import demand
 from tests.simulation.world import World, run_world
 
 WORLDS = 25
@@ -49,3 +51,25 @@ def test_a_seed_tells_the_same_story_twice() -> None:
     second.run()
     assert first.story == second.story
     assert first.totals() == second.totals()
+
+
+@pytest.mark.parametrize("broken_off", [False, True], ids=["to its end", "until it breaks a rule"])
+def test_no_chain_of_stages_outlives_its_world(broken_off: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its tasks ended by themselves, were killed, or lost their driver: other tests share the process."""
+    before = set(parts._open)
+    step, opened = World.step, set()
+
+    def watched(world: World) -> None:
+        step(world)
+        if set(parts._open) != before:
+            opened.add(world.seed)
+            demand(not broken_off, "it ends here")
+
+    monkeypatch.setattr(World, "step", watched)
+    first = SystemRandom().randrange(1_000_000_000)
+    print(f"seeds {first}..{first + 4}")
+    for seed in range(first, first + 5):
+        _, error = run_world(seed, chains=0.0, staged=1.0)
+        assert (error is not None) == (broken_off and seed in opened), error
+        assert set(parts._open) == before
+    assert opened

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 
-from protocol.chain import join_states, split_states
+from protocol.parts import join_states, split_states
 from protocol.wire.messages import Registered
 from tests.simulation.application import PARTS, Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
@@ -20,7 +21,8 @@ class Work:
     """``target``: how many events of each key are to be sent and received before the task may finish.
 
     ``expected`` are the events still to come at the start, ``submitted`` the events and requests of the subtask's whole
-    history (H32), ``loose`` the loss-tolerant events that came, ``items`` the outputs of the work queue for this input.
+    history, by part (H32, H150), ``loose`` the loss-tolerant events that came, ``items`` the outputs of the work queue
+    for this input.
     """
 
     task_attempt_id: int
@@ -30,7 +32,7 @@ class Work:
     record: AttemptRecord
     logs: dict[int, Log] = field(init=False)
     expected: int = 0
-    submitted: int = 0
+    submitted: Counter[str] = field(default_factory=Counter)  # by part
     loose: int = 0
     items: list[str] = field(default_factory=list)
     counted: int = 0  # items, of all inputs
@@ -59,11 +61,12 @@ class Work:
                 item for state, is_ours in zip(states, ours, strict=True) if is_ours for item in state["items"]
             ]
         self.expected = sum(self.target - len(log.received) for log in self.logs.values())
-        held = [unpack(event.payload) for event in message.held]
+        held = [message.parts[event.part].name for event in message.held]
         same = len(states) == 1 and states[0]["generation"] == self.application.generation
-        self.submitted = states[0]["submitted"] if same else len(held)
-        self.record.up_restored = self.submitted - len(held)
-        self.record.up_sent.extend(held)
+        self.submitted = Counter(states[0]["submitted"] if same else held)
+        self.record.up_restored = self.submitted - Counter(held)
+        for part, event in zip(held, message.held, strict=True):
+            self.record.up_sent[part].append(unpack(event.payload, part))
 
     def sendable(self) -> list[int]:
         """Return the keys that still have an event to send."""
@@ -76,7 +79,7 @@ class Work:
             "generation": self.application.generation,
             "submitted": self.submitted,
             "loose": self.loose,
-            "tail": self.record.up_sent[-TAIL:],
+            "tail": {part: sent[-TAIL:] for part, sent in self.record.up_sent.items()},
             "items": self.items,
             "counted": self.counted,
             "logs": {key: log.plain() for key, log in self.logs.items()},

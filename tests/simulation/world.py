@@ -289,6 +289,11 @@ class World:
         if process.life is not Life.GONE:
             process.die()
 
+    def end_tasks(self) -> None:
+        for process in self.living:
+            if process.life is not Life.GONE:
+                process.die()
+
     def exited(self, task_attempt_id: int, failure: str) -> None:
         self.tell(f"task {task_attempt_id} exits: {failure or 'well'}")
         self.engine.exited(task_attempt_id, failure)
@@ -322,6 +327,7 @@ class World:
                 for driver in (self.driver, self.successor):
                     if driver is not None:
                         driver.threads.die()
+                self.end_tasks()  # if a rule was broken, they still live
         return self.totals()
 
     def is_over(self) -> bool:
@@ -516,9 +522,7 @@ class World:
         """Kill the driver and its tasks. Another one starts from the storage, or from the named file (H52)."""
         self.tell("the driver dies")
         self.user_waits = self.asked_at_the_end = False
-        for process in self.living:
-            if process.life is not Life.GONE:
-                process.die()
+        self.end_tasks()
         if not self.engine.active:
             self.check_results()
         self.jobs_done += sum(self.engine.results.values())

@@ -462,7 +462,7 @@ async def test_an_event_to_a_source_that_has_not_begun_is_refused() -> None:
 
 
 async def test_a_checkpoint_of_another_source_is_refused_by_a_hybrid_source() -> None:
-    context: Any = None
+    context: SubtaskContext = SubtaskContext.__new__(SubtaskContext)
     reader = HybridSource(Past()).operator()
     with pytest.raises(LocalProtocolError, match="not made by a hybrid source"):
         reader.open(context, b"something")

@@ -42,6 +42,7 @@ from spark_bridge.sources.postgres.ranges import pack_ranges, unpack_ranges
 from spark_bridge.sources.postgres.task import PostgresReader, range_read_event
 from spark_bridge.storage import MemoryStorage, StorageSession
 from spark_bridge.streams.driver import StreamPlanner
+from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.hybrid import HybridReader
 from tests.sources.test_old_states import Reader, Taking, handed_out
 from tests.sources.test_split_reader import until_over
@@ -235,18 +236,18 @@ def test_a_report_of_the_backlog_does_not_have_all_ranges() -> None:
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_reader(count: int) -> None:  # H164
     """Its hand may be large: it has the splits of all subtasks if the parallelism was lowered to 1."""
-    reader, context = Reader(), SimpleNamespace()
+    reader, context = Reader(), SubtaskContext.__new__(SubtaskContext)
     reader.splits.extend([("file", number) for number in range(count)])
     state = reader.snapshot_state(1)
     with pytest.raises(EventEncodeError):
         encode_event(list(reader.splits))
     again = Reader()
-    again.open(context, Reader().merge_states({0: state, 1: Reader().snapshot_state(1), 2: b""}))  # type: ignore[arg-type]
+    again.open(context, Reader().merge_states({0: state, 1: Reader().snapshot_state(1), 2: b""}))
     assert again.splits == reader.splits
     hybrid = HybridReader([Reader])
     hybrid._readers[0].splits.extend(reader.splits)
     hybrid_again = HybridReader([Reader])
-    hybrid_again.open(context, hybrid.snapshot_state(1))  # type: ignore[arg-type]
+    hybrid_again.open(context, hybrid.snapshot_state(1))
     assert hybrid_again._readers[0].splits == reader.splits
 
 

@@ -28,6 +28,7 @@ from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEn
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
 from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
 from spark_bridge.streams.driver import _State
+from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.hybrid import HybridReader
 
 pytestmark = pytest.mark.anyio
@@ -127,7 +128,7 @@ def test_a_reader_continues_with_the_splits_of_an_old_state() -> None:  # H164
 
 def test_a_hybrid_reader_continues_with_the_splits_of_an_old_state() -> None:  # H164
     reader = HybridReader([Reader, Reader])
-    reader.open(SimpleNamespace(), golden("hybrid_reader"))  # type: ignore[arg-type]
+    reader.open(SubtaskContext.__new__(SubtaskContext), golden("hybrid_reader"))
     assert list(reader.splits) == [[0, "x"], SplitAt([1, "y"], 9)]
     assert [list(one.splits) for one in reader._readers] == [[], ["inner"]]
 

@@ -23,7 +23,7 @@ import anyio.to_thread
 from pyspark.sql import SparkSession
 
 import headgate
-from headgate import OperatorHandle, SidecarConfig
+from headgate import OperatorHandle, SidecarConfig, SidecarLimits
 from spark_bridge.driver.leaving import leave
 from tests.spark.actions import one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, start_spark
@@ -129,7 +129,7 @@ def end(how: str) -> None:
 def main(job: str, how: str) -> None:
     spark = start_spark(LOCAL)
     patience_s = 1000.0 if job == "the end of a run waits" else 2.0
-    sidecar = headgate.start(spark, SidecarConfig(shutdown_timeout_s=patience_s))
+    sidecar = headgate.start(spark, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=patience_s)))
     coordinator = Announcing(job)
     handle = sidecar.coordinate("op", coordinator, parallelism=1)
     start_job(spark, handle, coordinator, job)

@@ -24,7 +24,7 @@ import psycopg
 import pyarrow
 from pyspark.sql import SparkSession
 
-from headgate import NO_RESTART, CheckpointConfig, Sidecar, SidecarConfig
+from headgate import NO_RESTART, CheckpointConfig, Sidecar, SidecarConfig, StorageDetails, Watching
 from headgate.sinks import (
     DeltaSink,
     FileSink,
@@ -183,10 +183,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("INFO")
     config = SidecarConfig(
         storage="s3://kept/x",
-        storage_options=asked["store"],
-        status_port=0,
-        status_token=asked["status token"],
-        trace=str(folder / "trace.json"),
+        storage_details=StorageDetails(options=asked["store"]),
+        watching=Watching(status_port=0, status_token=asked["status token"], trace=str(folder / "trace.json")),
     )
     print(config)
     with Sidecar(spark, config) as sidecar:
@@ -194,7 +192,7 @@ def main() -> None:
         for name, fail in Failures(spark, sidecar, asked).all():
             attempt(name, fail)
             show(sidecar, asked["status token"])
-    denied = Sidecar(spark, replace(config, storage_options=asked["denying"]))
+    denied = Sidecar(spark, replace(config, storage_details=StorageDetails(options=asked["denying"])))
     attempt("storage, denied", denied.__enter__)
     spark.stop()
     print("--- the end")

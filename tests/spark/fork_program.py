@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from headgate import OperatorCoordinator, Sidecar, SidecarConfig, start
+from headgate import OperatorCoordinator, Sidecar, SidecarConfig, Watching, start
 from spark_bridge.driver import shipping
 
 
@@ -62,7 +62,7 @@ def main(how: str) -> None:
     stay, release = os.pipe()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = SparkSession.builder.master("local[2,2]").config("spark.ui.enabled", "false").getOrCreate()
-    with Sidecar(spark, SidecarConfig(status_port=0)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         job = sidecar.coordinate("q", Answering, parallelism=2)
         port = job.endpoint.port
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from examples import async_service
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, SidecarLimits
 from tests.spark.actions import one_task_each, what_the_user_reads
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
@@ -63,7 +63,7 @@ async def test_a_cancelled_run_fails_its_job_and_leaves_the_others(spark: SparkS
 
 
 async def test_an_action_on_the_loop_is_named_with_its_line_and_the_fix(spark: SparkSession) -> None:  # H122
-    config = SidecarConfig(connect_timeout_s=3.0)
+    config = SidecarConfig(limits=SidecarLimits(connect_timeout_s=3.0))
     with capture_logs() as logs:
         async with Sidecar(spark, config) as sidecar:
             handle = await sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)

@@ -21,9 +21,9 @@ from protocol.barrier_tracker import CheckpointConfig
 from protocol.restart import FixedDelay
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
+from spark_bridge.storage import CheckpointFile, CheckpointStorage, CheckpointUnreadable, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
 from tests.spark.actions import coordinated
 from tests.spark.counting import Counting, CountingCoordinator
@@ -269,7 +269,7 @@ def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tm
     assert [str(path) for path in savepoints.rglob("*")] == [file]
     second = CountingCoordinator()
     with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=file)
+        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=CheckpointFile(file))
         with running(action_of(spark, handle, 1, Counting)) as outcome:
             second.wait_for(ready(1))
             second.stop_all()
@@ -279,7 +279,9 @@ def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tm
 def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: SparkSession, tmp_path: Path) -> None:
     """H50, H51: the error names the file and the setting; the setting says how many older ones are kept."""
     coordinator = CountingCoordinator()
-    with Sidecar(spark, SidecarConfig(storage=tmp_path, retained_checkpoints=1)) as sidecar:
+    with Sidecar(
+        spark, SidecarConfig(storage=tmp_path, storage_details=StorageDetails(retained_checkpoints=1))
+    ) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
         with running(lambda: sidecar.run(action_of(spark, handle, 1, Counting))):
             coordinator.wait_for(ready(1))
@@ -292,7 +294,9 @@ def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: 
         with pytest.raises(CheckpointUnreadable, match=rf"{newest.name}.*allow_older_checkpoint=True"):
             sidecar.coordinate("op", CountingCoordinator(), parallelism=1, mode=STREAMING)
     restored = CountingCoordinator()
-    with Sidecar(spark, SidecarConfig(storage=tmp_path, allow_older_checkpoint=True)) as sidecar:
+    with Sidecar(
+        spark, SidecarConfig(storage=tmp_path, storage_details=StorageDetails(allow_older_checkpoint=True))
+    ) as sidecar:
         sidecar.coordinate("op", restored, parallelism=1, mode=STREAMING)
     assert str(ids[-1]) in older.name
     assert restored.story[0][:2] == ("reset_to_checkpoint", ids[-1])
@@ -395,7 +399,7 @@ async def test_cancelling_an_awaited_run_leaves_no_job_behind(spark: SparkSessio
             tasks.start_soon(partial(sidecar.run, action, restart=FixedDelay(restarts_max=None, delay_s=0)))
             await anyio.to_thread.run_sync(coordinator.wait_for, ready(1))
             tasks.cancel_scope.cancel()
-        await sidecar.settle()
+        await sidecar._operators.settle(120.0)
     assert len(coordinator.named("ready")) == 1
     assert ("run_ended", False) in coordinator.story
     assert "cancelled" in coordinator.reasons[0].text

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from actors.coordination import SubtaskGateway
+from protocol.gateway.types import GatewayLimits
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import coordinated
 from tests.spark.operators import Listening
@@ -22,6 +23,7 @@ from tests.spark.script import Script
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 LIMIT_S = 2.0
+HEARTBEATS = GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=LIMIT_S)
 
 
 class Freezing(Script):
@@ -35,7 +37,7 @@ class Freezing(Script):
 
 def test_stopped_process_is_found_and_its_task_runs_again(spark: SparkSession) -> None:  # H94
     script = Freezing({}, [])
-    with coordinated(spark, script, 2, heartbeat_interval_s=0.25, heartbeat_timeout_s=LIMIT_S) as job:
+    with coordinated(spark, script, 2, gateway=HEARTBEATS) as job:
         results = job.action(Listening)()
 
     assert [(subtask, attempt) for subtask, attempt, _ in results] == [(0, 1), (1, 0)]
@@ -68,7 +70,7 @@ class Computing(SubtaskOperator):
 
 def test_tasks_that_compute_are_left_alone(spark: SparkSession) -> None:  # H94
     script = Script({}, [])
-    with coordinated(spark, script, 2, heartbeat_interval_s=0.25, heartbeat_timeout_s=LIMIT_S) as job:
+    with coordinated(spark, script, 2, gateway=HEARTBEATS) as job:
         results = job.action(Computing)()
 
     assert results == [(0, 0), (1, 0)]

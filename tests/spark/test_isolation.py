@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from protocol.restart import FixedDelay
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import RestartsExhausted
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 
 PATIENCE_S = 60.0
 QUICKLY = FixedDelay(restarts_max=2, delay_s=0.0)
-IMPATIENT = SidecarConfig(settle_timeout_s=10.0)
+IMPATIENT = SidecarConfig(limits=SidecarLimits(settle_timeout_s=10.0))
 """With this limit, a wait for the neighbour's end fails soon, as ``NotSettled``."""
 
 ESCAPES: list[BaseException] = [

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from headgate.testing import RecordingCoordinator
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits, Watching
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import OutputNotCommitted, SidecarError
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
@@ -30,7 +30,9 @@ from tests.spark.leftovers import nothing_left
 
 pytestmark = pytest.mark.spark
 
-CONFIG = SidecarConfig(shutdown_timeout_s=2.0, settle_timeout_s=1000.0, method_report_s=0.5)
+CONFIG = SidecarConfig(
+    limits=SidecarLimits(shutdown_timeout_s=2.0, settle_timeout_s=1000.0), watching=Watching(method_report_s=0.5)
+)
 
 
 @pytest.fixture(autouse=True)

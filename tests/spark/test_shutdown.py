@@ -19,7 +19,7 @@ from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.driver import spark_driver
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from tests.spark.actions import Action, coordinated, one_task_each, what_the_user_reads
@@ -93,7 +93,7 @@ def test_the_methods_of_a_sidecar_that_is_not_entered_say_so(spark: SparkSession
 
 
 def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: SparkSession) -> None:
-    with coordinated(spark, Recorder(), config=SidecarConfig(connect_timeout_s=0.5)) as job:
+    with coordinated(spark, Recorder(), config=SidecarConfig(limits=SidecarLimits(connect_timeout_s=0.5))) as job:
         rdd = job.tasks()
     text = what_the_user_reads(rdd.collect)
     assert "cannot reach the sidecar" in text
@@ -222,7 +222,7 @@ def test_ctrl_c_while_a_coordinator_is_slow(spark: SparkSession, method: str) ->
     recorder = Interrupts(method)
 
     def body() -> None:
-        with Sidecar(spark, SidecarConfig(shutdown_timeout_s=1.0)) as sidecar:
+        with Sidecar(spark, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=1.0))) as sidecar:
             sidecar.coordinate("op", recorder, parallelism=1)
 
     with pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 import headgate
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, SidecarLimits
 from headgate.errors import OutputNotCommitted, SidecarError
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.driver import leaving, started
@@ -62,11 +62,13 @@ def replaced(logs: Any) -> list[Any]:
 
 
 def test_a_cell_that_is_run_again_gets_the_sidecar_that_runs(spark: SparkSession) -> None:  # H120
-    config = SidecarConfig(shutdown_timeout_s=5.0)
+    config = SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0))
     sidecar = headgate.start(spark, config)
     handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
     with capture_logs() as logs:
-        assert headgate.start(spark.sparkContext, SidecarConfig(shutdown_timeout_s=5.0)) is sidecar
+        assert (
+            headgate.start(spark.sparkContext, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0))) is sidecar
+        )
     assert replaced(logs) == []
     assert collect(spark, handle) == [(0, 0, [])]  # its operators are still there
 
@@ -91,7 +93,7 @@ def test_changed_settings_replace_the_sidecar_and_fail_its_jobs(spark: SparkSess
     action = Action(lambda: collect(spark, handle))
     coordinator.wait_for(lambda story: any(call[0] == "ready" for call in story))
     with capture_logs() as logs:
-        other = headgate.start(spark, SidecarConfig(shutdown_timeout_s=5.0))
+        other = headgate.start(spark, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0)))
     assert replaced(logs) == ["its settings have changed"]
     assert other is not sidecar
     assert coordinator.story[-1] == ("close",)
@@ -190,7 +192,7 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
         return outcome
 
     monkeypatch.setattr(started, "_started", started._Started())
-    config = SidecarConfig(shutdown_timeout_s=1000.0, settle_timeout_s=1000.0)
+    config = SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=1000.0, settle_timeout_s=1000.0))
     recorders = [WaitsAtTheEnd(), WaitsAtTheEnd()]
     for name, recorder in zip(("default", "another"), recorders, strict=True):
         handle = headgate.start(spark, config, name=name).coordinate("op", recorder, parallelism=1)

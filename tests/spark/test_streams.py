@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, StorageDetails
 from headgate.sources import FileSource
 from spark_bridge.storage import CheckpointStorage
 from tests.spark.cluster import ROOT
@@ -44,7 +44,9 @@ class Stream:
         self._spark = spark
         self._place = place
         self.folder = place / "in"
-        self.config = SidecarConfig(storage=plans or str(place / "plans"), storage_options=options)
+        self.config = SidecarConfig(
+            storage=plans or str(place / "plans"), storage_details=StorageDetails(options=options)
+        )
 
     def run(self, frame: DataFrame) -> int:
         """Read what there is, and return how many micro-batches it took."""

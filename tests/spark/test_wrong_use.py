@@ -28,7 +28,7 @@ from actors.coordination import (
     StaticSplitEnumerator,
     SubtaskGateway,
 )
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import Addresses, SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import CoordinatorStartError, SidecarError
 from spark_bridge.server.server import ServerStartError
@@ -442,7 +442,11 @@ def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out
     with socket.create_server(("127.0.0.1", 0)) as once_taken:
         nowhere = once_taken.getsockname()[1]
     recorder = Recorder()
-    with coordinated(spark, recorder, config=SidecarConfig(advertised_port=nowhere, connect_timeout_s=0.5)) as job:
+    with coordinated(
+        spark,
+        recorder,
+        config=SidecarConfig(addresses=Addresses(advertised_port=nowhere), limits=SidecarLimits(connect_timeout_s=0.5)),
+    ) as job:
         text = what_the_user_reads(job.tasks().collect)
     assert f"cannot reach the sidecar at 127.0.0.1:{nowhere}" in text
     assert "set advertised_host and advertised_port" in text

@@ -17,7 +17,7 @@ import pytest
 from actors.coordination import OperatorCoordinator
 from protocol.wire.keys import KeyRing
 from spark_bridge.certificates import certificate_digest
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.standalone.attached import AttachedSidecar
@@ -103,8 +103,8 @@ async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method
         with pytest.raises(SidecarError, match="this driver is no longer attached to the sidecar, which serves anoth"):
             await PlayedDriver(served.address).ask(method, argument)
         (runtime,), (coordinator,) = served.runtimes, served.coordinators
-        assert runtime.knows_action(ACTION)
-        assert not runtime.knows_action("another action")
+        assert runtime._actions.knows(ACTION)
+        assert not runtime._actions.knows("another action")
         assert await driver.ask("request", [HONEST, "from its own", 1.0, None]) == "from its own"
         assert coordinator.requests == ["from its own"]
 
@@ -170,7 +170,9 @@ async def test_a_separate_process_writes_savepoints_where_it_may(tmp_path: Path,
     given = None if roots is None else [here[name] for name in roots]
     allowed, refused = ("savepoints", "checkpoints") if roots else ("checkpoints", "savepoints")
     async with (
-        a_process(SidecarConfig(storage=here["checkpoints"], savepoint_roots=given)) as served,
+        a_process(
+            SidecarConfig(storage=here["checkpoints"], storage_details=StorageDetails(savepoint_roots=given))
+        ) as served,
         PlayedDriver(served.address) as driver,
     ):
         await driver.start_tasks()

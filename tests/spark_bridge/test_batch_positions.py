@@ -98,7 +98,12 @@ def test_an_invalid_label_is_not_a_position(label: str) -> None:
         (after(1), 3, None, ["after batch 1", "storage is older", "adopt=True"]),
         (within(1), 3, None, ["during batch 1", "adopt=True"]),
         (after(4, OTHER), 0, None, [OTHER, MINE, "checkpointLocation", "restore='none'", "adopt=True"]),
-        (after(5), 3, "/s/checkpoint-7.hgc", ["after batch 5", "restore='/s/checkpoint-7.hgc'", "after batch 2"]),
+        (
+            after(5),
+            3,
+            "/s/checkpoint-7.hgc",
+            ["after batch 5", "restore=CheckpointFile('/s/checkpoint-7.hgc')", "after batch 2"],
+        ),
         (after(5), 3, None, ["after batch 5", "no way back", "after batch 2"]),
         (within(5), 0, None, ["during batch 5", "restore='none'"]),
     ],

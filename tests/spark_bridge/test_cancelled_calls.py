@@ -31,11 +31,11 @@ from headgate.testing import running_operator
 from protocol.errors import HeadgateError
 from protocol.facts import ApplicationEnded, JobStarted
 from protocol.restart import FixedDelay
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.sources.source import Source
-from spark_bridge.storage import MemoryStorage, StorageError
+from spark_bridge.storage import CheckpointFile, MemoryStorage, StorageError
 from spark_bridge.subtask import SplitReader
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 
@@ -111,7 +111,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     before = others()
     with virtual_loop(VirtualClock()) as virtual:
         driver = SimulatedDriver()
-        runtime = SidecarRuntime(driver, SidecarConfig(stalled_report_s=3600.0))
+        runtime = SidecarRuntime(driver, SidecarConfig(watching=Watching(stalled_report_s=3600.0)))
         it = Bench(runtime, driver, virtual, folder)
         await it.do(runtime.__aenter__())
         try:
@@ -222,8 +222,8 @@ CASES = {
     "request": Case(lambda it: it.runtime.request("a", 1), coordinate, still_there),
     "status": Case(lambda it: it.runtime.status(), coordinate, still_there),
     "explain": Case(lambda it: it.runtime.explain(), coordinate, still_there),
-    "settle": Case(lambda it: it.runtime.settle(), coordinate, still_there),
-    "uncommitted_output": Case(lambda it: it.runtime.uncommitted_output(), coordinate, still_there),
+    "settle": Case(lambda it: it.runtime._operators.settle(120.0), coordinate, still_there),
+    "uncommitted_output": Case(lambda it: it.runtime._uncommitted_output(), coordinate, still_there),
     "trace": Case(trace, None, traced_no_more),
     "run": Case(lambda it: it.runtime.run(lambda: 1), coordinate, still_there),
 }
@@ -324,11 +324,11 @@ async def test_a_coordinator_does_nothing_before_the_storage_knows_where_it_star
         Living.restored.clear()
         with monkeypatch.context() as patch:
             patch.setattr(MemoryStorage, "start_from", fail)
-            for restore in (file, "none"):
+            for restore in (CheckpointFile(file), "none"):
                 with pytest.raises(StorageError, match="no space left"):
                     await coordinate(it, mode="streaming", restore=restore)
         assert Living.restored == []
-        await coordinate(it, mode="streaming", restore=file)
+        await coordinate(it, mode="streaming", restore=CheckpointFile(file))
         assert Living.restored == [b"state"]
 
 

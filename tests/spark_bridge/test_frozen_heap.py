@@ -16,7 +16,7 @@ from actors.coordination import OperatorStatistics
 from protocol.attempts import RunEnded, RunStarted
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver import runtime
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.frozen_heap import SUBTASKS_MIN, FrozenHeap
 from spark_bridge.driver.runtime import SidecarRuntime
 from tests.spark_bridge.simulated_driver import SimulatedDriver
@@ -75,7 +75,7 @@ async def test_a_sidecar_that_is_left_during_a_run_leaves_nothing_frozen(monkeyp
         return made[0]
 
     monkeypatch.setattr(runtime, "FrozenHeap", make)
-    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(freeze_heap=True)):
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(limits=SidecarLimits(freeze_heap=True))):
         made[0]._freeze()
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
@@ -83,7 +83,7 @@ async def test_a_sidecar_that_is_left_during_a_run_leaves_nothing_frozen(monkeyp
 
 async def test_a_program_that_wants_no_frozen_heap_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "FrozenHeap", lambda *given: pytest.fail("it was made"))
-    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(freeze_heap=False)):
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(limits=SidecarLimits(freeze_heap=False))):
         pass
 
 

@@ -9,7 +9,6 @@ left. The driver is simulated. ``test_cancelled_calls.py`` is the same for the c
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import signal
@@ -27,8 +26,10 @@ import headgate
 from protocol.restart import FixedDelay
 from spark_bridge.driver import sidecar as sidecar_module
 from spark_bridge.driver import started
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.sidecar import Sidecar
+from tests.spark.faults.waiting import wait_until
+from tests.spark_bridge.descriptors import check_that_all_are_closed, open_descriptors, opened_since
 from tests.spark_bridge.interrupting import Point, interrupted_at, python_handles_interrupts
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 from tests.spark_bridge.test_cancelled_calls import COLUMNS, Living, Numbers
@@ -50,7 +51,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.driver = SimulatedDriver()
-        self.sidecar = Sidecar(context_of(self.driver), SidecarConfig(stalled_report_s=3600.0))
+        self.sidecar = Sidecar(context_of(self.driver), SidecarConfig(watching=Watching(stalled_report_s=3600.0)))
         self.calls = 0
 
     def coordinate(self, **options: Any) -> None:
@@ -142,11 +143,6 @@ def threads_of_headgate() -> Counter[str]:
     return Counter(thread.name for thread in threading.enumerate() if thread.name.startswith("headgate"))
 
 
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 def join(name: str) -> None:
     for thread in threading.enumerate():
         if thread.name == name:
@@ -188,7 +184,7 @@ def test_call_interrupted_at_any_point_leaves_everything_as_before_or_as_after(
     with it.sidecar:
         it.source()  # the first one opens a port, which stays
         usable(it)
-        threads, files = threads_of_headgate(), descriptors()
+        threads, files = threads_of_headgate(), open_descriptors()
 
         def call(number: int) -> Point:
             if case.prepare is not None:
@@ -204,7 +200,34 @@ def test_call_interrupted_at_any_point_leaves_everything_as_before_or_as_after(
             return point
 
         points(call, many)
-        assert descriptors() <= files
+        check_that_all_are_closed(files)
+
+
+def test_a_write_that_an_interrupt_leaves_behind_closes_its_files_when_the_disk_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H160: the interrupt itself does not wait for the disk."""
+    it, answers, sync = Bench(tmp_path), threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert answers.wait(60)
+        sync(descriptor)
+
+    with it.sidecar:
+        streaming(it)
+        it.sidecar.savepoint("a", directory=str(tmp_path))
+        usual, files = set(tmp_path.iterdir()), open_descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", slow)
+            with pytest.raises(KeyboardInterrupt):
+                it.sidecar.savepoint("a", directory=str(tmp_path))
+            assert opened_since(files)
+            patch.setattr(os, "fsync", sync)
+            answers.set()
+        check_that_all_are_closed(files)
+        usable(it)
+    wait_until(lambda: set(tmp_path.iterdir()) == usual, "the unfinished file is deleted")
 
 
 def _left(it: Bench) -> None:
@@ -216,7 +239,7 @@ def _left(it: Bench) -> None:
 
 @every_point
 def test_entering_interrupted_at_any_point_leaves_nothing(many: int | None, tmp_path: Path) -> None:  # H160
-    threads, files = threads_of_headgate(), descriptors()
+    threads, files = threads_of_headgate(), open_descriptors()
 
     def call(number: int) -> Point:
         it = Bench(tmp_path)
@@ -235,7 +258,7 @@ def test_entering_interrupted_at_any_point_leaves_nothing(many: int | None, tmp_
         return point
 
     points(call, many)
-    assert descriptors() <= files
+    check_that_all_are_closed(files)
 
 
 def test_an_interrupt_that_is_held_back_until_the_sidecar_is_entered_leaves_it_again(tmp_path: Path) -> None:  # H160
@@ -254,7 +277,7 @@ def test_an_interrupt_that_is_held_back_until_the_sidecar_is_entered_leaves_it_a
 @every_point
 @pytest.mark.parametrize("how", ["leave", "stop"])
 def test_leaving_interrupted_at_any_point_is_complete(how: str, many: int | None, tmp_path: Path) -> None:  # H160
-    threads, files = threads_of_headgate(), descriptors()
+    threads, files = threads_of_headgate(), open_descriptors()
 
     def call(number: int) -> Point:
         it = Bench(tmp_path)
@@ -272,12 +295,12 @@ def test_leaving_interrupted_at_any_point_is_complete(how: str, many: int | None
         return point
 
     points(call, many)
-    assert descriptors() <= files
+    check_that_all_are_closed(files)
 
 
 @every_point
 def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | None, tmp_path: Path) -> None:  # H160
-    threads, files = threads_of_headgate(), descriptors()
+    threads, files = threads_of_headgate(), open_descriptors()
     context = context_of(SimulatedDriver())
 
     def call(number: int) -> Point:
@@ -293,7 +316,7 @@ def test_start_and_stop_interrupted_at_any_point_can_be_repeated(many: int | Non
         return point
 
     points(call, many)
-    assert descriptors() <= files
+    check_that_all_are_closed(files)
 
 
 def test_leaving_raises_what_could_not_be_closed() -> None:  # H160

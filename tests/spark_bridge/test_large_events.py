@@ -257,4 +257,4 @@ async def test_too_large_an_event_is_refused_at_both_ends_and_names_the_setting(
     async with a_world(event_bytes_max=2**20) as (world, _):
         assert await world.run(TooMuch()) == [pattern(2**20 - 5, 1)]
         assert len(at_task) == 2
-        assert all("exceeds the limit of 1048576: raise event_bytes_max of SidecarConfig" in text for text in at_task)
+        assert all("exceeds the limit of 1048576: raise event_bytes_max of SidecarLimits" in text for text in at_task)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from actors.coordination import OperatorCoordinator
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import OutputNotCommitted
 from tests.spark_bridge.simulated_driver import SimulatedDriver
@@ -57,7 +57,10 @@ async def leave(config: SidecarConfig, mode: Any, *, ran: bool) -> OutputNotComm
 async def test_an_operator_that_never_ran_has_no_output_to_commit(
     mode: str, settle_s: float, shutdown_s: float
 ) -> None:  # H71
-    config = SidecarConfig(stalled_report_s=3600.0, settle_timeout_s=settle_s, shutdown_timeout_s=shutdown_s)
+    config = SidecarConfig(
+        watching=Watching(stalled_report_s=3600.0),
+        limits=SidecarLimits(settle_timeout_s=settle_s, shutdown_timeout_s=shutdown_s),
+    )
     assert await leave(config, mode, ran=False) is None
     if mode == "streaming":
         assert "checkpoint_coordinator" in str(await leave(config, mode, ran=True))

@@ -94,7 +94,7 @@ async def test_the_first_batch_starts_from_the_state_before_the_query() -> None:
 
 async def test_an_older_query_is_refused_with_the_checkpoint_that_matches() -> None:
     async with a_world(*(f"batch {batch_id} of query-1: done" for batch_id in range(5))) as world:
-        with pytest.raises(BatchRefused, match=r"restore=\"checkpoint 2 of 'words' in memory\""):
+        with pytest.raises(BatchRefused, match=r"restore=CheckpointFile\(\"checkpoint 2 of 'words' in memory\"\)"):
             await world.run(2, adopt=True)
         with pytest.raises(BatchRefused, match=r"restore='none'"):
             await world.run(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.errors import SidecarError
 
@@ -47,7 +47,7 @@ def test_a_url_elsewhere_is_refused(directory: str) -> None:
 @pytest.mark.parametrize("roots", ["/data", Path("/data")])
 def test_one_directory_in_place_of_a_list_is_refused(roots: Any) -> None:
     with pytest.raises(TypeError, match=r"savepoint_roots must be a list .*, not .*/data"):
-        SidecarConfig(savepoint_roots=roots)
+        SidecarConfig(storage_details=StorageDetails(savepoint_roots=roots))
 
 
 def test_without_roots_nothing_is_allowed() -> None:

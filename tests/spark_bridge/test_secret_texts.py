@@ -32,7 +32,7 @@ import headgate
 import headgate.sinks
 import headgate.sources
 from actors.logs import get_logger
-from headgate import CheckpointStorage, SidecarConfig, TlsCertificate
+from headgate import CheckpointFile, CheckpointStorage, SidecarConfig, StorageDetails, TlsCertificate, Watching
 from headgate.sinks import (
     DeltaSink,
     FileSink,
@@ -139,7 +139,7 @@ def of_options(url: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]
     yield lambda: SinkWriter(url, name="out", subtask=0, attempt=0, options=options)
     yield lambda: SinkCommitter(url, name="out", options=options)
     yield lambda: CheckpointStorage(url, options=options)
-    yield lambda: SidecarConfig(storage=url, storage_options=options)
+    yield lambda: SidecarConfig(storage=url, storage_details=StorageDetails(options=options))
     if url.startswith("s3:"):
         return  # the client would look for credentials in the network
     yield from uses(
@@ -191,9 +191,9 @@ def others(secret: str) -> Iterator[Callable[[], Any]]:
     yield lambda: IcebergSink(wrong, "n.t", "/x", SCHEMA)
     yield lambda: TlsCertificate("c", "k", wrong)
     yield lambda: TlsCertificate("c", "k", secret)
-    yield lambda: SidecarConfig(status_token=wrong)
-    yield lambda: SidecarConfig(status_token=f"{secret}x" * 4, status_port=1)
-    yield lambda: SidecarConfig(storage_options=wrong)
+    yield lambda: SidecarConfig(watching=Watching(status_token=wrong))
+    yield lambda: SidecarConfig(watching=Watching(status_token=f"{secret}x" * 4, status_port=1))
+    yield lambda: SidecarConfig(storage_details=StorageDetails(options=wrong))
 
 
 def kafka_client(source: KafkaSource) -> Iterator[Callable[[], Any]]:
@@ -419,14 +419,15 @@ def test_a_url_with_a_token_in_its_query_is_refused_and_not_shown(word: str, bef
 
 OF_A_URL: dict[tuple[str, str], Callable[[str], Any]] = {
     ("CheckpointStorage", "url"): CheckpointStorage,
+    ("CheckpointFile", "url"): CheckpointFile,
     ("DeltaSink", "url"): lambda url: DeltaSink(url, SCHEMA),
     ("FileSink", "url"): FileSink,
     ("FileSinkCoordinator", "url"): headgate.sinks.FileSinkCoordinator,
     ("FileSinkOperator", "url"): lambda url: headgate.sinks.FileSinkOperator(url, name="out"),
     ("FileSource", "url"): FileSource,
     ("IcebergSink", "location"): lambda url: IcebergSink({"type": "sql"}, "n.t", url, SCHEMA),
-    ("SidecarConfig", "savepoint_roots"): lambda url: SidecarConfig(savepoint_roots=[url]),
     ("SidecarConfig", "storage"): lambda url: SidecarConfig(storage=url),
+    ("StorageDetails", "savepoint_roots"): lambda url: StorageDetails(savepoint_roots=[url]),
     ("SinkCommitter", "url"): lambda url: SinkCommitter(url, name="out"),
     ("SinkWriter", "url"): lambda url: SinkWriter(url, name="out", subtask=0, attempt=0),
 }
@@ -454,7 +455,7 @@ def test_a_command_says_no_password() -> None:
         [sys.executable, "-m", "headgate", "checkpoints", url], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "give it in storage_options" in done.stderr
+    assert "give it in options" in done.stderr
     assert marks_in(done.stdout + done.stderr) == []
 
 
@@ -470,11 +471,11 @@ COVERED = {
     ("KafkaSource", "config"),
     ("PostgresSink", "conninfo"),
     ("PostgresSource", "conninfo"),
-    ("SidecarConfig", "status_token"),
-    ("SidecarConfig", "storage_options"),
     ("SinkCommitter", "options"),
     ("SinkWriter", "options"),
+    ("StorageDetails", "options"),
     ("TlsCertificate", "password"),
+    ("Watching", "status_token"),
 }
 
 

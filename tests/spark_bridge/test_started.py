@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from spark_bridge.driver import started
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.environment import is_remote
 from spark_bridge.errors import SidecarError
 
@@ -71,7 +71,9 @@ def test_a_cell_that_runs_again_gets_the_sidecar_that_runs(made: list[Stopping])
 @pytest.mark.parametrize("what", ["settings", "context"])
 def test_other_settings_or_another_context_replace_it_and_the_log_says_so(what: str, made: list[Stopping]) -> None:
     first = started.start(CONTEXT)
-    config = SidecarConfig(shutdown_timeout_s=7.0 if what == "settings" else SidecarConfig().shutdown_timeout_s)
+    config = SidecarConfig(
+        limits=SidecarLimits(shutdown_timeout_s=7.0 if what == "settings" else SidecarLimits().shutdown_timeout_s)
+    )
     with structlog.testing.capture_logs() as logs:
         second = started.start(CONTEXT if what == "settings" else Context(), config)
     assert second is not first

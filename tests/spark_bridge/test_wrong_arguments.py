@@ -10,24 +10,45 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from actors.coordination import OperatorConfig
-from headgate import CheckpointConfig, FixedDelay, GatewayLimits, LedgerConfig, Sidecar, SidecarConfig, SidecarRuntime
+from headgate import (
+    Addresses,
+    CheckpointConfig,
+    CheckpointFile,
+    FixedDelay,
+    GatewayLimits,
+    LedgerConfig,
+    OperatorCoordinator,
+    Sidecar,
+    SidecarConfig,
+    SidecarLimits,
+    SidecarRuntime,
+    StorageDetails,
+    Watching,
+)
+from headgate.errors import CoordinatorStartError
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
-from spark_bridge.driver import runtime
+from spark_bridge.driver import config
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
-from spark_bridge.subtask.chain import OperatorChain
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.parts import OperatorParts
 from tests.conformance.application import application
+from tests.spark_bridge.simulated_driver import SimulatedDriver
 from tests.spark_bridge.test_restarts import Runs
 
 
@@ -79,28 +100,45 @@ def test_an_action_in_place_of_its_function_is_refused_with_an_example() -> None
 
 @pytest.mark.parametrize("setting", ["heartbeat_interval_s", "heartbeat_timeout_s"])
 def test_heartbeats_are_set_in_one_place(setting: str) -> None:
-    given = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=20.0)
-    times = (
-        {"interval_s": 0.25, "timeout_s": None}
-        if setting == "heartbeat_interval_s"
-        else {"interval_s": None, "timeout_s": 9.0}
-    )
-    with pytest.raises(ValueError, match=r"gateway must be without heartbeats .*heartbeat_interval_s=0\.5"):
-        runtime.with_heartbeats(given, GatewayLimits(), **times)
+    """``Sidecar.coordinate`` is the same call, on the sidecar's loop."""
+    with pytest.raises(
+        TypeError, match=rf"^coordinate\(\) takes {setting} in another place.*GatewayLimits\({setting}="
+    ):
+        cast("Any", SidecarRuntime).coordinate(None, "words", parallelism=1, gateway=GatewayLimits(), **{setting: 9.0})
 
 
-def test_a_timeout_of_heartbeats_alone_is_refused_unless_the_sidecar_has_an_interval() -> None:
-    with pytest.raises(ValueError, match=r"heartbeat_interval_s must be given with heartbeat_timeout_s=9\.0"):
-        runtime.with_heartbeats(None, GatewayLimits(), None, 9.0)
-    limits = runtime.with_heartbeats(None, GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0), None, 9.0)
-    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s) == (2.0, 9.0)
+@pytest.mark.parametrize("timeout_s", [1.0, 9.0])
+def test_a_timeout_of_heartbeats_alone_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match=rf"heartbeat_interval_s must be given with heartbeat_timeout_s={timeout_s}"):
+        GatewayLimits(heartbeat_timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="heartbeat_interval_s must be given with"):
+        replace(GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=timeout_s), heartbeat_interval_s=None)
 
 
-def test_heartbeats_of_an_operator_replace_those_of_the_sidecar_and_keep_its_other_limits() -> None:
-    default = GatewayLimits(heartbeat_interval_s=2.0, heartbeat_timeout_s=5.0, events_max=7)
-    assert runtime.with_heartbeats(None, default, None, None) is default
-    limits = runtime.with_heartbeats(GatewayLimits(events_max=9), default, 0.25, 1.0)
-    assert (limits.heartbeat_interval_s, limits.heartbeat_timeout_s, limits.events_max) == (0.25, 1.0, 9)
+def test_an_interval_of_heartbeats_alone_has_a_timeout_of_a_second() -> None:
+    assert GatewayLimits(heartbeat_interval_s=0.5) == GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=1.0)
+    with pytest.raises(ValueError, match=r"at most half of heartbeat_timeout_s \(1\.0\), not 0\.6"):
+        GatewayLimits(heartbeat_interval_s=0.6)
+
+
+async def test_an_operator_has_the_limits_that_it_is_given_or_those_of_the_sidecar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With each of them, every field: two places that both set one of them would differ from both."""
+    own = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=20.0, events_max=7)
+    of_all = GatewayLimits(heartbeat_interval_s=0.25, heartbeat_timeout_s=2.0, events_max=9)
+    seen: dict[str, GatewayLimits] = {}
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(gateway=of_all)) as runtime:
+        add = runtime._operators.add
+
+        async def noting(config: OperatorConfig, *given: Any) -> Any:
+            seen[config.operator_id] = config.gateway
+            return await add(config, *given)
+
+        monkeypatch.setattr(runtime._operators, "add", noting)
+        await runtime.coordinate("own", parallelism=1, gateway=own)
+        await runtime.coordinate("all", parallelism=1)
+    assert seen == {"own": own, "all": of_all}
 
 
 class Words(SubtaskOperator):
@@ -122,7 +160,7 @@ def test_a_process_beside_ready_made_parts_is_named_by_its_own_class() -> None:
             return 5
 
     with pytest.raises(TypeError, match=r"^Five\.process must return an iterable"):
-        OperatorChain(Five(), {}).process(iter([]))
+        OperatorParts(Five, {})._fed(iter([]))
 
 
 async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:
@@ -149,7 +187,7 @@ async def test_a_coordinator_that_asks_itself_is_told_so_immediately() -> None:
 
 def test_a_method_of_the_sidecar_on_its_own_loop_is_refused_with_a_way_out() -> None:
     class Here:
-        thread_id = threading.get_ident()
+        _thread_id = threading.get_ident()
 
     sidecar = object.__new__(Sidecar)
     sidecar._calls, sidecar._runtime = cast("Any", object()), cast("Any", Here())
@@ -194,7 +232,11 @@ def test_the_name_of_an_operator_is_refused_where_it_is_given(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "settings", [SidecarConfig, CheckpointConfig, GatewayLimits, LedgerConfig, WireLimits, ServerConfig]
+    "settings",
+    [
+        *(SidecarConfig, Addresses, StorageDetails, Watching, SidecarLimits),
+        *(CheckpointConfig, GatewayLimits, LedgerConfig, WireLimits, ServerConfig),
+    ],
 )
 def test_no_setting_accepts_what_is_not_a_finite_number(settings: Any) -> None:
     """Also those of settings that users do not see."""
@@ -203,8 +245,100 @@ def test_no_setting_accepts_what_is_not_a_finite_number(settings: Any) -> None:
         for name, one in settings.__dataclass_fields__.items()
         if one.init and any(kind in str(one.type).split(" | ") for kind in ("int", "float"))
     ]
-    assert len(names) > 4
+    assert names
     for name in names:
         for value in (math.nan, math.inf, -1, 10**400, "5", True):
             with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
                 settings(**{name: value})
+
+
+FORMER = {
+    "bind_host": "host=...",
+    "advertised_host": "addresses=Addresses(advertised_host=...)",
+    "storage_options": "storage_details=StorageDetails(options=...)",
+    "savepoint_roots": "storage_details=StorageDetails(savepoint_roots=...)",
+    "status_token": "watching=Watching(status_token=...)",
+    "settle_timeout_s": "limits=SidecarLimits(settle_timeout_s=...)",
+    "freeze_heap": "limits=SidecarLimits(freeze_heap=...)",
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_former_argument_of_the_settings_is_refused_with_its_place_in_a_group(name: str) -> None:
+    place = re.escape(f"{name} is now {FORMER[name]}")
+    for make in (SidecarConfig, partial(replace, SidecarConfig())):
+        with pytest.raises(TypeError, match=rf"^SidecarConfig\(\) takes {name} in another place: {place}$"):
+            cast("Any", make)(**{name: "a-secret-text"})
+
+
+def test_one_error_names_the_places_of_all_former_arguments() -> None:
+    with pytest.raises(TypeError, match=f"takes {', '.join(FORMER)} in another place: ") as refused:
+        cast("Any", SidecarConfig)(**dict.fromkeys(FORMER), port=1)
+    assert all(f"{name} is now {place}" in str(refused.value) for name, place in FORMER.items())
+
+
+def test_every_field_of_a_group_is_refused_outside_of_it() -> None:
+    """The groups are the registry of the places, so a new field has one."""
+    flat = {one.name for one in fields(SidecarConfig)}
+    for group, kind in config._GROUPS.items():
+        assert type(getattr(SidecarConfig(), group)) is kind
+        for one in fields(kind):
+            assert one.name not in flat
+            if one.name != "options":
+                with pytest.raises(TypeError, match=rf"is now {group}={kind.__name__}\({one.name}=\.\.\.\)$"):
+                    cast("Any", SidecarConfig)(**{one.name: None})
+
+
+RESTORES = ["newest", "", "checkpoint-7.hgc", "/s/checkpoint-7.hgc", "s3://bucket/x.hgc", 7, b"latest", True]
+
+
+@pytest.mark.parametrize("restore", RESTORES)
+def test_a_text_that_is_not_a_mode_of_restoring_is_refused_with_the_ways_to_name_a_file(restore: Any) -> None:
+    text = r"^restore must be 'latest', 'none', a Path\(\.\.\.\), or CheckpointFile\(PATH_OR_URL\)"
+    with pytest.raises((TypeError, ValueError), match=text):
+        cast("Any", SidecarRuntime).coordinate(None, "words", parallelism=1, restore=restore)
+
+
+@pytest.mark.parametrize("wrong", ["", None, 7, "a\x00b", "s3://me:geheim123@bucket/x.hgc"])
+def test_a_file_to_start_from_is_a_path_or_a_url(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^url must (be|not have)") as refused:
+        CheckpointFile(wrong)
+    assert "geheim123" not in str(refused.value)
+
+
+async def test_a_file_named_like_a_mode_can_be_restored(tmp_path: Path) -> None:
+    """The word in place of the file starts from the newest checkpoint, so a path is never a word."""
+    starts: list[int] = []
+
+    class Counting(OperatorCoordinator):
+        async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+            starts.append(checkpoint_id)
+
+        async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+            return b"state"
+
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(storage=tmp_path / "kept")) as runtime:
+        await runtime.coordinate("words", Counting, parallelism=1, mode="streaming")
+        os.rename(await runtime.savepoint("words", directory=str(tmp_path)), tmp_path / "none")
+        newest = await runtime.checkpoint("words")
+        starts.clear()
+        for restore in (tmp_path / "none", CheckpointFile(tmp_path / "none"), CheckpointFile(str(tmp_path / "none"))):
+            again = partial(runtime.coordinate, "words", Counting, parallelism=1, mode="streaming", replace=True)
+            await again(restore=restore)
+        assert len(set(starts)) == 1
+        assert starts[0] < newest
+
+
+async def test_a_start_that_takes_too_long_fails_and_the_name_is_free_again() -> None:
+    """``start_timeout_s``; the coordinator is cut off where it waits."""
+
+    class Waiting(OperatorCoordinator):
+        async def start(self, context: Any) -> None:
+            await anyio.sleep_forever()
+
+    limits = SidecarLimits(start_timeout_s=0.05, shutdown_timeout_s=0.1)
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(limits=limits)) as runtime:
+        with pytest.raises(CoordinatorStartError, match="coordinator of operator 'words' failed in start") as late:
+            await runtime.coordinate("words", Waiting, parallelism=1)
+        assert "start_timeout_s" in str(late.value)
+        await runtime.coordinate("words", OperatorCoordinator, parallelism=1)

@@ -35,7 +35,6 @@ class HostAlone:
     """Has a ``context``, with which code lives that has no operator. Make it on the event loop, and close it there."""
 
     checkpoints_in_doubt: frozenset[int] = frozenset()
-    handles_restored = False
     input_begins_again = True
 
     def __init__(
@@ -56,11 +55,13 @@ class HostAlone:
         self._timers: list[tuple[float, Callable[[], Awaitable[None]]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
-        restored: Callable[[], bool] = lambda: self.handles_restored  # noqa: E731
-        self.gateways = GatewayTable(parallelism, self._due.append, lambda: False, DEFAULT_LIMITS, restored)
+        self.gateways = GatewayTable(parallelism, self._due.append, lambda: False, DEFAULT_LIMITS, lambda: False)
         self._incarnation = Incarnation(Sender("", 0), 1)
         self._incarnation.begun.set()
         self.context = Context(self, self._incarnation, self.store, log)
+
+    def handles_restored(self, part: Sender) -> bool:
+        return False
 
     def events_taken(self, part: Sender, subtask: int) -> int:
         return 0

@@ -55,8 +55,7 @@ class Host(Protocol):
     @property
     def checkpoints_in_doubt(self) -> frozenset[int]: ...
 
-    @property
-    def handles_restored(self) -> bool: ...
+    def handles_restored(self, part: Sender) -> bool: ...
 
     @property
     def input_begins_again(self) -> bool: ...
@@ -104,7 +103,7 @@ class Context:
 
     @property
     def handles_restored(self) -> bool:
-        return self._host.handles_restored
+        return self._host.handles_restored(self._incarnation.part)
 
     @property
     def input_begins_again(self) -> bool:

@@ -2,8 +2,8 @@
 
 """A coordinator's gateway to one attempt, and the bound on the events that it may send (H27).
 
-All parts of an operator send to an attempt through the same ``AttemptSends``, so they share one bound. A ``Gateway`` is
-the sight that one incarnation of one part has of it.
+All parts of an operator send to an attempt through the same ``AttemptSends``, in which each has its own bound (H150).
+A ``Gateway`` is the sight that one incarnation of one part has of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
 from protocol.wire.codec import WireLimits, encode_event
-from protocol.wire.extension_types import PartEvent
 
-__all__ = ["AttemptSends", "Gateway", "SendBudget", "SendEvent", "encoded"]
+__all__ = ["AttemptSends", "Gateway", "SendBudget", "SendEvent"]
 
 log = CountedLog(get_logger("headgate.coordinator"))
 
@@ -38,21 +37,17 @@ class SendEvent:
     loss_tolerant: bool
     confirmation: Confirmation
     urgent: bool = False
-
-
-def encoded(part: Sender, event: Any, limits: WireLimits) -> bytes:
-    """The payload of an event that a part sends. Nothing else here knows how an event names its part."""
-    return encode_event(PartEvent(part.name, event) if part.name else event, limits)
+    part: int = 0
 
 
 class SendBudget:
-    """Bounds the accepted and unsettled events of one gateway, in number and bytes (H27). Waiters keep their order.
+    """Bounds one part's accepted and unsettled events at one gateway, in number and bytes (H27). Waiters keep order.
 
     A coordinator can wait, or be refused, only here: before its event enters the gateway's mailbox. Events that the
     gateway holds back count, and so do those that wait for a confirmation.
     """
 
-    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "handed_over", "over")
+    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "over")
 
     def __init__(self, events_max: int, bytes_max: int) -> None:
         self._events_max = events_max
@@ -60,7 +55,6 @@ class SendBudget:
         self._waiters: list[asyncio.Future[None]] = []
         self.events = 0
         self.bytes = 0
-        self.handed_over: list[Confirmation] = []  # not yet handled by the gateway, in mailbox order
         self.over: AttemptOver | None = None  # set as soon as the attempt is over, so that sends fail immediately (H14)
 
     def end(self, error: AttemptOver) -> None:
@@ -125,37 +119,59 @@ class SendBudget:
 class AttemptSends:
     """What the parts of an operator send to one attempt. Loop only.
 
-    ``submit`` passes an event to the gateway's actor. ``clock`` returns the time that a confirmation begins with.
+    ``submit`` passes an event to the gateway's actor. ``bounds``: how many events, and how many bytes, each part may
+    have unsettled. ``clock`` returns the time that a confirmation begins with.
     """
 
-    __slots__ = ("_clock", "_submit", "attempt", "budget", "limits", "thread")
+    __slots__ = ("_bounds", "_budgets", "_clock", "_submit", "attempt", "handed_over", "limits", "over", "thread")
 
     def __init__(
         self,
         attempt: ExecutionAttempt,
         submit: Callable[[SendEvent], None],
-        budget: SendBudget,
+        bounds: tuple[int, int],
         clock: Callable[[], float],
         limits: WireLimits,
     ) -> None:
         self.attempt = attempt
-        self.budget = budget
         self.limits = limits
+        self.handed_over: list[Confirmation] = []  # not yet handled by the gateway, in mailbox order
+        self.over: AttemptOver | None = None
+        self._bounds = bounds
+        self._budgets: dict[int, SendBudget] = {}  # of the parts that have sent something, by index
         self.thread = threading.get_ident()
         self._submit = submit
         self._clock = clock
+
+    def budget(self, part: int) -> SendBudget:
+        """The bound of the part with this index."""
+        budget = self._budgets.get(part)
+        if budget is None:
+            budget = self._budgets[part] = SendBudget(*self._bounds)
+            budget.over = self.over
+        return budget
+
+    def end(self, error: AttemptOver) -> None:
+        """The attempt is over: wake everything that waits for capacity."""
+        self.over = self.over or error
+        for budget in self._budgets.values():
+            budget.end(self.over)
+
+    def give_back(self, confirmation: Confirmation) -> None:
+        """The event is settled, or will not be sent."""
+        self._budgets[confirmation.part].give_back(confirmation.size)
 
     def try_send(self, by: Incarnation, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation | None:
         """Send an encoded event, or return None if there is no capacity for it. ``refused`` if ``by`` was replaced."""
         if not by.may_act():
             return self.refused()
-        if not self.budget.try_take(len(payload)):
+        if not self.budget(by.part.index).try_take(len(payload)):
             return None
         return self._accept(by.part, payload, loss_tolerant, urgent)
 
     async def send(self, by: Incarnation, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
         """The same after waiting for capacity. If ``by`` is replaced meanwhile, nothing is sent."""
-        if not await by.guard(partial(self.budget.take, len(payload))):
+        if not await by.guard(partial(self.budget(by.part.index).take, len(payload))):
             return self.refused()
         return self._accept(by.part, payload, loss_tolerant, urgent)
 
@@ -166,8 +182,8 @@ class AttemptSends:
         return confirmation
 
     def _accept(self, part: Sender, payload: bytes, loss_tolerant: bool, urgent: bool) -> Confirmation:
-        confirmation = Confirmation(len(payload), self._clock())
-        send = SendEvent(payload, loss_tolerant, confirmation, urgent)
+        confirmation = Confirmation(len(payload), self._clock(), part.index)
+        send = SendEvent(payload, loss_tolerant, confirmation, urgent, part.index)
         if part.held is None:  # ``part.submit`` would do, but every event passes here, and hardly any is held
             self._hand_over(send)
         else:
@@ -175,12 +191,12 @@ class AttemptSends:
         return confirmation
 
     def _hand_over(self, send: SendEvent) -> None:
-        confirmation, budget = send.confirmation, self.budget
-        if budget.over is not None:
-            budget.give_back(confirmation.size)
-            confirmation.settle(budget.over)
+        confirmation = send.confirmation
+        if self.over is not None:
+            self.give_back(confirmation)
+            confirmation.settle(self.over)
             return
-        budget.handed_over.append(confirmation)
+        self.handed_over.append(confirmation)
         self._submit(send)
 
 
@@ -206,11 +222,11 @@ class Gateway:
 
     @property
     def events_pending(self) -> int:
-        return self._sends.budget.events
+        return self._sends.budget(self._by.part.index).events
 
     @property
     def bytes_pending(self) -> int:
-        return self._sends.budget.bytes
+        return self._sends.budget(self._by.part.index).bytes
 
     def send_event(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
@@ -221,14 +237,14 @@ class Gateway:
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: _AwaitCheck) -> Confirmation:
         check.begun = True
         by, sends = self._by, self._sends
-        payload = encoded(by.part, event, sends.limits)
+        payload = encode_event(event, sends.limits)
         sent = sends.try_send(by, payload, loss_tolerant, urgent)
         return sent or await sends.send(by, payload, loss_tolerant, urgent)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         self._check_thread()
         by, sends = self._by, self._sends
-        sent = sends.try_send(by, encoded(by.part, event, sends.limits), loss_tolerant, urgent)
+        sent = sends.try_send(by, encode_event(event, sends.limits), loss_tolerant, urgent)
         if sent is None:
             raise GatewayFull(
                 f"{self.attempt}: {self.events_pending} events ({self.bytes_pending} bytes) are unconfirmed; "

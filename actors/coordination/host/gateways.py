@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.host.gateway import AttemptSends, Gateway, encoded
+from actors.coordination.host.gateway import AttemptSends, Gateway
 from actors.coordination.host.incarnation import Incarnation
 from actors.coordination.subtask_gateway import SubtaskGateway
 from protocol.arguments import checked
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import WireLimits
+from protocol.wire.codec import WireLimits, encode_event
 
 __all__ = ["GatewayTable", "LiveGateways"]
 
@@ -176,13 +176,13 @@ class LiveGateways:
 
         Args:
             subtask: the index of the subtask.
-            event: any value that msgpack can carry. Tuples arrive as lists.
+            event: a value of a type that events can have, as for ``SubtaskGateway.send_event``.
             attempt: the number of the attempt to send it to, if it is there; None for all of the subtask's attempts.
             loss_tolerant: as for ``SubtaskGateway.send_event``.
             urgent: likewise.
 
         Raises:
-            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
             ValueError: there is no such subtask.
         """
@@ -200,7 +200,7 @@ class LiveGateways:
         The confirmations are in the order of iteration.
 
         Raises:
-            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
         return await self._send(event, self._all(), loss_tolerant, urgent)
@@ -214,7 +214,7 @@ class LiveGateways:
         """
         payload, to = self._encode(event), self._all()
         for sends in to:
-            if not sends.budget.lets_in(len(payload)):
+            if not sends.budget(self._by.part.index).lets_in(len(payload)):
                 raise GatewayFull(
                     f"{sends.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
                     "to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
@@ -261,7 +261,7 @@ class LiveGateways:
 
     def _encode(self, event: Any) -> bytes:
         self._check_thread()
-        return encoded(self._by.part, event, self._table.limits)
+        return encode_event(event, self._table.limits)
 
     def _all(self) -> list[AttemptSends]:
         return self._table.all() if self._by.may_act() else []

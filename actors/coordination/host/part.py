@@ -46,6 +46,8 @@ from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
 from actors.exits import contained
 from protocol.errors import LocalProtocolError
+from protocol.parts import PartTable
+from protocol.wire.messages import OperatorPart
 
 __all__ = ["Part", "Parts", "parts_of"]
 
@@ -92,14 +94,16 @@ class _Life(Incarnation):
 class Part(Sender):
     """One part of an operator, for the life of the operator. Loop only, except ``coordinator``.
 
-    ``is_stage``: whether it is a stage of a chain, so its coordinator is the user's.
+    ``is_stage``: whether it is a stage of a chain, so its coordinator is the user's. ``outside``: whether its messages
+    are outside of checkpoints (H152).
     """
 
-    __slots__ = ("_closed", "_current", "_host", "_recreate", "_unclosed", "is_stage")
+    __slots__ = ("_closed", "_current", "_host", "_recreate", "_unclosed", "is_stage", "outside")
 
-    def __init__(self, name: str, index: int, given: Kept, *, is_stage: bool = False) -> None:
+    def __init__(self, name: str, index: int, given: Kept, *, is_stage: bool = False, outside: bool = False) -> None:
         super().__init__(name, index)
         self.is_stage = is_stage
+        self.outside = outside
         self._host: Host | None = None
         self._closed = False
         self._recreate = given if isinstance(given, RecreateOnReset) else None
@@ -346,12 +350,14 @@ class _OfStages(OperatorCoordinator):
 class Parts(tuple[Part, ...]):
     """The table of an operator's parts, by index: the user's own, then those with names.
 
-    ``in_order``: as what concerns them all reaches them.
+    ``in_order``: as what concerns them all reaches them. ``table``: what the protocol knows of them.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.in_order = (*self[1:], self[0])
         self._by_name = {part.name: part for part in self}
+        stages = [part.name for part in self if part.is_stage]
+        self.table = PartTable([OperatorPart(part.name, part.outside) for part in self], stages)
         self._held: list[Callable[[], None]] = []
 
     def named(self, name: str) -> Part:
@@ -377,8 +383,18 @@ def _nobody(name: str) -> Part:
     return part
 
 
-def parts_of(own: Kept | None, named: Mapping[str, Kept] | None = None, stages: Collection[str] = ()) -> Parts:
-    """The parts of an operator. ``stages`` are the names of those that are stages; then there is no ``own``."""
-    index = {name: place for place, name in enumerate(named or (), 1)}
-    others = [Part(name, index[name], given, is_stage=name in stages) for name, given in (named or {}).items()]
+def parts_of(
+    own: Kept | None,
+    named: Mapping[str, Kept] | None = None,
+    stages: Collection[str] = (),
+    outside: Collection[str] = (),
+) -> Parts:
+    """The parts of an operator. ``stages`` are the names of those that are stages; then there is no ``own``.
+
+    ``outside`` are those of parts whose messages are outside of checkpoints.
+    """
+    others = [
+        Part(name, index, given, is_stage=name in stages, outside=name in outside)
+        for index, (name, given) in enumerate((named or {}).items(), 1)
+    ]
     return Parts((Part("", 0, own if own is not None else _OfStages(stages)), *others))

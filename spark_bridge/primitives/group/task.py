@@ -36,13 +36,14 @@ from spark_bridge.primitives.group.messages import (
     parse_broken,
 )
 from spark_bridge.primitives.group.ring import Ring, listen
-from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import PeerLost, TimedOut
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from spark_bridge.subtask.context import SubtaskContext
+    from spark_bridge.subtask.endpoint import TaskEndpoint
 
 __all__ = ["PIECE_BYTES", "GroupCheckpoint", "GroupInTask", "GroupMember", "GroupPart"]
 
@@ -359,7 +360,7 @@ class GroupPart(TaskPart):
 
     def listen(self) -> socket.socket | None:
         """A listening socket for another member, or None if the members must not connect to each other."""
-        endpoint = self.context.endpoint
+        endpoint = self.task.endpoint
         if not endpoint.port or endpoint.certificate_sha256:  # a simulated task, or one whose data must be encrypted
             return None
         return listen(address_towards(endpoint.host, endpoint.port))
@@ -376,7 +377,7 @@ class GroupPart(TaskPart):
         ``may_end``: whether the process may be ended if that does not free its thread.
         """
         self.check_guarded()
-        endpoint = self.context.endpoint
+        endpoint = self.task.endpoint
         keep = addresses_of(endpoint.host, endpoint.port) if endpoint.port else frozenset()
         allowed = self._is_in_foreign_code if may_end and endpoint.port else None
         guard = SocketGuard(keep, wake_with=wake_with, may_end=allowed)
@@ -411,7 +412,7 @@ class GroupPart(TaskPart):
     def check_foreign(self, what: str) -> None:
         """Raise if the members must not connect to each other with another library."""
         self.check_guarded()
-        if self.context.endpoint.certificate_sha256:
+        if self.task.endpoint.certificate_sha256:
             raise LocalProtocolError(
                 f"{what} would send the data of this group over connections that are not encrypted, but the sidecar "
                 "uses TLS: use the group's own collectives, which go through the driver, or a sidecar without TLS in a "
@@ -446,7 +447,7 @@ class GroupPart(TaskPart):
     def enter(self) -> GroupMember:
         if self.member is not None:
             raise LocalProtocolError(f"this task is inside the group {self._name!r} already: leave its block first")
-        host, port = free_address(self.context)
+        host, port = free_address(self.task.endpoint)
         try:
             admitted = self.ask(Join(host, port))
             if not isinstance(admitted, Admitted):
@@ -545,9 +546,8 @@ class GroupInTask(PartInTask):
         part.leave(error)
 
 
-def free_address(context: SubtaskContext) -> tuple[str, int]:
+def free_address(endpoint: TaskEndpoint) -> tuple[str, int]:
     """This host's address as the driver's machine sees it, and a port that is free now. None in a simulated task."""
-    endpoint = context.endpoint
     if not endpoint.port:
         return "", 0
     host = address_towards(endpoint.host, endpoint.port)

@@ -52,6 +52,8 @@ class Permits(PermitsInTask, Primitive):
         ValueError: there is no limit at all, a limit is too small, or the name is unsuitable.
     """
 
+    outside_checkpoints = True
+
     @checked(name=NAME, per_s=POSITIVE, burst=AT_LEAST_1, concurrency=AT_LEAST_1)
     def __init__(
         self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None
@@ -175,8 +177,6 @@ class _Coordinator(OperatorCoordinator):
         return self.clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if self.context.handles_restored:  # nobody would give back what it gets
-            return None
         match request:
             case [str("acquire"), int(number), bool(needs_slot), int() | float() as timeout_s] if (
                 number > 0 <= timeout_s
@@ -187,8 +187,6 @@ class _Coordinator(OperatorCoordinator):
                 raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}; {SAME_RELEASE}")
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if self.context.handles_restored:  # of an attempt that is over, and has nothing any more
-            return
         asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
             case [str("more"), int(count)]:

@@ -26,8 +26,8 @@ from protocol.arguments import WAIT, checked
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
-from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -111,8 +111,7 @@ class PermitsPart(TaskPart):
                 self._context.sleep(left_s)
                 return
             self._sleep_before_a_look(due)
-            if not self._context.checkpoint_waits:  # it would be declined
-                due = min(due, self._look(number, False, wait) or due)
+            due = min(due, self._look(number, False, wait) or due)
 
     def _look(self, number: int, needs_slot: bool, wait: _Wait) -> float | None:
         left_s = max(0.0, wait.deadline - self._now())
@@ -127,7 +126,7 @@ class PermitsPart(TaskPart):
         self._context.sleep(max(0.0, min(left_s, LOOK_S_MAX, max(LOOK_S_MIN, left_s / 2))))
 
     def _timed_out(self, wait: _Wait) -> TimedOut:
-        return self._context.timed_out(
+        return self.task.timed_out(
             f"no permit of {self._name!r} within {wait.timeout_s:g} s: others use them all, or this task itself holds "
             "one that it has not released; wait longer, or raise the limit"
         )
@@ -240,8 +239,7 @@ class PermitsInTask(PartInTask):
     def acquire(self, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 
-        A checkpoint that begins while this waits for a place is declined, as in ``context.request``. While it waits for
-        the rate, the checkpoint waits for this task.
+        A checkpoint that begins while this waits is taken when the task is done with its record.
 
         Args:
             timeout_s: how many seconds to wait at most. A wait that times out, or ends with another error, uses up

@@ -33,9 +33,9 @@ from spark_bridge.primitives.shared_value.encoding import (
     encode_value,
 )
 from spark_bridge.primitives.shared_value.task import SharedValueInTask, SharedValuePart
-from spark_bridge.subtask.chain import runs_in_task
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.parts import runs_in_task
 
 __all__ = ["SharedValue"]
 

@@ -14,8 +14,8 @@ from protocol.describing import show
 from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError
 from spark_bridge.primitives.shared_value.encoding import COMPLETE, decode_value, digest_of
 from spark_bridge.primitives.shared_value.files import Fetch, ValueFiles
-from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
 from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -56,7 +56,7 @@ class SharedValuePart(TaskPart):
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self._context = context
-        self._files = ValueFiles.of_executor() if context.local_files else None
+        self._files = ValueFiles.of_executor() if self.task.endpoint.local_files else None
 
     def close(self) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_return,
 )
-from spark_bridge.subtask.chain import ON_DRIVER, PartInTask, TaskPart, current_part
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext

@@ -14,7 +14,7 @@ import pytest
 
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.host.context import Context
-from actors.coordination.host.gateway import AttemptSends, Gateway, SendBudget, SendEvent
+from actors.coordination.host.gateway import AttemptSends, Gateway, SendEvent
 from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import StoreRevoked
@@ -208,7 +208,7 @@ async def test_a_replaced_coordinator_cannot_act_from_another_thread() -> None: 
 def sends_to_one(events_max: int = 100) -> tuple[AttemptSends, list[SendEvent]]:
     """What the parts send to one attempt, and what has been sent."""
     sent: list[SendEvent] = []
-    return AttemptSends(ATTEMPT, sent.append, SendBudget(events_max, 2**20), lambda: 0.0, DEFAULT_LIMITS), sent
+    return AttemptSends(ATTEMPT, sent.append, (events_max, 2**20), lambda: 0.0, DEFAULT_LIMITS), sent
 
 
 async def ready_gateway(under_test: Bench, sends: AttemptSends) -> SubtaskGateway:
@@ -241,7 +241,7 @@ async def test_what_a_replaced_coordinator_sends_fails_immediately() -> None:  #
         await under_test.call("reset_to_checkpoint", 1, b"x")
         assert is_refused(await gateway.send_event("a"))
         assert is_refused(gateway.send_event_nowait("b"))
-        assert (sent, below.budget.events) == ([], 0)
+        assert (sent, below.budget(0).events) == ([], 0)
         with pytest.raises(AttemptOver, match="replaced by a reset"):
             await gateway.send_event_nowait("c")
 
@@ -271,9 +271,9 @@ async def test_an_event_that_waited_for_capacity_at_the_reset_is_not_sent() -> N
             await under_test.settle()
             assert outcomes == []
             await under_test.call("reset_to_checkpoint", 1, b"x")
-            below.budget.give_back(first.size)
+            below.give_back(first)
         assert is_refused(outcomes[0])
-        assert (len(sent), below.budget.events) == (1, 0)
+        assert (len(sent), below.budget(0).events) == (1, 0)
 
 
 # --- the store ----------------------------------------------------------------------------------------------------

@@ -457,7 +457,7 @@ async def test_an_answer_after_the_cut_waits_for_the_acknowledgement_like_an_eve
         assert task.events == ["behind it"]
         stored = world.stored[0].subtask_states[0]
         assert stored.held == ()  # the request was taken before the cut, so it is in neither part
-        assert stored.events_sent == 1
+        assert stored.events_sent == (1,)
 
 
 async def test_an_answer_before_the_cut_is_confirmed_before_the_barrier() -> None:  # H84, H42
@@ -476,7 +476,7 @@ async def test_an_answer_before_the_cut_is_confirmed_before_the_barrier() -> Non
 
 async def test_nobody_waits_for_the_answer_to_a_restored_request() -> None:  # H85, H73
     held = (HeldEvent(0, b"\xa3ask", True),)
-    restored = CompletedCheckpoint(7, 1, b"state", {0: SubtaskSnapshot((), held, 0)})
+    restored = CompletedCheckpoint(7, 1, b"state", {0: SubtaskSnapshot((), held, ())})
     coordinator = Deferring()
     async with running_tasks(1, coordinator, parallelism=1, restored=restored) as (world, (task,)):
         await world.settle()

@@ -21,7 +21,7 @@ from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, raising, running_operator, running_tasks
 
 
-def part(subtask: int, *held: Any, events_sent: int = 0) -> SubtaskSnapshot:
+def part(subtask: int, *held: Any, events_sent: tuple[int, ...] = ()) -> SubtaskSnapshot:
     events = tuple(HeldEvent(subtask, encode_event(event)) for event in held)
     return SubtaskSnapshot((SubtaskState(subtask, b"of %d" % subtask),), events, events_sent)
 
@@ -150,7 +150,7 @@ async def test_a_coordinator_that_answers_no_requests_bears_a_restored_one() -> 
 async def test_the_position_of_an_event_is_counted_over_the_restored_history() -> None:  # H32, H52
     positions = Positions()
     async with running_operator(
-        positions.coordinator, restored=checkpoint(part(0, "held", events_sent=5), part(1))
+        positions.coordinator, restored=checkpoint(part(0, "held", events_sent=(5,)), part(1))
     ) as world:
         one, two = await world.running(0, 1)
         one.send("new")
@@ -195,7 +195,7 @@ async def test_what_a_finished_attempt_had_sent_counts_until_its_success_is_revo
         world.finish(done)
         answer = await world.checkpoint()
         assert answer.values == [1]
-        assert world.stored[0].subtask_states[0].events_sent == 1
+        assert world.stored[0].subtask_states[0].events_sent == (1,)
         assert world.coordinator.context.events_taken(0) == 1
         world.fail(done, FailureKind.REVOKED)
         (again,) = await world.running(0)
@@ -224,7 +224,7 @@ class ForgetfulTask(Task):
 
     def _say(self, message: UpMessage) -> None:
         if isinstance(message, CheckpointAcknowledged):
-            message = replace(message, events_sent=message.events_sent + 1)
+            message = replace(message, events_sent=(message.events_sent[0] + 1,))
         super()._say(message)
 
 

@@ -16,10 +16,10 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, 
 from headgate import CheckpointConfig, FailureReason, SubtaskContext, SubtaskOperator, WorkQueue, chain
 from headgate.errors import CheckpointDeclinedByOperator, CheckpointFailed
 from headgate.testing import running_operator
-from protocol.chain import split_states
 from protocol.errors import LocalProtocolError
+from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.chain import COUNTERS
+from spark_bridge.subtask.parts import COUNTERS
 
 pytestmark = pytest.mark.anyio
 

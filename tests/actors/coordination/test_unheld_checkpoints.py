@@ -57,7 +57,7 @@ async def test_no_event_waits_for_a_checkpoint_in_either_direction() -> None:
         assert slow.handled == [("snapshot", 1), "down", ("completed", 1)]
         assert decoded(world.stored[0], 0)[1] == []
         assert decoded(world.stored[0], 1)[1] == ["up from 1"]
-        assert world.stored[0].subtask_states[1].events_sent == 0
+        assert world.stored[0].subtask_states[1].events_sent == ()
         assert world.statistics.events_in_snapshots == 1
 
 
@@ -118,7 +118,7 @@ async def test_an_event_that_is_recorded_twice_keeps_its_first_sender() -> None:
         (checkpoint,) = world.stored
         assert [event.sender for event in checkpoint.subtask_states[0].held] == [0]
     parts = checkpoint.subtask_states[0]
-    rescaled = {0: type(parts)((SubtaskState(0, b"\x90"),), (held,), 0)}
+    rescaled = {0: type(parts)((SubtaskState(0, b"\x90"),), (held,), ())}
     restored = type(checkpoint)(checkpoint.checkpoint_id, 2, b"state", rescaled)
     async with running_operator(hold_events=False, restored=restored) as world:
         task = world.accept(0)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, Watching
 from tests.spark.browser.perfetto import perfetto
 from tests.spark.observability.test_trace import Answering, DiesOnce
 
@@ -23,7 +23,7 @@ def test_perfetto_reads_a_trace_and_answers_a_query_about_checkpoint_phases(
     spark: SparkSession, browser: Browser, tmp_path: Path
 ) -> None:
     file = tmp_path / "job.json"
-    with Sidecar(spark, SidecarConfig(trace=file)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(trace=file))) as sidecar:
         handle = sidecar.coordinate("dies", Answering(), parallelism=2, mode="streaming")
         rows = spark.sparkContext.parallelize(range(20), 2).mapPartitions(handle.subtask(DiesOnce))
         sidecar.run(rows.collect)

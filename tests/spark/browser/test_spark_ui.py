@@ -22,7 +22,7 @@ import pytest
 import structlog.testing
 from pyspark.sql import SparkSession
 
-from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
+from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator, Watching
 from spark_bridge import jvm_classes
 from spark_bridge.observability import spark_ui
 from tests.browser.fixtures import NewVisit, Visit
@@ -183,7 +183,7 @@ def test_a_stuck_subtask_turns_red_and_the_page_says_who_waits_for_whom(spark: S
         if HAS_DARK_MODE:
             assert seen.page.evaluate("document.documentElement.dataset.bsTheme") == "dark"
         assert seen.violations("#headgate") == []
-        sidecar._entered()[1].loop.call_soon_threadsafe(coordinator.may_answer.set)
+        sidecar._entered()[1]._loop.call_soon_threadsafe(coordinator.may_answer.set)
         seen.until("!document.querySelector('.hg-diagnosis').textContent.includes('Subtask 0 has waited')")
         seen.close()
         action.result()
@@ -373,7 +373,7 @@ def test_a_context_that_stops_first_takes_the_tab_with_it(spark_on: SparkOn) -> 
 @pytest.mark.long
 def test_the_setting_switches_the_tab_off(spark: SparkSession) -> None:
     before = handlers(spark)
-    with Sidecar(spark, SidecarConfig(spark_ui_tab=False)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(spark_ui_tab=False))) as sidecar:
         handle = sidecar.coordinate("crawl", Script({}, ["stop"]), parallelism=1)
         one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect()
         assert handlers(spark) == before
@@ -383,7 +383,7 @@ def test_the_setting_switches_the_tab_off(spark: SparkSession) -> None:
 def test_the_status_server_shows_the_same_page(spark_on: SparkOn, visit: NewVisit) -> None:
     spark = spark_on("local[2,3]")
     coordinator = Script({}, [])
-    with Sidecar(spark, SidecarConfig(status_port=0)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         handle = sidecar.coordinate("crawl", coordinator, parallelism=2)
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
         assert sidecar.status_address is not None
@@ -432,7 +432,7 @@ def test_hostile_counters_of_a_real_job_are_shown_in_the_tab_and_on_the_status_p
     spark: SparkSession, visit: NewVisit, tmp_path: Path
 ) -> None:  # H156
     coordinator = Script({}, [])
-    with Sidecar(spark, SidecarConfig(status_port=0)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         handle = sidecar.coordinate("n" * 256, coordinator, parallelism=2)
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(CountsAnything)).collect)
         until_attached(spark)

@@ -17,7 +17,7 @@ from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import KEY_BYTES, KeyRing
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.certificates import encryption
@@ -75,10 +75,12 @@ def listening_beside(sidecar: Sidecar, session: Any) -> Iterator[list[Heard]]:
             portal.call(relay.close)
 
 
-def by_two_lines(tasks: Line, relay: Line, **more: Any) -> SidecarConfig:
+def by_two_lines(tasks: Line, relay: Line, relay_lease_s: float = 30.0) -> SidecarConfig:
     """Settings for a sidecar at the other end of both lines."""
     return SidecarConfig(
-        bind_host=SIDECARS_HOST, advertised_host=LINES_HOST, port=tasks.port, relay_port=relay.port, **more
+        host=SIDECARS_HOST,
+        port=tasks.port,
+        addresses=Addresses(advertised_host=LINES_HOST, relay_port=relay.port, relay_lease_s=relay_lease_s),
     )
 
 
@@ -118,7 +120,7 @@ class ConnectBench(FrameJobs, Bench):
     def behind_a_line(self, line: Line) -> AbstractContextManager[Sidecar]:
         [port] = free_ports(1)
         line.leads_to = LINES_HOST, port
-        return self._another(SidecarConfig(bind_host=LINES_HOST, port=port, advertised_port=line.port))
+        return self._another(SidecarConfig(host=LINES_HOST, port=port, addresses=Addresses(advertised_port=line.port)))
 
     def behind_two_lines(self, tasks: Line, relay: Line) -> AbstractContextManager[Sidecar]:
         return self._another(by_two_lines(tasks, relay))

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from headgate import AttachedSidecar, Sidecar, SidecarConfig
+from headgate import Addresses, AttachedSidecar, Sidecar, SidecarConfig, SidecarLimits
 from spark_bridge.connect import attached
 from tests.spark.connect import jobs
 
@@ -24,7 +24,10 @@ def main(url: str, lease_s: str, *sidecar_elsewhere: str) -> None:
     spark = SparkSession.builder.remote(url).create()
     if sidecar_elsewhere:
         wait_attached(spark, float(lease_s), *sidecar_elsewhere)
-    with Sidecar(spark, SidecarConfig(relay_lease_s=float(lease_s), connect_timeout_s=2.0)) as sidecar:
+    with Sidecar(
+        spark,
+        SidecarConfig(addresses=Addresses(relay_lease_s=float(lease_s)), limits=SidecarLimits(connect_timeout_s=2.0)),
+    ) as sidecar:
         numbers = jobs.Held(range(4))
         handle = sidecar.coordinate("numbers", lambda: numbers, parallelism=1)
         threading.Thread(target=jobs.read, args=(spark, handle), daemon=True).start()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_of
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
@@ -191,7 +191,7 @@ def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(sessi
     with socket.socket() as unused:  # bound but not listening: a port where nobody answers
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        config = SidecarConfig(advertised_host="127.0.0.1", advertised_port=port)
+        config = SidecarConfig(addresses=Addresses(advertised_host="127.0.0.1", advertised_port=port))
         with pytest.raises(ConnectRefused, match=rf"cannot reach this process at 127.0.0.1:{port} \(.*advertised_host"):
             with Sidecar(session, config):
                 pass

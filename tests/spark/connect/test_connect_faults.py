@@ -20,7 +20,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig, chain
+from headgate import Addresses, CheckpointConfig, CheckpointFile, FixedDelay, Sidecar, SidecarConfig, chain
 from headgate.sinks import FileSink
 from tests.spark.cluster import parent
 from tests.spark.connect.conftest import WAIT_S
@@ -81,11 +81,10 @@ def test_events_survive_a_cut_network_and_killed_workers_and_executors(server: C
     with Line() as line:
         line.leads_to = SIDECARS_HOST, port
         config = SidecarConfig(
-            bind_host="0.0.0.0",
-            advertised_host="127.0.0.1",
+            host="0.0.0.0",
             port=port,
-            advertised_port=line.port,
             storage=tmp_path / "checkpoints",
+            addresses=Addresses(advertised_host="127.0.0.1", advertised_port=line.port),
         )
         with Sidecar(session, config) as sidecar, ThreadPoolExecutor(1) as client:
             handle = sidecar.coordinate("counting", lambda: coordinator, parallelism=2, mode="streaming")
@@ -124,7 +123,12 @@ def test_events_survive_a_cut_network_and_killed_workers_and_executors(server: C
 
             restored = Ending()
             handle = sidecar.coordinate(
-                "counting", lambda: restored, parallelism=2, mode="streaming", replace=True, restore=savepoint
+                "counting",
+                lambda: restored,
+                parallelism=2,
+                mode="streaming",
+                replace=True,
+                restore=CheckpointFile(savepoint),
             )
             tasks = session.range(0, 2, 1, 2).mapInArrow(handle.subtask(CountInArrow), COUNT)
             job = client.submit(sidecar.run, tasks.collect)

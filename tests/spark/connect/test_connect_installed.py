@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
 from protocol.wire.keys import Holder, KeyRing, Purpose
 from spark_bridge import command
@@ -79,7 +79,10 @@ def server(options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def configs(folder: Path) -> list[SidecarConfig]:
     """Bob's connections are encrypted (H77)."""
-    return [SidecarConfig(relay_secret_file=folder / client, tls=client == "bob") for client in ("ann", "bob")]
+    return [
+        SidecarConfig(tls=client == "bob", addresses=Addresses(relay_secret_file=folder / client))
+        for client in ("ann", "bob")
+    ]
 
 
 def test_two_clients_with_the_same_operator_name_hear_only_about_their_jobs(
@@ -200,7 +203,7 @@ def test_a_secret_that_the_server_does_not_have_is_refused(
     session = server.session()
 
     with pytest.raises(ConnectRefused, match=r"did not connect to 127\.0\.0\.1.*a secret that is not in its file"):
-        with Sidecar(session, replace(configs[0], relay_secret_file=secret)):
+        with Sidecar(session, replace(configs[0], addresses=Addresses(relay_secret_file=secret))):
             pass
     session.stop()
     server.process.wait_for("Headgate refused to open a relay: .*the client's secret is not in the file")

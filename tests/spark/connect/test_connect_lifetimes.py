@@ -18,6 +18,7 @@ import pytest
 from examples.connect_client import sum_although_the_server_ends, sum_of_squares
 from headgate import (
     NO_RESTART,
+    Addresses,
     FixedDelay,
     Sidecar,
     SidecarConfig,
@@ -147,7 +148,7 @@ def test_a_server_without_the_relay_is_refused_if_a_secret_is_given(session: Any
     assert main(["connect-server", str(tmp_path), "--new-client", str(tmp_path / "client")]) == 0
 
     with pytest.raises(ConnectRefused, match="no relay is installed on the Spark Connect server: start it with --conf"):
-        with Sidecar(session, SidecarConfig(relay_secret_file=tmp_path / "client")):
+        with Sidecar(session, SidecarConfig(addresses=Addresses(relay_secret_file=tmp_path / "client"))):
             pass
 
 

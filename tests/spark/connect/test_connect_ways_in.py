@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, Watching
 from headgate.sources import FileSource
 from spark_bridge.errors import ConnectRefused
 from tests.spark import test_sources, test_two_phase_sinks
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 @pytest.fixture(scope="module")
 def sidecar(server: ConnectServer) -> Iterator[tuple[Any, Sidecar]]:
     session = server.session()
-    with Sidecar(session, SidecarConfig(status_port=0)) as sidecar:
+    with Sidecar(session, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         yield session, sidecar
     session.stop()
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import Addresses, SidecarConfig
 
 WAIT_S = 300.0
 LINES_HOST = "127.0.0.1"
@@ -231,7 +231,10 @@ class Line:
     def config(self, **more: Any) -> SidecarConfig:
         """Settings for a sidecar at the other end of the line."""
         return SidecarConfig(
-            bind_host=SIDECARS_HOST, port=self.port, advertised_host=LINES_HOST, advertised_port=self.port, **more
+            host=SIDECARS_HOST,
+            port=self.port,
+            **more,
+            addresses=Addresses(advertised_host=LINES_HOST, advertised_port=self.port),
         )
 
     # --- what the test does to it ---------------------------------------------------------------------------------

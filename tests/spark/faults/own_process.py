@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from actors.coordination import Reply
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.runtime import SidecarRuntime
@@ -28,7 +29,11 @@ OPERATOR = "op"
 
 
 class RemoteCounting(CountingCoordinator):
-    """The counting coordinator, controlled by requests of the driver."""
+    """The counting coordinator, controlled by requests of the driver. Those that wait are answered by a stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Reply] = []
 
     async def handle_client_request(self, payload: Any) -> Any:
         match payload:
@@ -36,8 +41,15 @@ class RemoteCounting(CountingCoordinator):
                 self.send_numbers(subtask, count)
             case ["tell", int(subtask), event]:
                 self.tell(subtask, event)
+            case "wait":
+                self.waiting.append(Reply())
+                return self.waiting[-1]
+            case "waiting":
+                return len(self.waiting)
             case "stop":
                 self.stop_all()
+                while self.waiting:
+                    self.waiting.pop().answer()
             case ["callbacks", *names]:
                 return [list(callback[:3]) for callback in self.story if callback[0] in names]
             case "seen":

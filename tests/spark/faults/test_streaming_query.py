@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.storage import CheckpointFile, Restore
 from tests.spark.faults.batches import ROWS, LinesCoordinator, Stream
 from tests.spark.faults.streaming_program import (
     AFTER_ONE_IN_THE_MIDDLE,
@@ -60,7 +61,7 @@ class Application:
 
 
 @contextmanager
-def application(spark: SparkSession, stream: Stream, restore: str = "latest") -> Iterator[Application]:
+def application(spark: SparkSession, stream: Stream, restore: Restore = "latest") -> Iterator[Application]:
     with Sidecar(spark, SidecarConfig(storage=stream.folder / "storage")) as sidecar:
         it = Application(spark, stream, sidecar, LinesCoordinator(stream.folder))
         it.handle = stream.coordinate(sidecar, it.coordinator, restore=restore)
@@ -249,13 +250,13 @@ def test_the_checkpoint_location_is_older_than_the_storage(spark: SparkSession, 
     text = str(refused.value)
     assert "Spark asks for batch 1 of query" in text
     assert "the last checkpoint is after batch 2" in text
-    assert f"restore='{matching}'" in text
+    assert f"restore=CheckpointFile('{matching}')" in text
     assert stream.written() == stream.expected()
 
     for path in (stream.folder / "out").glob("*.txt"):
         if "row 0." not in path.read_text():
             path.unlink()
-    with application(spark, stream, restore=str(matching)) as it:
+    with application(spark, stream, restore=CheckpointFile(matching)) as it:
         it.run()
     assert it.coordinator.totals == [ROWS, ROWS, 2 * ROWS]
     assert stream.written() == stream.expected()

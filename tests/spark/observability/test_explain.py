@@ -29,8 +29,10 @@ from headgate import (
     Reply,
     Sidecar,
     SidecarConfig,
+    SidecarLimits,
     SubtaskContext,
     SubtaskOperator,
+    Watching,
 )
 from headgate.errors import CheckpointFailed
 from tests.spark.actions import Action, one_task_each
@@ -91,7 +93,7 @@ class Slow(OperatorCoordinator):
 
     def let(self, sidecar: Sidecar) -> None:
         """Let it, from another thread."""
-        sidecar._entered()[1].loop.call_soon_threadsafe(self.may_answer.set)
+        sidecar._entered()[1]._loop.call_soon_threadsafe(self.may_answer.set)
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         await self.may_answer.wait()
@@ -385,7 +387,7 @@ def test_a_task_waits_for_the_end_of_another_run_of_its_operator(spark: SparkSes
 def test_a_task_that_cannot_reach_the_sidecar_has_not_registered(spark: SparkSession, tmp_path: Path) -> None:
     file = str(tmp_path / "go on")
     script = Script({}, [])
-    with Line() as line, Sidecar(spark, line.config(connect_timeout_s=600.0)) as sidecar:
+    with Line() as line, Sidecar(spark, line.config(limits=SidecarLimits(connect_timeout_s=600.0))) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
         with occupied_core(spark, file):
             action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
@@ -450,7 +452,7 @@ def test_a_coordinator_blocks_the_event_loop(spark: SparkSession) -> None:
 
 def test_a_stopped_process_has_not_confirmed_an_event_and_the_log_says_so_unasked(spark: SparkSession) -> None:
     script = Script({}, [])
-    config = replace(PATIENT, stalled_report_s=1.0)
+    config = replace(PATIENT, watching=Watching(stalled_report_s=1.0))
     with structlog.testing.capture_logs() as lines, Sidecar(spark, config) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=1)
         action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Telling)).collect)

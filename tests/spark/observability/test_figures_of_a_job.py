@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 from pyspark.sql import SparkSession
 
-from headgate import AttachedSidecar, Sidecar, SidecarConfig
+from headgate import AttachedSidecar, Sidecar, SidecarConfig, Watching
 from spark_bridge.observability import spark_metrics
 from tests.spark.actions import Action, one_task_each
 from tests.spark.conftest import LOCAL, NewProgram, SparkOn
@@ -55,7 +55,7 @@ def test_the_gauges_of_a_job_come_and_go_with_the_operator_and_the_sidecar(
     monkeypatch.setattr(spark_metrics, "PUBLISH_EVERY_S", 0.1)
     spark = spark_on(LOCAL, spark_ui_enabled="true", spark_ui_port="0")
     script = Script({}, ["hello", "stop"])
-    with Sidecar(spark, SidecarConfig(status_port=0)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         handle = sidecar.coordinate("my.op", script, parallelism=2)
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
         while in_spark(spark).get("headgate.my_op.events_received_total", 0) < 2:
@@ -84,7 +84,7 @@ def test_a_name_in_use_is_left_to_its_owner_and_switched_off_gauges_do_not_appea
 ) -> None:
     monkeypatch.setattr(spark_metrics, "PUBLISH_EVERY_S", 0.1)
     spark = spark_on(LOCAL, spark_ui_enabled="true", spark_ui_port="0")
-    with Sidecar(spark, SidecarConfig(spark_metrics=False)) as off:
+    with Sidecar(spark, SidecarConfig(watching=Watching(spark_metrics=False))) as off:
         off.coordinate("op", Script({}, []), parallelism=1)
         with Sidecar(spark) as first:
             first.coordinate("one", Script({}, []), parallelism=1)

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, Watching
 from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
@@ -106,7 +106,7 @@ def prometheus(folder: Path, target: tuple[str, int]) -> Iterator[Prometheus]:
 
 def test_every_query_of_the_dashboard_returns_data_of_a_real_job(spark: SparkSession, tmp_path: Path) -> None:
     script = Script({(0, 0): ["die"]}, ["hello"])
-    config = SidecarConfig(status_port=0, status_token=TOKEN)
+    config = SidecarConfig(watching=Watching(status_port=0, status_token=TOKEN))
     with Sidecar(spark, config) as sidecar:
         assert sidecar.status_address is not None
         with prometheus(tmp_path, sidecar.status_address) as server:

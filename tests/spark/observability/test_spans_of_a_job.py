@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig
+from headgate import Sidecar, SidecarConfig, Watching
 from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
@@ -45,7 +45,7 @@ def test_a_run_its_attempts_a_restore_and_a_checkpoint_are_spans_that_are_linked
     spark: SparkSession, exporter: InMemorySpanExporter
 ) -> None:
     script = Script({(0, 0): ["die"]}, ["hello"])
-    with Sidecar(spark, SidecarConfig(opentelemetry=True)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(opentelemetry=True))) as sidecar:
         handle = sidecar.coordinate("crawl", script, parallelism=2, mode="streaming")
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
         script.wait_for(lambda story: ("ready", 0, 1) in [one[:3] for one in story])

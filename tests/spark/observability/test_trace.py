@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
+from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator, Watching
 from headgate.errors import SidecarError
 from tests.spark_bridge.observability.trace_reader import events_of, query
 
@@ -59,7 +59,7 @@ class DiesOnce(SubtaskOperator):
 
 def test_a_query_about_a_real_job_is_answered(spark: SparkSession, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.json", tmp_path / "part.json"
-    with Sidecar(spark, SidecarConfig(trace=whole)) as sidecar:
+    with Sidecar(spark, SidecarConfig(watching=Watching(trace=whole))) as sidecar:
         with pytest.raises(SidecarError, match="already traced into"), sidecar.trace(part):
             pass
         handle = sidecar.coordinate("dies", Answering(), parallelism=2, mode="streaming")

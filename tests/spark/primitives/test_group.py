@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import FixedDelay, Group, GroupMember, Sidecar
+from headgate import FixedDelay, GatewayLimits, Group, GroupMember, Sidecar
 from headgate.errors import PeerLost
 from spark_bridge.primitives.group.ring import listen
 from tests.spark.conftest import SparkOn
@@ -126,8 +126,8 @@ def test_foreign_code_that_waits_for_a_frozen_worker_is_freed(spark: SparkSessio
 
     with Sidecar(spark) as sidecar:
         group = sidecar.group("train", 2)
-        heartbeats: Any = {"heartbeat_interval_s": 0.5, "heartbeat_timeout_s": 3.0}
-        job = sidecar.coordinate("training", parallelism=2, uses=[group], **heartbeats)
+        heartbeats = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=3.0)
+        job = sidecar.coordinate("training", parallelism=2, uses=[group], gateway=heartbeats)
         rows = spark.sparkContext.parallelize(range(2), 2).mapPartitions(job.subtask(run)).collect()
     assert marker.exists()
     assert rows == [(0, ["EOFError"]), (1, [])]

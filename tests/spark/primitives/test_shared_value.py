@@ -100,13 +100,15 @@ def test_a_new_worker_reads_what_another_one_of_its_executor_has_fetched(spark: 
 
         rdd = spark.sparkContext.parallelize(range(2), 2)
         first = rdd.mapPartitions(job.subtask(apply)).collect()
-        sent = job.statistics()["events_sent"]
+        sent = job.statistics()["parts"]["model"]["events_sent"]
         assert sent >= 4 * (1 << 20) / CHUNK_BYTES, "somebody has fetched it"
         (tmp_path / "all may die").touch()
         second = rdd.mapPartitions(job.subtask(apply)).collect()
         assert [size for _, size in first + second] == [4 << 20] * 4
         assert not {pid for pid, _ in first} & {pid for pid, _ in second}, "new processes"
-        assert job.statistics()["events_sent"] == sent + 4, "an offer for each of four attempts, and no chunk"
+        assert job.statistics()["parts"]["model"]["events_sent"] == sent + 4, (
+            "an offer for each of four attempts, and no chunk"
+        )
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from actors.logs import failures, get_logger
 from actors.testing import deterministic_system
 from headgate.testing import RecordingCoordinator
 from protocol.facts import TaskOutcome
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import SidecarError
@@ -381,7 +381,7 @@ async def test_a_sidecar_begins_without_its_spans_and_counts_what_its_bars_fail_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # H155
     monkeypatch.setattr(Spans, "__init__", breaks)
-    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(opentelemetry=True)) as runtime:
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig(watching=Watching(opentelemetry=True))) as runtime:
         handle = await runtime.coordinate("crawl", OperatorCoordinator, parallelism=1)
         monkeypatch.setattr(progress.Progress, "_look", breaks)
         with handle.progress():
@@ -394,5 +394,5 @@ async def test_a_sidecar_begins_without_its_spans_and_counts_what_its_bars_fail_
 async def test_a_setting_that_cannot_work_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(SidecarError, match=r"pip install 'headgate\[opentelemetry\]'"):
-        async with SidecarRuntime(SimulatedDriver(), SidecarConfig(opentelemetry=True)):
+        async with SidecarRuntime(SimulatedDriver(), SidecarConfig(watching=Watching(opentelemetry=True))):
             pass

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from actors import AskTimeout
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.observability import status_server
 from spark_bridge.observability.status_server import (
@@ -189,13 +189,13 @@ def test_signing_in_leads_to_a_page_of_this_server() -> None:
 def test_another_host_than_loopback_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "10.1.2.3", "driver.example"):
         with pytest.raises(ValueError, match="needs a token: set status_token"):
-            SidecarConfig(status_port=0, status_host=host)
+            SidecarConfig(watching=Watching(status_port=0, status_host=host))
         with pytest.raises(ValueError, match="needs a token"):
             StatusServer(host, 0, {})
-        assert SidecarConfig(status_port=0, status_host=host, status_token=TOKEN).status_host == host
-        SidecarConfig(status_host=host)  # off
+        assert Watching(status_port=0, status_host=host, status_token=TOKEN).status_host == host
+        SidecarConfig(watching=Watching(status_host=host))  # off
     for host in ("localhost", "127.0.0.1", "::1"):
-        SidecarConfig(status_port=0, status_host=host)
+        SidecarConfig(watching=Watching(status_port=0, status_host=host))
 
 
 def test_a_server_for_other_machines_answers_to_every_name_that_shows_the_token() -> None:
@@ -209,17 +209,17 @@ def test_a_server_for_other_machines_answers_to_every_name_that_shows_the_token(
 )
 def test_a_weak_token_is_refused_with_a_way_to_make_one(token: str) -> None:
     with pytest.raises(ValueError, match="token_urlsafe"):
-        SidecarConfig(status_token=token)
+        SidecarConfig(watching=Watching(status_token=token))
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, True, "8080"])
 def test_an_invalid_port_is_refused(port: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="status_port must be a port from 0 to 65535"):
-        SidecarConfig(status_port=port)
+        SidecarConfig(watching=Watching(status_port=port))
 
 
 def test_the_token_is_not_shown_with_the_settings() -> None:
-    assert TOKEN not in repr(SidecarConfig(status_token=TOKEN))
+    assert TOKEN not in repr(SidecarConfig(watching=Watching(status_token=TOKEN)))
 
 
 def test_the_command_takes_the_token_from_a_file_or_the_environment(

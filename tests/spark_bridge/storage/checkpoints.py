@@ -22,7 +22,7 @@ from spark_bridge.storage.layout import SUFFIX
 
 def a_checkpoint(checkpoint_id: int, *, state: bytes = b"state") -> CompletedCheckpoint:
     """A small checkpoint with a held event; subtask 1 of 2 took part as empty (H47)."""
-    part = SubtaskSnapshot((SubtaskState(0, state),), (HeldEvent(0, b"\xc0"),), 3)
+    part = SubtaskSnapshot((SubtaskState(0, state),), (HeldEvent(0, b"\xc0"),), (3,))
     return CompletedCheckpoint(checkpoint_id, 2, f"coordinator {checkpoint_id}".encode(), {0: part})
 
 

@@ -15,7 +15,7 @@ SUBTASKS = 1_000
 
 def a_large_checkpoint(checkpoint_id: int) -> CompletedCheckpoint:
     parts = {
-        subtask: SubtaskSnapshot((SubtaskState(subtask, b"state"),), (HeldEvent(subtask, b"\xc0"),), subtask)
+        subtask: SubtaskSnapshot((SubtaskState(subtask, b"state"),), (HeldEvent(subtask, b"\xc0"),), (subtask,))
         for subtask in range(SUBTASKS)
     }
     return CompletedCheckpoint(checkpoint_id, SUBTASKS, b"coordinator", parts)
@@ -39,9 +39,9 @@ def test_the_collector_does_not_visit_the_parts_of_a_stored_checkpoint() -> None
 def test_a_checkpoint_is_read_as_it_was_stored() -> None:
     parts = {
         3: SubtaskSnapshot(),
-        0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(4, b"")), (), 7),
-        2: SubtaskSnapshot((), (HeldEvent(2, b"\xc0", True), HeldEvent(5, b"\xc3", False)), 0),
-        1: SubtaskSnapshot((SubtaskState(1, b"b"),), (HeldEvent(1, b"\x01"),), 2**40),
+        0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(4, b"")), (), (7,)),
+        2: SubtaskSnapshot((), (HeldEvent(2, b"\xc0", True), HeldEvent(5, b"\xc3", False)), ()),
+        1: SubtaskSnapshot((SubtaskState(1, b"b"),), (HeldEvent(1, b"\x01"),), (2**40, 3)),
     }
     checkpoint = CompletedCheckpoint(9, 6, b"coordinator", parts, "a label")
     storage = MemoryStorage()

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,39 +13,17 @@ import pytest
 
 from spark_bridge.subtask import attached, own_reads
 from spark_bridge.subtask.own_reads import OwnReads
+from tests.spark_bridge.descriptors import open_descriptors, opened_since
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import Peer
 from tests.spark_bridge.subtask.reading import NEVER_S, until_it_reads_itself
 
-
-def open_sockets() -> set[tuple[str, str]]:
-    """The sockets and selectors that this process holds: each descriptor, and what it stands for."""
-    kinds = ("socket:", "anon_inode:[eventpoll]")
-    held = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            meaning = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue  # the descriptor that listed the folder
-        if meaning.startswith(kinds):
-            held.add((descriptor, meaning))
-    return held
-
-
-def is_of_py4j(descriptor: int) -> bool:
-    """Whether it is a connection to a JVM that other tests have left in this process: Py4J opens them at any moment."""
-    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as one:
-            return gateway is not None and one.getpeername()[1] == gateway.gateway_parameters.port
-    except OSError:
-        return False
+SOCKETS = ("socket:", "anon_inode:[eventpoll]")
 
 
 @pytest.fixture(autouse=True)
 def nothing_survives_the_test() -> Iterator[None]:
-    """What an earlier test in this process left to the collector may be closed meanwhile; nothing may be added."""
-    sockets, interval_s = open_sockets(), sys.getswitchinterval()
+    sockets, interval_s = open_descriptors(*SOCKETS), sys.getswitchinterval()
     yield
     gc.collect()
     left_behind = attached.attached_keys()
@@ -55,7 +31,7 @@ def nothing_survives_the_test() -> Iterator[None]:
         attempt.close()  # otherwise the next test would fail as well
     assert left_behind == []
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate-", "task-"))] == []
-    assert {one for one in open_sockets() - sockets if not is_of_py4j(int(one[0]))} == set()
+    assert opened_since(sockets, *SOCKETS) == set()
     assert sys.getswitchinterval() == interval_s
 
 

@@ -12,7 +12,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -210,11 +210,17 @@ class Peer:
         return connection
 
     def start(
-        self, operator: AnOperator, records: Iterable[Any] = (), *, limit: int | None = None, **changes: Any
+        self,
+        operator: AnOperator,
+        records: Iterable[Any] = (),
+        *,
+        limit: int | None = None,
+        parts: Mapping[str, Callable[[], SubtaskOperator]] | None = None,
+        **changes: Any,
     ) -> RunningTask:
         """Start a task whose endpoint has these changes; nothing is accepted yet."""
         make_operator = operator if callable(operator) else lambda: operator
-        return RunningTask(make_operator, self.endpoint(**changes), records, limit=limit)
+        return RunningTask(make_operator, self.endpoint(**changes), records, limit=limit, parts=parts)
 
     def run(
         self,
@@ -268,6 +274,7 @@ class RunningTask:
         *,
         task_attempt_id: int = TASK_ID,
         limit: int | None = None,
+        parts: Mapping[str, Callable[[], SubtaskOperator]] | None = None,
         body: Callable[[], Iterator[Any]] | None = None,
     ) -> None:
         """``body`` replaces the task by any other function that runs on the thread and yields outputs."""
@@ -277,7 +284,7 @@ class RunningTask:
         def run() -> None:
             outputs: list[Any] = []
             try:
-                iterator = body() if body else run_subtask(make_operator, endpoint, identity, records)
+                iterator = body() if body else run_subtask(make_operator, endpoint, identity, records, parts)
                 for output in iterator:
                     outputs.append(output)
                     if len(outputs) == limit:

@@ -74,7 +74,7 @@ def test_a_task_that_computes_closes_immediately_and_snapshots_at_its_next_recor
     assert operator.calls == [("open", None)]
     operator.go_on.set()
     acknowledged = connection.next_item(CheckpointAcknowledged)
-    assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, 1)
+    assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, (1,))
     peer.finish(task)
     assert operator.calls[:4] == [("open", None), 1, ("snapshot", 6), 2]
 
@@ -97,9 +97,9 @@ def test_a_task_that_computes_holds_what_it_sends_after_the_close(peer: Peer) ->
     operator.go_on.set()
     acknowledged = connection.next_item(CheckpointAcknowledged)
     assert [decode_event(held.payload) for held in acknowledged.held] == [["at", 1]]
-    assert acknowledged.events_sent == 0
+    assert acknowledged.events_sent == ()
     assert [decode_event(connection.next_item(EventMessage).payload) for _ in range(2)] == [["at", 1], ["at", 2]]
-    assert connection.finish().events_sent == 2
+    assert connection.finish().events_sent == (2,)
     task.outputs()
 
 
@@ -366,5 +366,5 @@ def test_a_request_that_a_snapshot_holds_is_not_asked_a_second_time_after_the_re
         connection = peer.register(checkpoint_id=6, states=(SubtaskState(2, snapshot.state),), held=snapshot.held)
         assert decode_event(connection.next_item(RestoredRequestMessage).payload) == "which?"
         connection.next_item(Opened)
-        assert connection.finish().events_sent == 1
+        assert connection.finish().events_sent == (1,)
         assert task.outputs() == []

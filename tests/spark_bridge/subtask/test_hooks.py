@@ -37,8 +37,8 @@ from protocol.wire.messages import (
     UrgentEventMessage,
 )
 from spark_bridge.subtask import AttemptOver, SubtaskContext, SubtaskOperator, TaskIdentity, run_subtask
-from spark_bridge.subtask.chain import COUNTERS, OperatorChain
 from spark_bridge.subtask.hybrid import HybridReader
+from spark_bridge.subtask.parts import COUNTERS
 from spark_bridge.subtask.source import SplitReader
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, barrier
 
@@ -313,24 +313,28 @@ def test_all_parts_of_a_chain_are_closed_and_the_task_succeeds(
 ) -> None:  # H80
     operators = [Hooked("close", raising(FAILURES[kind]())) for _ in range(3)]
     main, *parts = operators
-    task, connection = peer.run(lambda: OperatorChain(main, {"a": lambda: parts[0], "b": lambda: parts[1]}), ["first"])
+    task, connection = peer.run(main, ["first"], parts={"a": lambda: parts[0], "b": lambda: parts[1]})
     connection.finish()
     assert task.outputs() == ["first"]
     assert [operator.closed for operator in operators] == [1, 1, 1]
     assert caplog.text.count("Hooked.close() raised") == 3
 
 
-def test_a_part_that_cannot_be_made_closes_those_that_were(peer: Peer) -> None:
-    main, part = Hooked("", lambda: None), Hooked("", lambda: None)
+@pytest.mark.parametrize("parts_made", [1, 2])
+def test_a_part_that_cannot_be_made_closes_those_that_were(peer: Peer, parts_made: int) -> None:
+    """The last one is the user's own operator, which is made after the parts that it may use."""
+    made = [Hooked("", lambda: None) for _ in range(parts_made)]
+    makers: list[Callable[[], SubtaskOperator]] = [lambda one=one: one for one in made]  # type: ignore[misc]
 
     def fail() -> SubtaskOperator:
         raise ValueError("cannot be made")
 
-    task = peer.start(lambda: OperatorChain(main, {COUNTERS: lambda: part, "other": fail}), ["first"])
+    first, second, own = [*makers, fail, fail][:3]
+    task = peer.start(own, ["first"], parts={COUNTERS: first, "other": second})
     connection = peer.register()
     connection.finish()
     assert str(task.error()) == "cannot be made"
-    assert (main.closed, part.closed) == (1, 1)
+    assert [one.closed for one in made] == [1] * parts_made
 
 
 def test_all_readers_of_a_hybrid_source_are_closed() -> None:

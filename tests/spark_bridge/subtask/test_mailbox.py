@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_an_abort_takes_its_own_barrier_away() -> None:  # H44
     assert [mailbox.take(events_only=False) for _ in range(2)] == [MailboxAborted(1), MailboxAborted(7)]
 
 
-def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer) -> None:  # H27
+@pytest.mark.parametrize("bound", [{"mailbox_events_max": 4}, {"mailbox_bytes_max": 8000}], ids=str)
+def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer, bound: Any) -> None:  # H27
     go_on = threading.Event()
 
     def body(context: SubtaskContext) -> int:
@@ -73,7 +75,7 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer
             handled += context.wait_for_event(PATIENCE_S)
         return handled
 
-    task, connection = peer.run(Calling(body), mailbox_events_max=4)
+    task, connection = peer.run(Calling(body), **bound)
     for first in range(1, 2001, 200):  # far more than one read takes, or the mailbox holds
         connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
         if first == 1:

@@ -74,8 +74,8 @@ def test_an_operator_may_send_while_it_opens(peer: Peer) -> None:
             context.send_event("hello")
 
     task = peer.start(Greeting)
-    connection = peer.register(events_sent=3)
+    connection = peer.register(events_sent=(3,))
     connection.expect(EventMessage)
     connection.expect(Opened)
-    assert connection.finish().events_sent == 4
+    assert connection.finish().events_sent == (4,)
     task.outputs()

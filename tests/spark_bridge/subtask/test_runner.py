@@ -334,13 +334,13 @@ def test_restored_requests_leave_as_requests_and_the_operator_can_see_them(peer:
         HeldEvent(2, encode_event("an event")),
         HeldEvent(2, encode_event(["which", 2]), is_request=True),
     )
-    connection = peer.register(held=held, events_sent=7)
+    connection = peer.register(held=held, events_sent=(7,))
     first = connection.next_item(RestoredRequestMessage)
     assert (first.sender, decode_event(first.payload)) == (6, ["which", 1])
     connection.next_item(RestoredEventMessage)
     assert connection.next_item(RestoredRequestMessage).sender == 2
     connection.next_item(Opened)
-    assert connection.finish().events_sent == 10
+    assert connection.finish().events_sent == (10,)
     task.outputs()
     assert asked == [(["which", 1], ["which", 2])]
 

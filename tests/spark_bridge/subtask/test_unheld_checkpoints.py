@@ -62,7 +62,7 @@ def test_what_a_task_sends_while_a_barrier_waits_leaves_and_counts_in_the_snapsh
     operator.go_on.set()
     assert decode_event(connection.next_item(EventMessage).payload) == ["at", 1]
     acknowledged = connection.next_item(CheckpointAcknowledged)
-    assert (acknowledged.held, acknowledged.events_sent) == ((), 1)
+    assert (acknowledged.held, acknowledged.events_sent) == ((), (1,))
     assert decode_event(connection.next_item(EventMessage).payload) == ["at", 2]
     assert peer.finish(task) == [1, 2]
 

@@ -26,7 +26,6 @@ from protocol.wire.messages import (
     UrgentEventMessage,
 )
 from spark_bridge.subtask import AttemptOver, SubtaskContext
-from spark_bridge.subtask.chain import OperatorChain
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, barrier
 from tests.spark_bridge.subtask.reading import until
@@ -412,14 +411,14 @@ def test_parts_of_a_chain_get_their_urgent_events(peer: Peer) -> None:  # H90, H
     main = Steered(
         lambda context: [seen.get(timeout=PATIENCE_S) for _ in range(2)], lambda event: seen.put(("main", event))
     )
-    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(of_part(1, "part", 1), urgent(2, 2))
     assert peer.finish(task) == [[("part", 1), ("main", 2)]]
 
 
 def test_chain_without_a_handler_gets_them_in_their_place(peer: Peer) -> None:  # H90, H80
     part, main = Recorder(), EventSource()
-    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(of_part(1, "part", 1), urgent(2, "a"), connection.event(3, "end"))
     assert peer.finish(task) == ["a"]
     assert ("event", 1) in part.calls
@@ -432,7 +431,7 @@ def test_part_without_a_handler_next_to_one_that_has_it_gets_them_in_their_place
             handled += context.wait_for_event()
 
     part, main = Recorder(), Steered(body)
-    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(connection.event(1, "ordinary"), of_part(2, "part", "urgent"), connection.event(3, "last"))
     peer.finish(task)
     assert [call for call in part.calls if call[0] == "event"] == [("event", "urgent")]
@@ -442,7 +441,7 @@ def test_operator_without_a_handler_gets_them_in_their_place_next_to_a_part_that
     """H90, H80: adding a ready-made part changes nothing for the operator."""
     seen: queue.Queue[Any] = queue.Queue()
     main, part = EventSource(), Steered(lambda context: None, lambda event: seen.put(("part", event)))
-    task, connection = peer.run(OperatorChain(main, {"part": lambda: part}))
+    task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(
         connection.event(1, "a"), urgent(2, "b"), of_part(3, "part", 1), urgent(4, "c"), connection.event(5, "end")
     )

@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The parts of an operator in one task: its own operator, the counters, ready-made parts, and the stages of a chain.
+
+To Spark and to checkpoints all of them are one operator (H80). The table ``OperatorParts`` has each part by its name;
+the user's own has the empty one. Each part has its own context and state. A call that concerns all parts reaches those
+with names in the order in which they were given, then the user's own. A snapshot begins with the user's own, which may
+decline the checkpoint, and ``close`` has the reverse order, because it may use the others until it is closed.
+
+A chain is an order in which parts feed each other: each stage pulls from the one before it, so at any moment one stage
+runs: the stages after it wait for a record, and those before it wait after an output, or have ended. A snapshot is a
+cut through all of them. It has to find each stage where its state says all: a stage that waits for a record has
+processed the earlier ones, but a stage that waits after an output may be in the middle of a record, unless it sets
+``snapshot_anywhere``. So a snapshot can be taken
+
+    where                                             if these set ``snapshot_anywhere``
+    stage k takes a record of Spark (k = 0)           -
+    stage k takes a record of stage k - 1             stages 0 to k - 1
+    stage k calls ``wait_for_event`` and the like     stages 0 to k - 1
+    stage k waits in ``send_event`` or ``request``    stages 0 to k
+    the last stage n has yielded an output            stages 0 to n
+
+Elsewhere, a barrier waits in the mailbox until the next of these moments; in the third and the fourth row, where the
+stage itself may wait for what comes after the barrier, the checkpoint is declined. An operator without
+stages is stage 0 of this table, alone.
+
+User code that holds a reference to a part, such as a ``WorkQueue``, finds its task's part with ``current_part``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
+
+from protocol.describing import a_type, name_of, type_name
+from protocol.errors import LocalProtocolError
+from protocol.parts import join_states, split_states
+from protocol.subtask.types import (
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxItem,
+    MailboxStart,
+)
+from protocol.wire.codec import decode_event
+from protocol.wire.messages import Registered, SubtaskState
+from spark_bridge.subtask.calls import Calls, Counters
+from spark_bridge.subtask.channel import SubtaskChannel
+from spark_bridge.subtask.checks import check_operator
+from spark_bridge.subtask.closing import close_quietly
+from spark_bridge.subtask.context import SubtaskContext, index_of
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
+from spark_bridge.subtask.operator import SubtaskOperator, iterated
+
+__all__ = [
+    "COUNTERS",
+    "ON_DRIVER",
+    "OperatorParts",
+    "PartInTask",
+    "TaskAccess",
+    "TaskPart",
+    "current_part",
+    "runs_in_task",
+]
+
+COUNTERS = "headgate.counters"
+"""The name of the part that every operator has."""
+
+
+class TaskAccess(Protocol):
+    """What a ready-made part knows of its task, beyond what its context tells any operator."""
+
+    @property
+    def endpoint(self) -> TaskEndpoint:
+        """The sidecar's address and the operator's settings."""
+
+    def timed_out(self, failure: str) -> TimedOut:
+        """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
+
+
+class TaskPart(SubtaskOperator):
+    """The task's half of a ready-made part. It processes no records.
+
+    ``task`` is set before ``open``.
+    """
+
+    task: TaskAccess
+
+    def before_records(self) -> None:
+        """Called once, before the first operator's ``process``. It may wait for events."""
+
+
+class _ByName(dict[str, SubtaskOperator]):
+    def __missing__(self, name: str) -> SubtaskOperator:
+        raise LocalProtocolError(
+            f"the coordinator sent something to the part {name!r}, which this task does not have: if it is a "
+            "stage, pass the same chain to coordinate() and to subtask()"
+        )
+
+
+class OperatorParts:
+    """The parts of one operator in one task; see the module. It is used on the task's own thread.
+
+    ``operators``: by name, in the order of calls. ``calls``: those in progress, once they are open.
+    """
+
+    def __init__(
+        self,
+        make_own: Callable[[], SubtaskOperator] | None,
+        parts: Mapping[str, Callable[[], SubtaskOperator]],
+        stages: Sequence[str] = (),
+    ) -> None:
+        """Make all parts. If one cannot be made, those that were are closed.
+
+        ``make_own`` makes the user's own operator; None if the operator is a chain of ``stages``, which are ``parts``.
+        """
+        self.operators = _ByName()
+        self.stages = tuple(stages)
+        try:
+            for name, make in parts.items():
+                self._make(name, make)
+            if make_own is not None:
+                self._make("", make_own)
+        except BaseException:
+            self.close()
+            raise
+        self._feeding = [self.operators[name] for name in self.stages or ("",)]
+        self._found = len(parts) > 1  # by user code; all operators have counters, which the context finds
+        self._ended: set[int] = set()  # stages whose outputs are complete
+        self._running = 0  # the stage that runs
+        self._awaits_start = False
+        self._channel: SubtaskChannel
+        self.calls: Calls
+
+    def _make(self, name: str, make: Callable[[], object]) -> None:
+        made, made_by = make(), make.func if isinstance(make, partial) else make
+        if not isinstance(made, SubtaskOperator):
+            what, whose = (f"the factory of stage {name!r}", "stage") if name else (name_of(made_by), "subtask")
+            raise TypeError(
+                f"{what} returned {a_type(made)}; a {whose} needs a SubtaskOperator, or a function whose first "
+                "required argument takes the records"
+            )
+        self.operators[name] = made
+        if not isinstance(made_by, type) and (not name or name in self.stages):  # only here is it known what it makes
+            check_operator(made)
+
+    @property
+    def counts_records(self) -> bool:
+        """Whether an operator does that has the records before a restored checkpoint again.
+
+        Not the user's own if a part gives it its records, as a work queue does.
+        """
+        if not self.stages and any(
+            isinstance(part, TaskPart) and part.goes_on_after_restore for part in self.operators.values()
+        ):
+            return False
+        for operator in self._feeding:
+            if operator.counts_records or operator.goes_on_after_restore:
+                return operator.counts_records
+        return False
+
+    # --- the beginning --------------------------------------------------------------------------------------------
+
+    def open(
+        self, channel: SubtaskChannel, endpoint: TaskEndpoint, identity: TaskIdentity, registered: Registered
+    ) -> None:
+        """Restore each part, which gets its context, and tell the coordinator that the operator is open."""
+        self._channel = channel
+        calls = self.calls = Calls(channel, endpoint, identity, self._handle)
+        channel.at_barrier = self._at_barrier
+        counters: object = self.operators.get(COUNTERS)
+        calls.counters = counters if isinstance(counters, Counters) else None
+        asked: dict[str, list[Any]] = {}
+        for held in registered.held:
+            if held.is_request:
+                asked.setdefault(channel.table.names[held.part], []).append(decode_event(held.payload))
+        states = self._restored(registered.states)
+        _open.add(self)
+        begins_again = registered.input_begins_again  # for the next stage
+        calls.inside = "open"  # H11
+        try:
+            with self._current():
+                for name, operator in self.operators.items():
+                    if isinstance(operator, TaskPart):
+                        operator.task = calls
+                    its = begins_again if name in self.stages else registered.input_begins_again
+                    requests = tuple(asked.get(name, ()))
+                    operator.open(SubtaskContext(calls, registered, name, requests, its), states.get(name))
+                    if name in self.stages and operator.goes_on_after_restore:
+                        begins_again = False
+        finally:
+            calls.inside = None
+        without_urgent = frozenset(
+            index_of(channel, name) for name, one in self.operators.items() if not _handles_urgent(one)
+        )
+        self._awaits_start = any(one.waits_for_subtask_ready for one in self.operators.values())
+        channel.operator_opened(
+            awaits_start=self._awaits_start,
+            handle_urgent=None if len(without_urgent) == len(self.operators) else self._handle_urgent,
+            parts_without_urgent=without_urgent,
+        )
+
+    def _restored(self, states: Sequence[SubtaskState]) -> dict[str, bytes]:
+        """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
+        by_part: dict[str, dict[int, bytes]] = {}
+        for subtask, state in sorted(states):
+            own, parts = split_states(state, self.operators)
+            for name, one in {**parts, "": own}.items():
+                by_part.setdefault(name, {})[subtask] = one
+        if self.stages and any(by_part.pop("", {}).values()):
+            raise LocalProtocolError(
+                "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
+                'restore it with the operator that took it, or start without the checkpoint (restore="none")'
+            )
+        restored: dict[str, bytes] = {}
+        for name, states_of_part in by_part.items():
+            if len(states_of_part) == 1:
+                (one,) = states_of_part.values()
+            else:
+                operator = self.operators[name]
+                one = _checked_state(operator, "merge_states", operator.merge_states(states_of_part))
+            if one or not name or name in self.stages:  # a checkpoint keeps no empty state of a ready-made part
+                restored[name] = one
+        return restored
+
+    def wait_until_ready(self) -> None:
+        """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
+
+        Raises:
+            TimedOut: it did not return within ``ready_timeout_s``.
+        """
+        # H66
+        channel, endpoint, subtask = self._channel, self.calls.endpoint, self.calls.identity.subtask
+        deadline = channel.now() + endpoint.ready_timeout_s
+        while self._awaits_start:
+            if not channel.wait_for_item(max(0.0, deadline - channel.now())):
+                raise channel.timed_out(
+                    f"the coordinator's subtask_ready() for subtask {subtask} of {endpoint.operator_id!r} has not "
+                    f"returned within {endpoint.ready_timeout_s:g} s after open(): it waits, or the coordinator "
+                    "is busy with earlier calls. Make these quicker, raise ready_timeout_s, or set "
+                    "waits_for_subtask_ready = False on an operator that needs no initial values"
+                )
+            if (item := channel.take()) is not None:
+                self._handle(item)
+
+    # --- records and outputs --------------------------------------------------------------------------------------
+
+    def outputs(self, records: Iterator[Any]) -> Iterator[Any]:
+        """Yield what the operator makes of ``records``, handling the mailbox before each record that it takes."""
+        records = self._between(records)
+        # Nobody looks for the counters. An operator without other parts spares a generator and two switches for each
+        # output: ``task_output`` against ``task_output_with_a_part`` in ``make instructions``.
+        return self._outputs_found(records) if self._found else self._fed(records)
+
+    def between_outputs(self) -> None:
+        """After an output: handle events, and snapshots if one can be taken here."""
+        channel = self._channel
+        channel.poll()
+        if channel.mailbox or channel.over is not None or channel.failure is not None:
+            self.calls.handle_items(events_only=True)  # wherever an operator is, and mostly all that there is
+            if channel.mailbox and self.snapshot_anywhere:
+                self.calls.handle_items()
+
+    def _between(self, records: Iterator[Any]) -> Iterator[Any]:
+        channel = self._channel
+        while True:
+            channel.poll()
+            if channel.mailbox or channel.over is not None or channel.failure is not None:
+                self.calls.handle_items()
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            yield record
+
+    def _outputs_found(self, records: Iterator[Any]) -> Iterator[Any]:
+        """Let user code find its parts while it makes an output, and not while Spark has the thread.
+
+        Another operator may be next to this one in Spark's pipeline, and run on the same thread between two outputs.
+        """
+        with self._current():
+            for part in self.operators.values():
+                if isinstance(part, TaskPart):
+                    part.before_records()
+            outputs = self._fed(records)
+        try:
+            while True:
+                previous, _local.parts = _local.parts, self  # as ``_current`` does, without its generator
+                try:
+                    output = next(outputs)
+                except StopIteration:
+                    return
+                finally:
+                    _local.parts = previous
+                yield output
+        finally:
+            with self._current():
+                _close(outputs)
+
+    def _fed(self, records: Iterator[Any]) -> Iterator[Any]:
+        if not self.stages:  # one operator, which feeds nobody, has no generator around it that each output passes
+            (own,) = self._feeding
+            return iterated(own, own.process(records))
+        for index in range(len(self.stages)):
+            records = self._outputs_of(index, records)
+        return records
+
+    def _outputs_of(self, index: int, records: Iterator[Any]) -> Iterator[Any]:
+        stage, after = self._feeding[index], min(index + 1, len(self._feeding) - 1)
+        outputs: Iterator[Any] | None = None
+        try:
+            self._running = index
+            produced: Iterable[Any] | None = stage.process(records)
+            outputs = iterated(stage, produced)
+            while True:
+                try:
+                    output = next(outputs)
+                except StopIteration:
+                    break
+                self._running = after
+                yield output
+                self._running = index
+                if index < after:  # the runner does the same after the last stage
+                    self.between_outputs()
+            self._ended.add(index)
+        except Exception as error:
+            _note(error, self.stages[index])
+            raise
+        finally:
+            self._running = after
+            _close(outputs)
+            if index:  # the first stage has Spark's records, which Spark closes
+                _close(records)
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_anywhere(self) -> bool:
+        """Whether a snapshot can be taken now, if the stage that runs is waiting or has yielded."""
+        return self._consistent(self._running + 1)
+
+    def _consistent(self, count: int) -> bool:
+        """Whether each of the first ``count`` stages can be cut after an output."""
+        return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._feeding[:count]))
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """Return the state of all parts.
+
+        Raises ``CheckpointDeclinedByOperator`` if the parts cannot be cut here, or one declines.
+        """
+        if not self._consistent(self._running):
+            raise CheckpointDeclinedByOperator(
+                f"stage {self.stages[self._running]!r} waits while a stage before it may be in the middle of a record: "
+                "set snapshot_anywhere on that stage if its state is complete after each output"
+            )
+        return self._joined("snapshot_state", checkpoint_id)
+
+    def final_state(self) -> bytes:
+        """Return the state of all parts for all later checkpoints."""
+        return self._joined("final_state")
+
+    def _joined(self, method: str, *checkpoint_id: int) -> bytes:
+        own = {name: operator for name, operator in self.operators.items() if not name}
+        states: dict[str, bytes] = {}
+        with self._current():
+            for name, operator in (own | self.operators).items():  # the user's own first: it may decline
+                states[name] = _checked_state(operator, method, getattr(operator, method)(*checkpoint_id))
+        return join_states(states.pop("", b""), states, self.stages)
+
+    def _at_barrier(self) -> None:
+        """A barrier came while ``send_event`` or ``request`` waits.
+
+        This handles one item only. What the caller waits for may have arrived meanwhile, before the next barrier, and
+        then belongs in that barrier's snapshot.
+        """
+        if self.snapshot_anywhere and self.calls.inside is None:
+            if (item := self._channel.take()) is not None:
+                self._handle(item)
+        else:
+            self._channel.decline_barriers()
+
+    # --- what arrives ---------------------------------------------------------------------------------------------
+
+    def _handle(self, item: MailboxItem) -> None:
+        calls = self.calls
+        try:
+            match item:
+                case MailboxEvent(payload=payload, part=part):
+                    calls.inside = "handle_event"
+                    operator, event = self.operators[self._channel.table.names[part]], decode_event(payload)
+                    if self._found:
+                        with self._current():
+                            operator.handle_event(event)
+                    else:  # nobody looks for a part: ``task_event`` in ``make instructions``
+                        operator.handle_event(event)
+                case MailboxBarrier(checkpoint_id=checkpoint_id):
+                    calls.inside = "snapshot_state"
+                    self._snapshot(checkpoint_id)
+                case MailboxCompleted(checkpoint_id=checkpoint_id):
+                    self._tell("notify_checkpoint_complete", checkpoint_id)
+                case MailboxAborted(checkpoint_id=checkpoint_id):
+                    self._tell("notify_checkpoint_aborted", checkpoint_id)
+                case MailboxStart():
+                    self._awaits_start = False
+        finally:
+            calls.inside = None
+
+    def _handle_urgent(self, payload: bytes, part: int) -> None:
+        """On the thread for urgent events."""
+        with self._current():
+            self.operators[self._channel.table.names[part]].handle_urgent(decode_event(payload))
+
+    def _tell(self, method: str, checkpoint_id: int) -> None:
+        self.calls.inside = method
+        with self._current():
+            for operator in self.operators.values():
+                getattr(operator, method)(checkpoint_id)
+
+    def _snapshot(self, checkpoint_id: int) -> None:
+        if not self._channel.wants_snapshot(checkpoint_id):
+            return  # the checkpoint ended while its barrier was in the mailbox
+        try:
+            state = self.snapshot_state(checkpoint_id)
+        except CheckpointDeclinedByOperator as declined:
+            self._channel.snapshot_refused(checkpoint_id, str(declined))
+            return
+        self._channel.snapshot_taken(checkpoint_id, state)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all parts, the last one first. What one of them raises is logged."""
+        with self._current():
+            for operator in reversed(self.operators.values()):
+                close_quietly(operator)
+        _open.discard(self)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        previous, _local.parts = _local.parts, self
+        try:
+            yield
+        finally:
+            _local.parts = previous
+
+
+def _close(outputs: object) -> None:
+    close = getattr(outputs, "close", None)
+    if close is not None:
+        close()
+
+
+def _note(error: Exception, name: str) -> None:
+    """Say in a failure which stage it comes from: the first one to pass it on."""
+    if not any(note.startswith("in the stage ") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"in the stage {name!r} of the chain")
+
+
+def _handles_urgent(operator: SubtaskOperator) -> bool:
+    """Whether the operator defines ``handle_urgent``. Otherwise its urgent events are ordinary ones."""
+    return getattr(operator.handle_urgent, "__func__", None) is not SubtaskOperator.handle_urgent
+
+
+def _checked_state(operator: SubtaskOperator, method: str, state: object) -> bytes:
+    """Return ``state`` if it is bytes, even if empty. Raise ``TypeError`` for anything else, such as None (H46)."""
+    if not isinstance(state, bytes):
+        raise TypeError(
+            f"{type_name(operator)}.{method} must return bytes, not {type_name(state)}: "
+            'return b"" if there is no state to keep'
+        )
+    return state
+
+
+# --- the part of the task that runs here ---------------------------------------------------------------------------
+
+
+class _Local(threading.local):
+    parts: OperatorParts | None = None
+
+
+_local = _Local()
+_open: WeakSet[OperatorParts] = WeakSet()
+"""Those of the tasks of this process, for other threads of a task; more than one only if several share it, as in tests.
+
+It keeps none of them: what is not closed, because its task has died, goes with the task.
+"""
+
+
+def runs_in_task() -> bool:
+    """Whether the caller is the function of a task of an operator with parts."""
+    return _local.parts is not None
+
+
+def current_part(kind: str, name: str) -> Any:
+    """Return the task's half of the part ``name``. ``kind`` says in the error what it is.
+
+    Works on the task's own thread, and on threads that the task has started if no other task runs in the process.
+
+    Raises:
+        LocalProtocolError: no task of an operator that uses it runs here.
+    """
+    parts = _local.parts
+    if parts is None and len(found := [*_open]) == 1:
+        (parts,) = found
+    if parts is None:
+        raise LocalProtocolError(
+            f"the {kind} {name!r} is used where no task of a coordinated operator runs: use it in a function that you "
+            "pass to the operator's handle, as in rdd.mapPartitions(handle.subtask(function))"
+        )
+    part = parts.operators.get(name)
+    if part is None:
+        raise LocalProtocolError(
+            f"the operator does not use the {kind} {name!r}: pass it to coordinate(..., uses=[...]) as well"
+        )
+    return part
+
+
+class PartInTask:
+    """What user code sees of a part in a task."""
+
+    _kind: ClassVar[str]
+    _on_driver: ClassVar[frozenset[str]]
+    """Public names that only the object on the driver has."""
+    _name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in type(self)._on_driver:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{name} of the {self._kind} {self._name!r} is for the driver, and this is a task: ask a coordinator of "
+            "yours with context.request(), or tell it with an event"
+        )
+
+
+ON_DRIVER = frozenset({"coordinator", "name", "task_part"})
+"""Names that no part has in tasks."""
