@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import struct
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,6 +41,7 @@ from protocol.facts import JobStarted, StageSubmitted, TaskEnded, TaskOutcome, T
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
+from protocol.parts import PartTable
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
@@ -52,6 +53,7 @@ from protocol.wire.messages import (
     HeldEvent,
     Message,
     Opened,
+    OperatorPart,
     Register,
     Registered,
     RestoreMode,
@@ -216,7 +218,8 @@ class _Channel:
     over = failure = None
     on_urgent_thread = False
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Iterable[str]) -> None:
+        self.table = PartTable([OperatorPart(name) for name in ("", *parts)])
         self.mailbox: list[s.MailboxItem] = []
         self.item = s.MailboxEvent(PAYLOAD)
 
@@ -224,7 +227,7 @@ class _Channel:
 
     def operator_opened(self, **_: object) -> None: ...
 
-    def submit_event(self, payload: bytes) -> None: ...
+    def submit_event(self, payload: bytes, part: int) -> None: ...
 
     def wait_for_item(self, timeout_s: float | None) -> bool:
         self.mailbox.append(self.item)
@@ -235,7 +238,7 @@ class _Channel:
 
 
 def _open_parts(*parts: str) -> tuple[OperatorParts, _Passing]:
-    own, channel = _Passing(), _Channel()
+    own, channel = _Passing(), _Channel((COUNTERS, *parts))
     operators = OperatorParts(lambda: own, {COUNTERS: CountersPart, **dict.fromkeys(parts, TaskPart)})
     endpoint = TaskEndpoint("host", 1, Key(NO_IDENTITY, bytes(KEY_BYTES)), OPERATOR, 1)
     registered = Registered(TASK, 0, -1, (), (), 0.0, 1, 1, ())

@@ -26,12 +26,13 @@ from headgate.testing._operator_task import OperatorTask
 from headgate.testing._recording import RecordingCoordinator
 from headgate.testing._sink_cases import SinkCase, sink_cases
 from headgate.testing._sink_world import SinkTarget
-from headgate.testing._task import Task
+from headgate.testing._task import PartEvent, Task
 from headgate.testing._world import World, running_operator
 
 __all__ = [
     "Answer",
     "OperatorTask",
+    "PartEvent",
     "RecordingCoordinator",
     "SinkCase",
     "SinkTarget",

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, cast
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
+from protocol.arguments import ANY, checked
 from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.ids import ExecutionAttempt
@@ -122,6 +123,7 @@ class OperatorTask(Task):
         """End the records. An operator that reads to the end of its input then finishes."""
         self._more_records = False
 
+    @checked(failure=ANY)
     def finish(self, failure: str = "", state: bytes | None = None) -> NoReturn:
         """Not for a real operator, which ends with its input or an exception: see ``end_records``.
 

@@ -44,8 +44,8 @@ from protocol.subtask.types import (
     UrgentBegan,
     UrgentHandled,
 )
+from protocol.values import value
 from protocol.wire.codec import decode_event, encode_argument, encode_event, encode_message
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
@@ -92,6 +92,14 @@ class MemoryConnection:
 
 
 @check_attributes(declines=ANY)
+@value
+class PartEvent:
+    """An event or request of a named part of the operator, as a ``Task`` sends it and gets it."""
+
+    name: str
+    event: Any
+
+
 class Task:
     """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 

@@ -13,11 +13,8 @@ contain. Any other kind is a *leaf*: an extension value whose data is all of it 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
-from protocol.values import value
-
-__all__ = ["CONTAINER_TYPES", "ExtensionType", "PartEvent"]
+__all__ = ["CONTAINER_TYPES", "ExtensionType", "mark"]
 
 
 class ExtensionType(IntEnum):
@@ -52,14 +49,6 @@ CONTAINER_TYPES = frozenset(
         ExtensionType.REGISTERED,
     }
 )
-
-
-@value
-class PartEvent:
-    """An event of a named part, on its way between the part and what sends it."""
-
-    name: str
-    event: Any
 
 
 def mark(code: ExtensionType) -> bytes:

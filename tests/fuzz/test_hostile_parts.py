@@ -18,14 +18,13 @@ import pytest
 from actors.coordination import OperatorCoordinator, SourceCoordinator, StaticSplitEnumerator
 from headgate import CheckpointConfig, Group, Permits, SharedValue, WorkQueue
 from headgate.sources import HybridSource
-from headgate.testing import Task, World, running_operator
+from headgate.testing import PartEvent, Task, World, running_operator
 from protocol.errors import RemoteProtocolError
 from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import ConnectionAttached, GatewayLimits, MessageReceived
 from protocol.ids import ExecutionAttempt
 from protocol.kept_bytes import KeptBytes
 from protocol.wire.codec import encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Opened, RestoredEventMessage, RestoredRequestMessage
 from spark_bridge.primitives.counters import book
 from spark_bridge.primitives.counters.book import Book

@@ -311,6 +311,11 @@ stages-after-the-running-one-count [new; H80]
   -             yield output
   + self._running = index
   +             yield output
+what-a-function-makes-for-a-stage-is-not-checked [new; H59 H80]
+  A stage that a function makes may have methods that cannot work.
+  @ spark_bridge.subtask.parts:OperatorParts._make
+  - (not name or name in self.stages)
+  + not name
 a-part-of-another-operator-is-found [new; H80]
   After an output, the next operator of Spark's pipeline finds the parts of the one before.
   @ spark_bridge.subtask.parts:OperatorParts._outputs_found

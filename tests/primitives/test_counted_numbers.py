@@ -19,11 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Distribution, SubtaskContext
-from headgate.testing import running_operator
+from headgate.testing import PartEvent, running_operator
 from protocol.describing import as_json
 from protocol.errors import RemoteProtocolError
 from protocol.wire.events import decode_event, encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.state import run_steps
 from spark_bridge.primitives.counters.book import (
     BITS_MAX,

@@ -17,9 +17,9 @@ from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.group import Member
-from protocol.wire.extension_types import PartEvent
 from spark_bridge.primitives.group import driver as driver_half
 from spark_bridge.primitives.group.messages import Blob, Join, parse_request
+from spark_bridge.subtask.parts import current_part
 from tests.primitives.histories import group_history, passing_on, trained, training, until_done, with_held_requests
 
 pytestmark = pytest.mark.anyio
@@ -440,7 +440,7 @@ async def test_the_blob_of_a_member_that_is_gone_is_not_kept_in_memory(how: str)
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         group.__enter__()
         if context.subtask == 0:
-            context.send_event(PartEvent("train", Blob(1, 0, 3, b"one").as_event()))
+            current_part("group", "train").context.send_event(Blob(1, 0, 3, b"one").as_event())
         context.sleep(1.0)
         if how == "leaves":
             group.__exit__(None, None, None)
@@ -466,7 +466,7 @@ def sending(group: Group, *events: Any) -> Callable[[SubtaskContext, Iterator[An
         group.__enter__()
         if context.subtask == 0:
             for event in events:
-                context.send_event(PartEvent("train", event))
+                current_part("group", "train").context.send_event(event)
         yield from iter(context.wait_for_event, "the end")
 
     return run
@@ -510,11 +510,11 @@ async def test_only_rank_0_of_the_current_generation_can_make_the_driver_keep_a_
 
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         for generation in (0, 1, 2):  # before it is a member
-            context.send_event(PartEvent("train", Blob(generation, 0, 1000, bytes(1000)).as_event()))
+            current_part("group", "train").context.send_event(Blob(generation, 0, 1000, bytes(1000)).as_event())
         context.sleep(0.5)
         group.__enter__()
         for generation in (0, 1, 2, 1):
-            context.send_event(PartEvent("train", Blob(generation, 0, 1000, bytes(1000)).as_event()))
+            current_part("group", "train").context.send_event(Blob(generation, 0, 1000, bytes(1000)).as_event())
         yield from iter(context.wait_for_event, "the end")
 
     async with running_operator(parallelism=3, uses=[group]) as world:

@@ -28,7 +28,6 @@ from headgate.testing import running_operator
 from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.facts import StageLook
 from protocol.wire.codec import encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import encode_state
@@ -56,6 +55,7 @@ from spark_bridge.primitives.shared_value import driver as shared_driver
 from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
 from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.parts import current_part
 from tests.primitives.histories import until_done
 from tests.primitives.stand_ins import open_alone
 
@@ -114,7 +114,7 @@ async def test_a_task_that_could_not_say_that_it_has_left_joins_as_if_for_the_fi
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         if context.subtask == 0:
             with pytest.raises(TimedOut):
-                context.request(PartEvent("train", Join("h", 1).as_event()), timeout_s=1.0)
+                current_part("group", "train").context.request(Join("h", 1).as_event(), timeout_s=1.0)
         with group as member:
             yield member.all_gather(member.rank)
 
@@ -133,9 +133,9 @@ async def test_a_call_that_is_out_of_turn_fails_and_leaves_no_open_reply() -> No
     def run(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
         with group as member:
             with pytest.raises(RequestFailed, match="called in round 5"):
-                context.request(PartEvent("train", Call(1, 5, "barrier()", None).as_event()))
+                current_part("group", "train").context.request(Call(1, 5, "barrier()", None).as_event())
             with pytest.raises(RequestFailed, match="the checkpoint of step 7 was replaced by a later one"):
-                context.request(PartEvent("train", Fetch(7, 0).as_event()))
+                current_part("group", "train").context.request(Fetch(7, 0).as_event())
             with member.guard(), pytest.raises(LocalProtocolError, match=r"inside guard\(\) already"):
                 member.xgboost()
             assert repr(member) == "<GroupMember rank=0 world_size=1 generation=1>"

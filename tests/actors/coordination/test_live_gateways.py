@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from actors.coordination import CoordinatorContext, LiveGateways, OperatorCoordinator, RecreateOnReset, parts_of
+from headgate.testing import PartEvent
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull, LocalProtocolError
 from protocol.wire.codec import WireLimits, encode_event
-from protocol.wire.extension_types import PartEvent
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
 
 

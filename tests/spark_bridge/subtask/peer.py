@@ -31,6 +31,7 @@ from protocol.wire.messages import (
     Finished,
     Message,
     Opened,
+    OperatorPart,
     Register,
     Registered,
     RequestMessage,
@@ -139,6 +140,7 @@ class Peer:
         self._listener.settimeout(PATIENCE_S)
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[PeerConnection] = []
+        self._parts: tuple[OperatorPart, ...] = (OperatorPart(""),)
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +201,7 @@ class Peer:
     def register(self, **changes: Any) -> PeerConnection:
         """Accept, and answer the task's registration."""
         connection = self.accept()
+        changes = {"parts": self._parts} | changes
         connection.send(registered(connection.expect(Register).task_attempt_id, **changes))
         return connection
 
@@ -220,6 +223,7 @@ class Peer:
     ) -> RunningTask:
         """Start a task whose endpoint has these changes; nothing is accepted yet."""
         make_operator = operator if callable(operator) else lambda: operator
+        self._parts = tuple(OperatorPart(name) for name in ("", *(parts or ())))
         return RunningTask(make_operator, self.endpoint(**changes), records, limit=limit, parts=parts)
 
     def run(
@@ -257,7 +261,7 @@ def registered(task_attempt_id: int = TASK_ID, **changes: Any) -> Registered:
         "reconnect_timeout_s": PATIENCE_S,
         "window_events": 1000,
         "window_bytes": 2**20,
-        "events_sent": 0,
+        "events_sent": (),
         "token": TOKEN,
     }
     return Registered(**(fields | changes))

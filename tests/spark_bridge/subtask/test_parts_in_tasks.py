@@ -17,7 +17,6 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import Confirm, EventMessage, Opened
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.group.task import GroupInTask
@@ -118,12 +117,12 @@ def test_a_reader_inside_of_another_has_the_same_context_and_its_events_name_the
         return Outer([Reading, lambda: Inner([Reading])])
 
     task, connection = peer.start(Recorder(), parts={"source": nested}), peer.register()
-    events = [decode_event(connection.next_item(EventMessage).payload) for _ in range(4)]
+    sent = [connection.next_item(EventMessage) for _ in range(4)]
     opened = connection.next_item(Opened)
     connection.send(Confirm(opened.task_attempt_id, opened.seq))
     peer.finish(task)
     wrapped = [[0, "opened"], [0, "again"], [1, [0, "opened"]], [1, [0, "again"]]]
-    assert events == [PartEvent("source", event) for event in wrapped]
+    assert [(item.part, decode_event(item.payload)) for item in sent] == [(1, event) for event in wrapped]
 
 
 def test_user_code_finds_a_part_on_the_threads_of_its_task_until_that_ends(peer: Peer) -> None:
@@ -146,6 +145,35 @@ def test_user_code_finds_a_part_on_the_threads_of_its_task_until_that_ends(peer:
     assert not runs_in_task()
     with pytest.raises(LocalProtocolError, match="'a' is used where no task of a coordinated operator runs"):
         current_part("part", "a")
+
+
+class Generating(Recorder):
+    """Closes well, and can do nothing else."""
+
+    closed = 0
+
+    def handle_event(self, event: Any) -> Any:
+        yield event
+
+    def close(self) -> None:
+        Generating.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (dict, "{} returned a dict; a {} needs a SubtaskOperator, or a function whose first required argument"),
+        (lambda: Generating(), r"Generating.handle_event\(\) has a .yield"),  # noqa: PLW0108 - a class is checked before
+    ],
+)
+@pytest.mark.parametrize("stage", [False, True])
+def test_what_a_factory_makes_is_checked_for_an_operator_as_for_a_stage(make: Any, says: str, stage: bool) -> None:
+    """H59: the driver can check a class, but only the task knows what a function makes."""
+    Generating.closed = 0
+    named = ("the factory of stage 'a'", "stage") if stage else ("dict", "subtask")
+    with pytest.raises(TypeError, match=says.format(*named)):
+        OperatorParts(None, {"a": make}, ["a"]) if stage else OperatorParts(make, {})
+    assert Generating.closed == (make is not dict)
 
 
 class Numbered(TaskPart):

@@ -15,7 +15,6 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.extension_types import PartEvent
 from protocol.wire.messages import (
     AttemptEnded,
     CheckpointAcknowledged,
@@ -43,8 +42,8 @@ class Steered(Calling):
         self._act(event)
 
 
-def urgent(seq: int, value: Any) -> UrgentEventMessage:
-    return UrgentEventMessage(TASK_ID, seq, encode_event(value))
+def urgent(seq: int, value: Any, part: int = 0) -> UrgentEventMessage:
+    return UrgentEventMessage(TASK_ID, seq, encode_event(value), part)
 
 
 def send_urgent(connection: PeerConnection, seq: int, value: Any) -> None:
@@ -401,10 +400,6 @@ def test_abandoned_task_ends_its_urgent_thread(peer: Peer) -> None:  # H93
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("headgate-urgent")]
 
 
-def of_part(seq: int, name: str, value: Any) -> UrgentEventMessage:
-    return urgent(seq, PartEvent(name, value))
-
-
 def test_parts_of_a_chain_get_their_urgent_events(peer: Peer) -> None:  # H90, H80
     seen: queue.Queue[Any] = queue.Queue()
     part = Steered(lambda context: None, lambda event: seen.put(("part", event)))
@@ -412,14 +407,14 @@ def test_parts_of_a_chain_get_their_urgent_events(peer: Peer) -> None:  # H90, H
         lambda context: [seen.get(timeout=PATIENCE_S) for _ in range(2)], lambda event: seen.put(("main", event))
     )
     task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(of_part(1, "part", 1), urgent(2, 2))
+    connection.send(urgent(1, 1, part=1), urgent(2, 2))
     assert peer.finish(task) == [[("part", 1), ("main", 2)]]
 
 
 def test_chain_without_a_handler_gets_them_in_their_place(peer: Peer) -> None:  # H90, H80
     part, main = Recorder(), EventSource()
     task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(of_part(1, "part", 1), urgent(2, "a"), connection.event(3, "end"))
+    connection.send(urgent(1, 1, part=1), urgent(2, "a"), connection.event(3, "end"))
     assert peer.finish(task) == ["a"]
     assert ("event", 1) in part.calls
 
@@ -432,7 +427,7 @@ def test_part_without_a_handler_next_to_one_that_has_it_gets_them_in_their_place
 
     part, main = Recorder(), Steered(body)
     task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(connection.event(1, "ordinary"), of_part(2, "part", "urgent"), connection.event(3, "last"))
+    connection.send(connection.event(1, "ordinary"), urgent(2, "urgent", part=1), connection.event(3, "last"))
     peer.finish(task)
     assert [call for call in part.calls if call[0] == "event"] == [("event", "urgent")]
 
@@ -443,7 +438,7 @@ def test_operator_without_a_handler_gets_them_in_their_place_next_to_a_part_that
     main, part = EventSource(), Steered(lambda context: None, lambda event: seen.put(("part", event)))
     task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(
-        connection.event(1, "a"), urgent(2, "b"), of_part(3, "part", 1), urgent(4, "c"), connection.event(5, "end")
+        connection.event(1, "a"), urgent(2, "b"), urgent(3, 1, part=1), urgent(4, "c"), connection.event(5, "end")
     )
     assert peer.finish(task) == ["a", "b", "c"]
     assert seen.get(timeout=PATIENCE_S) == ("part", 1)
