@@ -12,7 +12,7 @@ from actors.cell import cell_of
 from actors.coordination import parts_of
 from actors.coordination.coordinator import METHODS, CoordinatorActor
 from headgate import OperatorCoordinator
-from protocol.wire.extension_types import PartEvent
+from headgate.testing import PartEvent
 from tests.actors.coordination.operator_world import running_tasks
 from tests.conformance.application import application
 
