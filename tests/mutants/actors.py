@@ -10,10 +10,10 @@ ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
   @ actors.coordination.open_gateways:OpenGateways.open
-  - sends = AttemptSends(attempt, line.tell_direct, budget, context.clock.now, self._config.wire_limits)
+  - sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
   + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
-  + line.tell_direct, budget, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
-  + sends.budget = attempt, line.tell_direct, budget
+  + line.tell_direct, bounds, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
+  + sends._budgets, sends.over = attempt, line.tell_direct, {}, None
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.coordinator:CoordinatorActor._tell_ready
@@ -32,7 +32,7 @@ never-begins [feared; H66 H48]
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
   @ actors.coordination.open_gateways:OpenGateways.reject_sends
-  - gateway.sends.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+  - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
   + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
@@ -65,12 +65,12 @@ answers-another-attempt [G14; H33]
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.coordinator:CoordinatorActor._handle_event
-  - message.gateway_ref.tell_direct(ItemTaken(message.seq))
+  - message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
   + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.
   @ actors.coordination.gateway:GatewayActor._confirm_event
-  - self._budget.give_back(confirmation.size)
+  - self._sends.give_back(confirmation)
   + pass
 old-connection-ends-the-new-one [feared; H24]
   The end of a connection that was replaced counts as the end of the new one.

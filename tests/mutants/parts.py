@@ -286,9 +286,9 @@ stages-are-closed-forwards [new; H80]
   + self.operators.values()
 event-for-a-stage-loses-its-name [new; H80]
   What the coordinator of a stage sends is for the main operator.
-  @ actors.coordination.host.gateway:encoded
-  - PartEvent(part.name, event) if part.name else event
-  + event
+  @ actors.coordination.host.gateway:AttemptSends._accept
+  - send = SendEvent(payload, loss_tolerant, confirmation, urgent, part.index)
+  + send = SendEvent(payload, loss_tolerant, confirmation, urgent, 0)
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.parts:OperatorParts.open
