@@ -60,7 +60,7 @@ class SubtaskGateway(Protocol[Sent_contra]):
                 ordinary events. Checkpoints include and hold them like any other event.
 
         Raises:
-            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
         # H21, H23, H27, H28, H90. The state of the attempt raises nothing here: it shows in the confirmation.

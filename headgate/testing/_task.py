@@ -91,7 +91,6 @@ class MemoryConnection:
             self.on_the_way.clear()
 
 
-@check_attributes(declines=ANY)
 @value
 class PartEvent:
     """An event or request of a named part of the operator, as a ``Task`` sends it and gets it."""
@@ -100,6 +99,7 @@ class PartEvent:
     event: Any
 
 
+@check_attributes(declines=ANY)
 class Task:
     """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 

@@ -13,7 +13,7 @@ gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   - sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
   + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
   + line.tell_direct, bounds, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
-  + sends.over = attempt, line.tell_direct, None
+  + sends._budgets, sends.over = attempt, line.tell_direct, {}, None
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.coordinator:CoordinatorActor._tell_ready

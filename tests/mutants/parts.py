@@ -287,7 +287,7 @@ event-for-a-stage-loses-its-name [new; H80]
   What the coordinator of a stage sends is for the main operator.
   @ actors.coordination.host.gateway:AttemptSends._accept
   - send = SendEvent(payload, loss_tolerant, confirmation, urgent, part.index)
-  + send = SendEvent(payload, loss_tolerant, confirmation, urgent)
+  + send = SendEvent(payload, loss_tolerant, confirmation, urgent, 0)
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.parts:OperatorParts.open

@@ -116,8 +116,8 @@ nesting-in-classes [the closed table; H62 H97]
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
   @ actors.coordination.coordinator:CoordinatorActor._decoded
-  - large = len(payload) > EVENT_STEP_BYTES
-  + large = False
+  - if len(payload) <= EVENT_STEP_BYTES:
+  + if True:
 whole-reads [X9; H65]
   A connection hands over everything that a read delivers, in one turn of the loop.
   @ spark_bridge.server.connection:Connection._take_frames

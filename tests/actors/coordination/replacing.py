@@ -55,7 +55,6 @@ class BenchHost:
     mode = RestoreMode.STREAMING
     checkpoints_in_doubt = frozenset({7})
     input_begins_again = False
-    handles_restored = False
 
     def __init__(self, bench: Bench, context: ActorContext[Step]) -> None:
         self._bench = bench
@@ -68,6 +67,9 @@ class BenchHost:
 
     def events_taken(self, part: Sender, subtask: int) -> int:
         return 40 + subtask
+
+    def handles_restored(self, part: Sender) -> bool:
+        return False
 
     async def look_at_run(self) -> StageLook:
         return StageLook()
