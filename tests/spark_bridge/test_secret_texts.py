@@ -465,6 +465,7 @@ COVERED = {
     ("DeltaSink", "storage_options"),
     ("FileSink", "options"),
     ("FileSinkCoordinator", "options"),  # makes a FileSink
+    ("FileSinkOperator", "options"),  # likewise
     ("FileSource", "options"),
     ("IcebergSink", "catalog"),
     ("IcebergSink", "options"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.arguments import checked
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.describing import a_type
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
@@ -17,8 +17,8 @@ __all__ = ["FileSinkOperator"]
 class FileSinkOperator(TwoPhaseSinkOperator):
     """Writes each record as one line of a file. Needs a ``FileSinkCoordinator`` with the same ``url`` and ``name``.
 
-    ``url`` is an absolute path or a URL. ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``,
-    ``roll_bytes`` and ``options``. The operator must be in streaming mode. It yields no outputs.
+    ``url`` is an absolute path or a URL. ``prefix``, ``suffix``, ``roll_bytes`` and ``options`` are those
+    of ``SinkWriter``. The operator must be in streaming mode. It yields no outputs.
 
     Override ``encode`` for records that are not lines. A retried attempt continues from the position in the restored
     checkpoint. By default, the position is the number of records written, and that many are skipped. This is correct
@@ -26,9 +26,18 @@ class FileSinkOperator(TwoPhaseSinkOperator):
     ``snapshot_position`` and ``restore_position`` together, and ``process`` if it does not read Spark's records.
     """
 
-    @checked()
-    def __init__(self, url: str, *, name: str | None = None, **settings: Any) -> None:
-        super().__init__(FileSink(url, name=name, **settings))
+    @checked(roll_bytes=AT_LEAST_1)
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        prefix: str = "part",
+        suffix: str = "",
+        roll_bytes: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(FileSink(url, name=name, prefix=prefix, suffix=suffix, roll_bytes=roll_bytes, options=options))
 
     def encode(self, record: Any) -> bytes | str:
         """Return the row for a record: text, to which a line feed is added, or bytes, which are written unchanged."""

@@ -73,16 +73,29 @@ class SinkWriter:
         self._failure: BaseException | None = None
 
     @classmethod
-    @checked()
-    def for_subtask(cls, context: SubtaskContext, url: str, *, name: str | None = None, **settings: Any) -> SinkWriter:
-        """Make a writer for the attempt of ``context``. ``settings`` are those of the class. For ``open``."""
+    @checked(roll_bytes=AT_LEAST_1)
+    def for_subtask(
+        cls,
+        context: SubtaskContext,
+        url: str,
+        *,
+        name: str | None = None,
+        prefix: str = "part",
+        suffix: str = "",
+        roll_bytes: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> SinkWriter:
+        """Make a writer for the attempt of ``context``. The other arguments are those of the class. For ``open``."""
         return cls(
             url,
             name=name or context.operator_id,
             subtask=context.subtask,
             attempt=context.attempt,
             after=context.checkpoint_id,
-            **settings,
+            prefix=prefix,
+            suffix=suffix,
+            roll_bytes=roll_bytes,
+            options=options,
         )
 
     def write(self, row: bytes | str) -> None:
