@@ -114,7 +114,7 @@ def anything(random: Random) -> Any:
         (
             None, True, 0.5, nan, inf, -inf, b"", b"\xc1", number(random), word(random), [], {}, (), set(),
             nested(random), Decimal("sNaN"), np.zeros(3), np.float32(1), np.arange(4), {1: [2]}, [[[]]],
-            samples.event(random), PartEvent("a", 1), list(range(random.choice((3, 3000)))),
+            samples.event(random), list(range(random.choice((3, 3000)))),
         )
     )  # fmt: skip
 
