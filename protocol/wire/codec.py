@@ -38,7 +38,7 @@ from protocol.wire.events import (
     encode_event,
     run_steps,
 )
-from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
+from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, positions, text
 from protocol.wire.framing import CLAIMS_UNCHECKED, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
     PARTS_MAX,
@@ -213,6 +213,8 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
         if check is text and type(value) is str:
             value = fit_text(value, limits.text_chars_max)
         try:
+            if check is positions and type(value) is bytes:  # as they come, so the check would turn them round
+                raise ValueError("must be a tuple of numbers, is bytes")
             values.append(check(value, limits))
         except (ValueError, OverflowError) as error:
             raise LocalProtocolError(f"{type_name(message)}.{name} {error}") from None

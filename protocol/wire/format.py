@@ -125,7 +125,7 @@ def _token(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
-def _positions(value: Any, limits: WireLimits) -> Any:
+def positions(value: Any, limits: WireLimits) -> Any:
     """Return ``Positions`` as the bytes of their numbers (u64, big-endian), and such bytes as ``Positions``."""
     counts: tuple[int, ...] = value if type(value) is tuple else _numbers(_bytes(value, limits))
     if len(counts) > PARTS_MAX or (counts and not counts[-1]):
@@ -207,9 +207,9 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (12, Opened, (_NATURAL, _POSITIVE, _flag)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
-    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _positions, _NATURAL)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, positions, _NATURAL)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text, _NATURAL)),
-    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _positions)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, positions)),
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (20, Heartbeat, (_NATURAL,)),
@@ -220,7 +220,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
         Registered,
         (
             *(_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds),
-            *(_POSITIVE, _POSITIVE, _positions, _token, _seconds, _flag, _flag, text, _PARTS),
+            *(_POSITIVE, _POSITIVE, positions, _token, _seconds, _flag, _flag, text, _PARTS),
         ),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
