@@ -259,7 +259,7 @@ class _Channel:
         self.key = (task.attempt.task_attempt_id, endpoint.operator_id)
         self.mailbox = OperatorMailbox(sys.maxsize, sys.maxsize)
         self.statistics = ChannelStatistics()
-        self.at_barrier: Callable[[], None] = self.decline_barriers
+        self.at_barrier: Callable[[bool], bool] = lambda may_decline: may_decline
         self._task = task
         self._endpoint = endpoint
         self._thread = threading.get_ident()
@@ -482,12 +482,11 @@ class _Channel:
             )
 
     def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str, part: int) -> None:
-        if self.table.outside[part]:  # no checkpoint waits for what it waits for
-            self._wait(wants, deadline, failure)
-        elif self.mailbox.barriers:
-            self.at_barrier()
-        else:
-            self._wait(lambda: wants() or bool(self.mailbox.barriers), deadline, failure)
+        outside = self.table.outside[part]  # no checkpoint waits for what it waits for
+        if self.mailbox.barriers and self.at_barrier(not outside):
+            return
+        met = len(self.mailbox)
+        self._wait(lambda: wants() or (bool(self.mailbox.barriers) and len(self.mailbox) > met), deadline, failure)
 
     def sleep(self, seconds: float) -> None:
         self._task.wait(lambda: self.cancelled, self.now() + seconds)

@@ -117,7 +117,8 @@ class SubtaskChannel:
         self.statistics = ChannelStatistics()
         self.endpoint = endpoint
         self.waker = Waker(lambda: self.stopping)
-        self.at_barrier: Callable[[], None] = self.decline_barriers
+        self.at_barrier: Callable[[bool], bool] = self._decline_at_barrier
+        """Called when a barrier comes while the task's thread waits: whether it may be declined. True if it was met."""
         self.table = ONE_PART
         """The parts of the operator, as the driver has named them."""
         self.failure: BaseException | None = None
@@ -274,7 +275,7 @@ class SubtaskChannel:
     def ask(self, payload: bytes, timeout_s: float, part: int = OWN_PART) -> bytes:
         """Send one encoded request and wait for its answer (H33).
 
-        If the part is outside of checkpoints, barriers stay in the mailbox meanwhile (H152).
+        If the part is outside of checkpoints, a barrier that cannot be met meanwhile stays in the mailbox (H152).
 
         Raises:
             TimedOut: neither capacity nor an answer within ``timeout_s``. The coordinator learns of that (H85); a late
@@ -282,7 +283,6 @@ class SubtaskChannel:
             RequestFailed: the coordinator answered with an error.
         """
         deadline = time.monotonic() + timeout_s
-        wait = self._wait if self.table.outside[part] else self._wait_serving
         with self._lock:
             request_id = self._next_request_id
             self._next_request_id += 1
@@ -293,7 +293,7 @@ class SubtaskChannel:
                 self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
                 try:
                     while (answer := self._answers[request_id]) is None:
-                        wait(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
+                        self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s", part)
                 except BaseException:
                     if not self.cancelled:
                         self._handle(RequestAbandoned(request_id))
@@ -573,27 +573,33 @@ class SubtaskChannel:
 
     def _submit_with_capacity(self, input: EventSubmitted | RequestSubmitted, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        wait = self._wait if self.table.outside[input.part] else self._wait_serving
         while True:
             try:
                 return self._submit(input)
             except GatewayFull as full:
-                wait(deadline, f"no capacity to send within {timeout_s:g} s: {full}")
+                self._wait_serving(deadline, f"no capacity to send within {timeout_s:g} s: {full}", input.part)
 
-    def _wait_serving(self, deadline: float, failure: str) -> None:
+    def _wait_serving(self, deadline: float, failure: str, part: int) -> None:
         """Wait for the coordinator inside a call, and handle the barriers that arrive meanwhile.
 
         The capacity or the answer may wait for a closed valve, which opens at this task's own snapshot. Only the task's
-        thread can take that, and it is here: without this, both would wait for each other.
+        thread can take that, and it is here: without this, both would wait for each other. What a part outside of
+        checkpoints waits for is behind no valve, so there the barrier may also wait for this call (H152).
         """
-        if not self.mailbox.barriers or not self.on_task_thread:
-            self._wait(deadline, failure)
-            return
-        self._lock.release()
-        try:
-            self.at_barrier()
-        finally:
-            self._lock.acquire()
+        if self.mailbox.barriers and self.on_task_thread:
+            self._lock.release()
+            try:
+                met = self.at_barrier(not self.table.outside[part])
+            finally:
+                self._lock.acquire()
+            if met:
+                return
+        self._wait(deadline, failure)
+
+    def _decline_at_barrier(self, may_decline: bool) -> bool:
+        if may_decline:
+            self.decline_barriers()
+        return may_decline
 
     def _wait(self, deadline: float, failure: str) -> None:
         self.check()

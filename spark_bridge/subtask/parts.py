@@ -373,8 +373,8 @@ class OperatorParts:
                 states[name] = _checked_state(operator, method, getattr(operator, method)(*checkpoint_id))
         return join_states(states.pop("", b""), states, self.stages)
 
-    def _at_barrier(self) -> None:
-        """A barrier came while ``send_event`` or ``request`` waits.
+    def _at_barrier(self, may_decline: bool) -> bool:
+        """A barrier came while ``send_event`` or ``request`` waits. Return False if it stays where it is.
 
         This handles one item only. What the caller waits for may have arrived meanwhile, before the next barrier, and
         then belongs in that barrier's snapshot.
@@ -382,8 +382,10 @@ class OperatorParts:
         if self.snapshot_anywhere and self.calls.inside is None:
             if (item := self._channel.take()) is not None:
                 self._handle(item)
-        else:
+            return True
+        if may_decline:
             self._channel.decline_barriers()
+        return may_decline
 
     # --- what arrives ---------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from protocol.wire.messages import (
     Resumed,
     UrgentEventMessage,
 )
-from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, part_in, unpack
+from tests.simulation.application import HEARTBEAT_S, RECONNECT_S, TEAM, part_in, unpack
 
 SLACK_S = 0.1
 """How late a task may look at its clock: timers are checked every few milliseconds."""
@@ -224,6 +224,8 @@ class AttemptRecord:
 
     name: str
     parts: tuple[str, ...] = ("",)
+    outside_sent: list[str] = field(default_factory=list)  # to the part outside of checkpoints, which passes the valve
+    outside_came: int = 0
     up_restored: Counter[str] = field(default_factory=Counter)
     down_sent: list[str] = field(default_factory=list)
     down_came: list[str] = field(default_factory=list)
@@ -278,6 +280,12 @@ class AttemptRecord:
         demand(self.came_urgent < len(self.urgent), f"H91: {self.name} got {payload} as an urgent event")
         self._came(payload, self.urgent[self.came_urgent])
         self.came_urgent += 1
+
+    def came_outside(self, payload: str) -> None:
+        """Check an event for the part outside of checkpoints: the next one for it, wherever the others are (H152)."""
+        place, self.outside_came = self.outside_came, self.outside_came + 1
+        expected = self.outside_sent[place] if place < len(self.outside_sent) else None
+        demand(expected == payload, f"H22: {self.name} got {payload}, not {expected}")
 
     def _came(self, payload: str, place: int) -> None:
         expected = self.down_sent[place] if place < len(self.down_sent) else None
@@ -354,7 +362,7 @@ class AttemptRecord:
         """Record a message that the task reads."""
         if isinstance(message, CloseForCheckpoint | BarrierMessage):  # which may be the first sign of it (H79)
             self.closed.add(message.checkpoint_id)
-        elif isinstance(message, UrgentEventMessage):
+        elif isinstance(message, UrgentEventMessage) and self.parts[message.part] != TEAM:
             self.urgent_read.add(message.seq)
         elif isinstance(message, Resumed):
             self.lost_at = None
@@ -362,7 +370,8 @@ class AttemptRecord:
     def put_in_mailbox(self, item: MailboxItem) -> None:
         match item:
             case MailboxEvent(payload, part):
-                self.came_down(unpack(payload, self.parts[part]))
+                text = unpack(payload, self.parts[part])
+                (self.came_outside if self.parts[part] == TEAM else self.came_down)(text)
             case MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
             case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
@@ -430,7 +439,7 @@ class AttemptRecord:
         events = [
             unpack(message.payload, self.parts[message.part])
             for message in unread
-            if isinstance(message, EventMessage | UrgentEventMessage)
+            if isinstance(message, EventMessage | UrgentEventMessage) and self.parts[message.part] != TEAM
         ]
         return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")
 

@@ -20,7 +20,7 @@ from protocol.attempts import FailureKind, FailureReason, SubtaskFailed, Subtask
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
-from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, Application, own_state, part_text
+from tests.simulation.application import CONFIRM_S, EVENTS_MAX, STAGES, TEAM, Application, own_state, part_text
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
 from tests.simulation.inputs import NOTHING
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
@@ -382,6 +382,9 @@ class Coordinator(OperatorCoordinator):
     ) -> None:
         def note() -> None:
             record = self._world.record(attempt.task_attempt_id)
+            if name == TEAM:
+                record.outside_sent.append(part_text(name, event))
+                return
             place = self._note_sent(record, part_text(name, event), confirmation)
             if urgent:
                 record.urgent.append(place)

@@ -16,7 +16,7 @@ from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import HeldEvent
-from tests.simulation.application import PARTS, STAGES, Application, own_state, unpack
+from tests.simulation.application import PARTS, STAGES, TEAM, Application, own_state, unpack
 from tests.simulation.checkers import demand
 
 TAIL = 200
@@ -155,6 +155,10 @@ def check_positions(
         demand(not snapshot.events_sent, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
         return
     for index, part in enumerate(parts):
+        if part == TEAM:  # outside of checkpoints (H152)
+            demand(not any(event.part == index for event in snapshot.held), f"H152: {name} holds an event of {part}")
+            demand(not snapshot.events_sent[index : index + 1] or not snapshot.events_sent[index], f"H152: {name}")
+            continue
         held = [unpack(event.payload, part) for event in snapshot.held if event.part == index]
         left = states[0]["submitted"].get(part, 0) - len(held)
         stored = snapshot.events_sent[index] if index < len(snapshot.events_sent) else 0

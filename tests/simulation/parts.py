@@ -82,7 +82,10 @@ def judged_parts(
     """
     for name, coordinator in named.items():
         watch(judge, name, coordinator)
-    parts = [Part(name, index, one, is_stage=name in stages) for index, (name, one) in enumerate(named.items(), 1)]
+    parts = [
+        Part(name, index, one, is_stage=name in stages, outside=name == TEAM)
+        for index, (name, one) in enumerate(named.items(), 1)
+    ]
     judged_by = JudgedParts([Part("", 0, judge), *parts])
     judged_by.judge = judge
     return judged_by

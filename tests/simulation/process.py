@@ -176,7 +176,7 @@ class Process:
 
     def begin_urgent(self) -> None:
         self.acting = self.urgent.popleft()
-        self.record.begun += 1
+        self.record.begun += not self.table.outside[self.acting[1]]
         self.step(s.UrgentBegan())
 
     def end_urgent(self) -> None:
@@ -188,8 +188,8 @@ class Process:
         if self.raises_in(Trap.EVENT):
             return
         self.take_event(*self.acting)
+        self.record.acted += not self.table.outside[self.acting[1]]
         self.acting = None
-        self.record.acted += 1
         self.step(s.UrgentHandled())
 
     def rest(self) -> None:
@@ -571,7 +571,8 @@ class Process:
                 self.mailbox.append(effect.item)
             elif isinstance(effect, s.HandleUrgent):
                 self.world.figures.happen("an urgent event")
-                self.record.came_urgently(unpack(effect.payload, self.table.names[effect.part]))
+                text, outside = unpack(effect.payload, self.table.names[effect.part]), self.table.outside[effect.part]
+                (self.record.came_outside if outside else self.record.came_urgently)(text)
                 self.urgent.append((effect.payload, effect.part))
             elif isinstance(effect, s.EndAttempt):
                 self.exit(f"ended: {effect.reason}")

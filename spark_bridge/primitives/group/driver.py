@@ -91,6 +91,9 @@ class Group(GroupInTask, Primitive):
     An *elastic* group, with a ``min_size`` below its ``max_size``, continues with those that are left, and takes others
     in when its members next enter the block: see ``GroupMember.waiting``.
 
+    A checkpoint of Headgate's that begins while a member waits for the others is taken when the task is done with its
+    record. So a task that is to be part of checkpoints enters the block, or calls, for each record or a few of them.
+
     In batch mode, a new action begins without a checkpoint, unless Spark computes again only what it has lost. In
     streaming mode, the group's checkpoint is part of Headgate's, and a run with other input begins without one.
 
@@ -112,6 +115,10 @@ class Group(GroupInTask, Primitive):
     Raises:
         ValueError: a size or a time is out of range, or the name is unsuitable.
     """
+
+    # What members say concerns the generation that they are in, which ends with their attempts. The group's checkpoint
+    # is in the coordinator's state.
+    outside_checkpoints = True
 
     @checked(
         name=NAME,
@@ -215,8 +222,6 @@ class _GroupCoordinator(OperatorCoordinator):
     # --- what tasks say -----------------------------------------------------------------------------------------------
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if self._context.handles_restored:  # the attempt that waited for the answer is over
-            return None
         member, parsed = Member(subtask, attempt), parse_request(request)
         if isinstance(parsed, Fetch):
             return self._piece(parsed)
@@ -238,8 +243,6 @@ class _GroupCoordinator(OperatorCoordinator):
         return reply
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if self._context.handles_restored:  # of a member of an earlier generation
-            return
         member = Member(subtask, attempt)
         match parse_event(event):
             case Leave(generation, error):
