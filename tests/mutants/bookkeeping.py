@@ -18,6 +18,11 @@ items-of-a-lost-copy-stay-finished [new; H153 H100]
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
   - self._work_again(subtask, copies_undone[0].intersection(*copies_undone[1:]))
   + pass
+end-of-a-superseded-copy-takes-back [found; H100]
+  When the second copy beside a success is lost, what the success has done is in work again.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  - if not succeeded and subtask in self._superseded:
+  + if False:
 what-one-copy-has-done-is-undone-for-all [new; H100]
   When a copy is lost, what one of the others has done is in work, too.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended

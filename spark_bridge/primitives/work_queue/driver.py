@@ -304,13 +304,16 @@ class _Enumerator(SplitEnumerator):
 
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
         """If the function of an attempt that counts has returned early, what it has not done goes to others."""
+        if not succeeded and subtask in self._superseded:  # another attempt counts, and what this one has done does not
+            self._superseded[subtask].discard(attempt)
+            self._returned.get(subtask, set()).discard(attempt)
+            return
         copies = self._context.attempts(subtask)
         self._note_copies(subtask, sorted((*copies, attempt)))
         if succeeded:
             self._superseded[subtask] = set(copies)
         else:
-            for known in (self._superseded, self._returned):
-                known.get(subtask, set()).discard(attempt)
+            self._returned.get(subtask, set()).discard(attempt)
         if succeeded or not copies:
             self._wanting.pop(subtask, None)
         undone = self._undone.get(subtask, {}).pop(attempt, None)
