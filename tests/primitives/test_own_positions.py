@@ -149,7 +149,7 @@ async def test_the_bound_of_one_part_is_not_used_up_by_another() -> None:
 
 
 async def test_the_window_of_the_user_is_not_used_up_by_ready_made_parts() -> None:
-    """With a window of one event, a task that counts and waits for permits still sends at once what it has to."""
+    """With a window of one event, a task that counts and waits for permits still sends what it has to."""
     permits = Permits("service", concurrency=1)
 
     class Listening(OperatorCoordinator):
