@@ -14,6 +14,7 @@ import pytest
 import headgate
 from protocol.errors import SAME_RELEASE
 from protocol.wire.framing import FrameDecoder
+from protocol.wire.handshake import PROTOCOL_VERSION
 from protocol.wire.state import decode_state, encode_state
 from spark_bridge.primitives.counters import driver as counters
 from spark_bridge.primitives.group import messages as group
@@ -44,12 +45,12 @@ TEXTS: dict[str, tuple[Callable[[], Any], str]] = {
     "an empty frame": (lambda: FrameDecoder(100).feed(bytes(4)), "an empty frame: the peer does not speak"),
     "a large frame": (lambda: FrameDecoder(100).feed(b"\xff" * 4), f"a frame of {2**32 - 1} bytes, over 100: "),
     "a nonce that comes back": (
-        lambda: a_server().receive(b"HDGT\x00\x08" + KEY.identity + SERVER_NONCE),
+        lambda: a_server().receive(b"HDGT" + PROTOCOL_VERSION.to_bytes(2) + KEY.identity + SERVER_NONCE),
         "our own nonce back, so it",
     ),
     "another version": (
-        lambda: a_server().receive(b"HDGT\x00\x09"),
-        f"protocol version 8 here, 9 at the peer: {SAME_RELEASE}",
+        lambda: a_server().receive(b"HDGT" + (PROTOCOL_VERSION + 1).to_bytes(2)),
+        f"protocol version {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} at the peer: {SAME_RELEASE}",
     ),
     "a report of a work queue": (
         lambda: work_queue.parse_report(3),

@@ -52,7 +52,7 @@ from actors.coordination.messages import (
 )
 from actors.coordination.open_gateways import OpenGateways
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
-from actors.coordination.statistics import OperatorStatistics
+from actors.coordination.statistics import OperatorStatistics, PartStatistics
 from protocol.attempts import (
     AttemptAccepted,
     OperatorReset,
@@ -114,7 +114,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._statistics = statistics
         checkpoint = replace(config.checkpoint, mode=config.mode)
         self._table = parts.table
-        statistics.begin(self._table)
+        statistics.table, statistics.parts = self._table, [PartStatistics() for _ in self._table.parts]
         self._machine = BarrierTracker(
             config.operator_id,
             config.parallelism,

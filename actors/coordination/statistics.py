@@ -141,10 +141,6 @@ class OperatorStatistics:
     counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
     counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
 
-    def begin(self, table: PartTable) -> None:
-        """The operator has these parts."""
-        self.table, self.parts = table, [PartStatistics() for _ in table.parts]
-
     @property
     def events_sent(self) -> int:
         return sum(part.events_sent for part in self._users())

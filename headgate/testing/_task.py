@@ -12,7 +12,7 @@ from actors import ActorRef
 from actors.clock import Clock
 from actors.coordination.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
-from protocol.arguments import ANY, check_attributes, checked
+from protocol.arguments import ANY, check_attributes, check_fields, checked
 from protocol.ids import ExecutionAttempt
 from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.subtask.machine import SubtaskMachine
@@ -97,6 +97,9 @@ class PartEvent:
 
     name: str
     event: Any
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @check_attributes(declines=ANY)

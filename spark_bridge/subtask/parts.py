@@ -540,5 +540,5 @@ class PartInTask:
         )
 
 
-ON_DRIVER = frozenset({"coordinator", "name", "task_part"})
+ON_DRIVER = frozenset({"coordinator", "name", "outside_checkpoints", "task_part"})
 """Names that no part has in tasks."""

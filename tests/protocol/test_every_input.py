@@ -348,7 +348,14 @@ class GatewayWalk(EndWalk):
         self.table = self.dice.choice(TABLES)
         beats = self.dice.choice((None, 2.0))
         limits = g.GatewayLimits(
-            10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60, heartbeat_interval_s=beats, heartbeat_timeout_s=6.0
+            10.0,
+            7.0,
+            4,
+            60,
+            self.dice.choice((3, 5)),
+            60,
+            heartbeat_interval_s=beats,
+            heartbeat_timeout_s=None if beats is None else 6.0,
         )
         return GatewayMachine(
             ExecutionAttempt("words", 2, 1, 7),

@@ -480,9 +480,11 @@ async def test_a_peer_with_another_secret_learns_nothing(running: RunningServer)
 async def test_both_ends_name_both_versions(running: RunningServer) -> None:  # H60
     with capture_logs() as lines:
         peer = await running.a_stranger()
-        with pytest.raises(VersionMismatch, match=f"version 9 here, {PROTOCOL_VERSION} at the peer"):
-            await peer.authenticate(version=9)
-    assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
+        with pytest.raises(
+            VersionMismatch, match=f"version {PROTOCOL_VERSION + 1} here, {PROTOCOL_VERSION} at the peer"
+        ):
+            await peer.authenticate(version=PROTOCOL_VERSION + 1)
+    assert f"version {PROTOCOL_VERSION} here, {PROTOCOL_VERSION + 1} at the peer" in lines[0]["why"]
     assert await running.is_well()
 
 

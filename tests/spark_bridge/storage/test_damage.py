@@ -87,7 +87,9 @@ def test_a_later_format_is_never_skipped(two: tuple[Path, Path], monkeypatch: py
         data = encode_checkpoint(StoredCheckpoint("words", RestoreMode.STREAMING, 0, "9", a_checkpoint(2)))
     file.write_bytes(data)
     for allow_older in (False, True):
-        with pytest.raises(CheckpointUnreadable, match=r"checkpoint-2\.hgc: checkpoint format 5, and this release"):
+        with pytest.raises(
+            CheckpointUnreadable, match=rf"checkpoint-2\.hgc: checkpoint format {FORMAT_VERSION + 1}, and this release"
+        ):
             CheckpointStorage(root).latest("words", allow_older=allow_older)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import LocalProtocolError
+from protocol.parts import OperatorPart, PartTable
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Confirm, EventMessage, Opened
 from spark_bridge.primitives.group.driver import Group
@@ -204,14 +205,17 @@ def test_two_operators_in_one_pipeline_of_spark_find_each_its_own_part(peer: Pee
         return operator("second", 2, operator("first", 1, ["x", "y"]))
 
     task = RunningTask(Recorder, peer.endpoint(), body=pipeline)
-    second, first = peer.take_task(), peer.take_task()
+    parts = tuple(OperatorPart(name) for name in ("", "a", "b"))
+    second, first = peer.take_task(parts=parts), peer.take_task(parts=parts)
     first.finish()
     second.finish()
     assert task.outputs() == [[["x", 1], 2], [["y", 1], 2]]
 
 
 def test_a_task_that_is_never_closed_leaves_no_part_that_user_code_could_find(peer: Peer) -> None:
-    channel: Any = SimpleNamespace(operator_opened=lambda **_: None)
+    channel: Any = SimpleNamespace(
+        operator_opened=lambda **_: None, table=PartTable((OperatorPart(""), OperatorPart("a")))
+    )
     parts = OperatorParts(Recorder, {"a": Recorder})
     identity: Any = SimpleNamespace(subtask=0, task_attempt_id=1)
     parts.open(channel, peer.endpoint(), identity, registered())
