@@ -50,7 +50,7 @@ hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
   - elif self._is_batch:
-  + else:
+  + elif True:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.subtask_failed
