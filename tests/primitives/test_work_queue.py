@@ -322,6 +322,29 @@ async def test_a_job_whose_tasks_would_wait_for_what_a_streaming_task_kept_in_it
         assert "returned in subtask 0 before it had done 2 of the items in its hand" in failure
 
 
+async def test_what_a_streaming_task_kept_in_its_hand_is_done_after_its_success_is_revoked() -> None:  # H100 H17
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+
+    def all_but(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        pause(context, 5.0 * context.subtask)
+        for item in queue:
+            pause(context, 1.0)
+            yield item
+            if context.subtask == context.attempt == 0:
+                return
+
+    async with running_operator(parallelism=2, mode="streaming", uses=[queue]) as world:
+        tasks = [await world.launch_operator(subtask, all_but, []) for subtask in range(2)]
+        world.begin_checkpoint()
+        await until_done(world, tasks[:1])
+        assert world.checkpoints, "it holds what the first one has in hand"
+        await world.revoke(tasks[0])
+        tasks.append(await world.launch_operator(0, all_but, []))
+        await until_done(world, tasks)
+        assert not world.failures
+    assert results(tasks) == list(range(6))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_streaming_tasks_that_return_early_fail_the_job_or_leave_nothing_undone(seed: int) -> None:  # H100
     await returned_early_in_streaming_history(seed)
