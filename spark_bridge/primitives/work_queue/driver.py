@@ -289,7 +289,7 @@ class _Enumerator(SplitEnumerator):
         self._returning.discard(subtask)
         if not report.given_back:
             return
-        if not self._is_batch:
+        if report.last and not self._is_batch:
             self._keep(subtask, report.given_back)
             return
         if len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
