@@ -50,7 +50,7 @@ hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
   - elif self._is_batch:
-  + else:
+  + elif True:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.subtask_failed
@@ -430,6 +430,36 @@ what-a-copy-has-done-counts [new; H100]
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
   - if undone is None:
   + if True:
+others-wait-for-what-a-finished-streaming-task-keeps [found; H100]
+  A function returns early in streaming mode, and the other tasks wait without end for what it had in hand.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
+  - self._check_somebody_works()
+  + pass
+what-a-finished-streaming-task-had-restored-is-nobodys [new; H100]
+  A function returns early in streaming mode, and the other tasks wait for what it had restored.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._keep
+  - if worker == NOBODY:
+  + if False:
+what-comes-too-late-for-a-function-stays-in-work [new; H100]
+  An item is assigned in streaming mode while a function returns, and nobody does it.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  - if worker == subtask} - kept
+  + if worker == subtask} - kept - self._in_work.keys()
+what-a-function-keeps-is-done-twice [new; H100]
+  What a function that has returned keeps in its state goes to another task, too.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  - if worker == subtask} - kept
+  + if worker == subtask}
+a-revoked-success-leaves-items-to-nobody [new; H100 H17]
+  A job fails although the subtask of a revoked success works again on what it had in hand.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.add_splits_back
+  - for known in (self._undone, self._returned, self._superseded, self._kept):
+  + for known in (self._undone, self._returned, self._kept):
+a-restored-report-ends-the-next-attempt [new; H100 H151]
+  A report of a function that had returned, held in the checkpoint, keeps the next attempt of its subtask from items.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event
+  - if self._context.coordinator.handles_restored:
+  + if False:
 restored-reports-count [new; H101]
   A report of an earlier attempt, held in the checkpoint, counts beside that of the attempt that has restored it.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator

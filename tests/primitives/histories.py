@@ -83,10 +83,10 @@ def results(tasks: list[OperatorTask]) -> list[Any]:
     return sorted(output for task in tasks if task.outcome == "success" for output in task.outputs)
 
 
-async def until_done(world: World, tasks: list[OperatorTask]) -> None:
-    """Let time pass until no task runs."""
+async def until_done(world: World, tasks: list[OperatorTask], *, or_failed: bool = False) -> None:
+    """Let time pass until no task runs, or the coordinator has failed the job."""
     for _ in range(1000):
-        if all(task.outcome for task in tasks):
+        if all(task.outcome for task in tasks) or (or_failed and world.failures):
             return
         await world.advance(0.1)
     demand(False, f"H100: the work does not end: {tasks}")
@@ -216,6 +216,63 @@ class Crawler(SubtaskOperator):
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         return json.dumps(self.done).encode()
+
+
+class Taker(SubtaskOperator):
+    """Does up to ``limit`` items in one life. Its state is what it has done."""
+
+    def __init__(self, queue: WorkQueue[int], limit: int, seed: int) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.seed = seed
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.done = json.loads(state) if state else []
+
+    def process(self, records: Iterator[Any]) -> Iterator[int]:
+        for number, item in enumerate(self.queue, 1):
+            pause(self.context, 0.1 * spread(item, self.seed))
+            self.done.append(item)
+            if number == self.limit:
+                break
+        yield from self.done
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return json.dumps(self.done).encode()
+
+
+async def returned_early_in_streaming_history(seed: int) -> None:
+    """Functions return before the work ends, beside kills and checkpoints: nobody waits without end (H100)."""
+    chance = random.Random(seed)
+    items, in_hand = chance.randrange(5, 16), chance.choice([1, 2, 5])
+    queue = WorkQueue("items", range(items), in_hand=in_hand)
+
+    async def launch(subtask: int) -> OperatorTask:
+        limit = items if subtask == 2 else chance.randrange(1, 5)
+        return await world.launch_operator(subtask, lambda: Taker(queue, limit, seed), [])
+
+    async with running_operator(
+        parallelism=3, mode="streaming", uses=[queue], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
+        tasks = [await launch(subtask) for subtask in range(3)]
+        for _ in range(chance.randrange(3, 15)):
+            if chance.random() < 0.4:
+                world.begin_checkpoint()
+            await world.advance(chance.choice([0.0, 0.1, 0.3]))
+            running = [task for task in tasks if not task.outcome]
+            if world.failures or not running:
+                break
+            if chance.random() < 0.4:
+                victim = chance.choice(running)
+                await (world.kill if chance.random() < 0.5 else world.lose_executor)(victim)
+                tasks.append(await launch(victim.attempt.subtask))
+        await until_done(world, tasks, or_failed=True)
+        if world.failures:
+            text = f"H100: with {in_hand} in hand, the job fails: {world.failures}"
+            demand(in_hand > 1 and "returned in subtask" in str(world.failures), text)
+            return
+    demand(results(tasks) == list(range(items)), f"H100: the results are not those of every item once: {tasks}")
 
 
 class Counting(SubtaskOperator):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.primitives.histories import (
     queue_history,
     results,
     returned_early_history,
+    returned_early_in_streaming_history,
     tree,
     until_done,
 )
@@ -288,6 +289,67 @@ async def test_a_streaming_task_that_returns_early_keeps_its_items_for_the_next_
     assert third.outputs == [0, 1, 2, 3, 4, 5], "another input begins with the roots (H174)"
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["of this application", "restored"])
+async def test_a_job_whose_tasks_would_wait_for_what_a_streaming_task_kept_in_its_hand_fails(restored: bool) -> None:
+    """A checkpoint may hold it for the task that has finished, so nobody else may have it (H100)."""
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+    kept: dict[str, Any] = {"parallelism": 2, "mode": "streaming", "uses": [queue]}
+
+    def one_only(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for item in queue:
+            pause(context, 1.0)
+            yield item
+            return
+
+    def all_of_them(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        pause(context, 5.0)
+        yield from queue
+
+    checkpoint = None
+    if restored:
+        async with running_operator(**kept) as world:
+            await world.launch_operator(0, one_only, [])
+            await world.launch_operator(1, all_of_them, [])
+            world.begin_checkpoint()
+            await world.advance(0.5)
+            (checkpoint,) = world.checkpoints
+    async with running_operator(**kept, restored=checkpoint) as world:
+        first = await world.launch_operator(0, one_only, [])
+        second = await world.launch_operator(1, all_of_them, [])
+        await until_done(world, [first, second], or_failed=True)
+        assert first.outcome == "success"
+        (failure,) = map(str, world.failures)
+        assert "returned in subtask 0 before it had done 2 of the items in its hand" in failure
+
+
+async def test_what_a_streaming_task_kept_in_its_hand_is_done_after_its_success_is_revoked() -> None:  # H100 H17
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+
+    def all_but(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        pause(context, 5.0 * context.subtask)
+        for item in queue:
+            pause(context, 1.0)
+            yield item
+            if context.subtask == context.attempt == 0:
+                return
+
+    async with running_operator(parallelism=2, mode="streaming", uses=[queue]) as world:
+        tasks = [await world.launch_operator(subtask, all_but, []) for subtask in range(2)]
+        world.begin_checkpoint()
+        await until_done(world, tasks[:1])
+        assert world.checkpoints, "it holds what the first one has in hand"
+        await world.revoke(tasks[0])
+        tasks.append(await world.launch_operator(0, all_but, []))
+        await until_done(world, tasks)
+        assert not world.failures
+    assert results(tasks) == list(range(6))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_streaming_tasks_that_return_early_fail_the_job_or_leave_nothing_undone(seed: int) -> None:  # H100
+    await returned_early_in_streaming_history(seed)
+
+
 async def test_a_second_action_begins_with_the_roots_again() -> None:
     queue = WorkQueue("tree", ["r"])
     async with running_operator(parallelism=2, uses=[queue]) as world:
@@ -447,7 +509,10 @@ class Readers:
 
     async def assign_splits(self, subtask: int, items: list[Any]) -> None:
         self.given += [(subtask, item[2]) for item in items]
-        self.ids = [item[0] for item in items]
+        self.items, self.ids = items, [item[0] for item in items]
+
+    def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
+        return [item for item in self.items if chosen(item)]
 
 
 async def a_half(items: list[str], running: dict[int, list[int]]) -> tuple[Any, Readers]:
@@ -499,6 +564,31 @@ async def test_the_work_is_over_when_an_attempt_counts_although_its_copy_has_don
     readers.running[0] = [1]
     await half.attempt_ended(0, 0, True)
     assert readers.told == [0, 1]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_what_reaches_a_streaming_task_after_its_function_has_returned_goes_to_others(kept: bool) -> None:
+    """Unlike what it keeps in its state, no checkpoint holds it (H100)."""
+    failures: list[str] = []
+    half, readers = await a_half(["a"], {0: [0], 1: [0]})
+    readers.coordinator.mode, readers.coordinator.fail_job = RestoreMode.STREAMING, failures.append
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.handle_source_event(0, 0, Report((), (), tuple(readers.ids) if kept else (), 0, last=True).as_event())
+    readers.running[0] = []
+    await half.attempt_ended(0, 0, True)
+    await half.handle_source_event(1, 0, report(wanted=1))
+    assert readers.given == [(0, "a")] + ([] if kept else [(1, "a")])
+    assert len(failures) == kept
+
+
+async def test_a_restored_report_of_a_function_that_had_returned_says_nothing_about_the_next_attempt() -> None:
+    """It asks for items itself, or works on what it has restored (H100 H151)."""
+    half, readers = await a_half(["a"], {0: [0]})
+    readers.coordinator.mode, readers.coordinator.handles_restored = RestoreMode.STREAMING, True
+    await half.handle_source_event(0, 0, report(last=True))
+    readers.coordinator.handles_restored = False
+    await half.handle_source_event(0, 0, report(wanted=1))
+    assert readers.given == [(0, "a")]
 
 
 # --- what tasks make the driver keep ----------------------------------------------------------------------------------

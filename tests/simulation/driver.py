@@ -28,7 +28,7 @@ from protocol.errors import LocalProtocolError
 from protocol.facts import EngineFact
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import Register
+from protocol.wire.messages import Register, Resume
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
@@ -292,7 +292,7 @@ class Driver:
             count = self.world.random.randint(1, len(connection.up))
             messages = [connection.up.popleft() for _ in range(count)]
             end.came = True
-            if not isinstance(messages[0], Register):  # a gateway hears it only if it gets the connection
+            if not isinstance(messages[0], Register | Resume):  # a gateway hears it only if it gets the connection
                 self.world.record(connection.task_attempt_id).heard_at = self.world.now
             self._run(self.router.messages_received, end, messages)
             return

@@ -140,13 +140,21 @@ class Storage:
 
     def choose(self) -> str:
         """Choose the next driver's start: the newest checkpoint, or sometimes a file that the user names (H52)."""
-        files = [
-            f"{PROTOCOL}://{file}"
+        files = self._starts()
+        return self.random.choice(list(files)) if files and self.random.random() < 0.1 else "latest"
+
+    def _starts(self) -> dict[str, int]:
+        """The files that a driver may start from, with their checkpoints."""
+        return {
+            f"{PROTOCOL}://{file}": checkpoint_id
             for checkpoint_id in sorted(self.written)
             for savepoint in (False, True)
             if (file := self.file_of(checkpoint_id, savepoint=savepoint)) in self.disk.files
-        ]
-        return self.random.choice(files) if files and self.random.random() < 0.1 else "latest"
+        }
+
+    def found(self, restore: str) -> int:
+        """Return the checkpoint that a driver would find for "latest" or for a file; -1 for none."""
+        return self.newest() if restore == "latest" else self._starts().get(restore, -1)
 
     def newest(self) -> int:
         """Return where a driver would start now, without changes; -1 for no checkpoint or if the user must name one."""

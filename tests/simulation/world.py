@@ -534,20 +534,25 @@ class World:
         self.was_completed |= self.driver.monitor.completed
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
+        successor, self.successor = self.successor, None
+        if successor is not None:
+            self.start_application(successor.application, successor)
+        else:
+            self.start_application(self.next_application(restore))
+
+    def next_application(self, restore: str) -> Application:
+        """What the user starts next, from the newest checkpoint or the named file; he says what its first run has."""
         said: RestoredInput | None = None
         if self.asked_for and self.asked_for.removeprefix(f"{PROTOCOL}://") not in self.storage.disk.files:
             self.asked_for = ""  # a late deletion: the user has to choose anew
         if self.asked_for:  # it may have been recorded as the new start, so the user asks for it again
             restore = self.asked_for
             said = self.application.said
-        elif self.inputs is not None and restore == "latest" and (newest := self.storage.newest()) >= 0:
-            said = self.inputs.say(newest)
-            restore = restore if said is None else f"{PROTOCOL}://{self.storage.file_of(newest)}"
-        successor, self.successor = self.successor, None
-        if successor is not None:
-            self.start_application(successor.application, successor)
-            return
-        self.start_application(Application(self.settings, self.draw_parallelism(), restore, said=said))
+        elif self.inputs is not None and (found := self.storage.found(restore)) >= 0:
+            said = self.inputs.say(found)
+            if restore == "latest" and said is not None:
+                restore = f"{PROTOCOL}://{self.storage.file_of(found)}"
+        return Application(self.settings, self.draw_parallelism(), restore, said=said)
 
     def draw_parallelism(self) -> int:
         return self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
@@ -555,8 +560,7 @@ class World:
     def take_over(self) -> None:
         """Start another driver while this one lives: it claims the storage and decides what to restore."""
         self.befall("a second driver", "a second driver begins to start")
-        restore = self.asked_for or "latest"
-        self.successor = Driver(self, Application(self.settings, self.draw_parallelism(), restore), held=True)
+        self.successor = Driver(self, self.next_application("latest"), held=True)
 
     def go_on_beside(self) -> list[Callable[[], None]]:
         """Return the possible actions of the second driver, which sooner or later ends the first one."""

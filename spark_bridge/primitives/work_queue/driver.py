@@ -88,7 +88,9 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     The outputs that belong to an item count once. If an attempt is lost, all its items go back to the queue, finished
     ones too, because Spark drops its outputs. If the function returns early, what is left of its items goes to other
     tasks. What it had added stays, and adding it a second time has no effect. Each action begins with the roots again.
-    In streaming mode, the queue is part of the checkpoints.
+
+    In streaming mode, the queue is part of the checkpoints. One may hold what a task has in hand, so a function that
+    returns early keeps it, for the next run of its subtask with the same input. If others wait for it, the job fails.
 
     Args:
         name: the name of the part, at most 200 characters.
@@ -183,6 +185,7 @@ class _Enumerator(SplitEnumerator):
         self._is_over = False  # nothing is left, and the tasks were told so
         self._too_late: set[tuple[int, int]] = set()  # attempts with copies that have found something after that
         self._returned: dict[int, set[int]] = {}  # attempts whose function has returned, and that may still fail
+        self._kept: dict[int, set[int]] = {}  # what such a subtask keeps in its state, in streaming mode
         self._context: SplitEnumeratorContext
         self._begun = Begun(self._begin(roots) if state is None else self._restore(state, roots))
 
@@ -224,12 +227,13 @@ class _Enumerator(SplitEnumerator):
         await in_turns(self._take_report(subtask, attempt, report))
         if self._is_over and len(self._seen) > known:
             self._too_late.add((subtask, attempt))
+        if self._context.coordinator.handles_restored:
+            await self._hand_out()
+            return  # the attempt of before wanted something, or had returned; this one asks itself
         if report.last:
             self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
-        if self._context.coordinator.handles_restored:
-            pass  # the attempt of before wanted something; this one asks itself
-        elif report.wanted > 0:
+        if report.wanted > 0:
             self._wanting[subtask] = min(report.wanted, self._in_hand)
         elif not report.last or subtask not in self._undone:
             self._wanting.pop(subtask, None)
@@ -285,6 +289,9 @@ class _Enumerator(SplitEnumerator):
         self._returning.discard(subtask)
         if not report.given_back:
             return
+        if report.last and not self._is_batch:
+            self._keep(subtask, report.given_back)
+            return
         if len(self._context.attempts(subtask)) > 1:  # the other one may have begun them
             if not report.last:  # of an attempt that returns: nothing, until it is known which attempt counts
                 await self._context.send_event(subtask, KeepItems(report.given_back).as_event())
@@ -293,6 +300,17 @@ class _Enumerator(SplitEnumerator):
         ids = {id_ for id_ in ids if self._in_work[id_] == subtask}
         if ids:
             self._put_back(subtask, ids)
+
+    def _keep(self, subtask: int, ids: Iterable[int]) -> None:
+        """The subtask keeps them in its state, those that it has restored too: from now on, they are known as its."""
+        kept = self._kept.setdefault(subtask, set())
+        for id_ in ids:
+            worker = self._in_work.get(id_)
+            if worker == NOBODY:
+                del self._in_work[id_]
+                self._work_again(subtask, [id_])
+            if worker in (subtask, NOBODY):
+                kept.add(id_)
 
     def _put_back(self, subtask: int, ids: set[int]) -> None:
         """Take items away from a subtask, so that they come next."""
@@ -303,7 +321,10 @@ class _Enumerator(SplitEnumerator):
             undone.difference_update(ids)
 
     async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
-        """If the function of an attempt that counts has returned early, what it has not done goes to others."""
+        """If the function of an attempt that counts has returned early, what it has not done goes to others.
+
+        In streaming mode, without what it keeps in its state.
+        """
         if not succeeded and subtask in self._superseded:  # another attempt counts, and what this one has done does not
             self._superseded[subtask].discard(attempt)
             self._returned.get(subtask, set()).discard(attempt)
@@ -320,7 +341,10 @@ class _Enumerator(SplitEnumerator):
         copies_undone = list(self._undone.get(subtask, {}).values())
         if not succeeded and copies_undone:  # what only this attempt had done is in work again
             self._work_again(subtask, copies_undone[0].intersection(*copies_undone[1:]))
-        if succeeded and self._is_batch:
+        if succeeded and not self._is_batch:  # what came too late for its function is in no state
+            kept = self._kept.get(subtask, set())
+            self._put_back(subtask, {id_ for id_, worker in self._in_work.items() if worker == subtask} - kept)
+        elif succeeded:
             self._undone.pop(subtask, None)
             if (subtask, attempt) in self._too_late and self._waiting_count:
                 self._context.coordinator.fail_job(
@@ -365,7 +389,7 @@ class _Enumerator(SplitEnumerator):
         self._too_late.clear()  # the next attempt can take it
         self._wanting.pop(subtask, None)
         self._returning.discard(subtask)
-        for known in (self._undone, self._returned, self._superseded):
+        for known in (self._undone, self._returned, self._superseded, self._kept):
             known.pop(subtask, None)
         await in_turns(self._put_back_in_steps(splits))
         await self._hand_out()
@@ -443,6 +467,23 @@ class _Enumerator(SplitEnumerator):
             self._wanting.clear()
         elif self._is_batch:
             await self._ask_for_return()
+        elif self._wanting:
+            self._check_somebody_works()
+
+    def _check_somebody_works(self) -> None:
+        """Fail the job if tasks wait for items that only functions which have returned had in hand (H100).
+
+        A checkpoint may hold these for their subtasks, so nobody else may have them.
+        """
+        left = {subtask: count for subtask in self._superseded if (count := self._held.get(subtask))}
+        if sum(left.values()) == len(self._in_work):
+            subtask, count = next(iter(left.items()))
+            self._context.coordinator.fail_job(
+                f"a function that takes items from a work queue returned in subtask {subtask} before it had done "
+                f"{count} of the items in its hand. In streaming mode, a checkpoint may hold them for this subtask, so "
+                "the other tasks cannot have them, and would wait for them without end: let the function take items "
+                "until the queue has no more, or give the queue in_hand=1"
+            )
 
     @property
     def _is_unsettled(self) -> bool:

@@ -57,7 +57,7 @@ class Report:
     """From a task: these items are finished, these were found meanwhile, these are given back, and so many are wanted.
 
     ``wanted`` replaces what the task wanted before; below 0, it holds more than it should. ``last``: its function has
-    returned.
+    returned; in streaming mode, it keeps in its state what it gives back here.
     """
 
     finished: tuple[int, ...]

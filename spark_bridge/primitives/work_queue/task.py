@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from protocol.arguments import INT64, Rule, checked
 from protocol.errors import LocalProtocolError
-from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event
 from protocol.wire.codec import encode_argument
 from protocol.wire.messages import RestoreMode
@@ -86,17 +85,18 @@ class WorkQueuePart(TaskPart):
     def final_state(self) -> bytes:
         """The function has returned: the current item is finished.
 
-        In batch mode the others go to other tasks. In streaming mode, where a checkpoint may hold them for this task,
-        it keeps them for its next run of the same input.
+        The report names the others. In batch mode they go to other tasks. In streaming mode, where a checkpoint may
+        hold them for this task, it keeps them for its next run of the same input.
         """
         self._finish_current()
-        if self._context.mode is RestoreMode.STREAMING:
-            return self.snapshot_state(VIRTUAL_EMPTY_CHECKPOINT)
-        self._given_back += [item[0] for item in self._hand]
-        self._hand.clear()
+        left = list(self._hand)
+        self._given_back += [item[0] for item in left]
         if self._finished or self._found or self._given_back or self._asked:
             self._report(0, last=True)
-        return b""
+        if self._context.mode is RestoreMode.BATCH:
+            self._hand.clear()
+            return b""
+        return _state_of(left) if left else b""
 
     def handle_event(self, event: Any) -> None:
         match parse_source_event(event):
