@@ -19,6 +19,7 @@ from actors.coordination.gateway_sight import GatewaySight
 from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.messages import (
     AttachConnection,
+    AttemptHint,
     CancellationArrived,
     ConnectionClosed,
     CoordinatorMessage,
@@ -29,8 +30,6 @@ from actors.coordination.messages import (
     RequestArrived,
     RequestDeferred,
     Retire,
-    SubtaskResponsive,
-    SubtaskSuspected,
     TrackerMessage,
     failing,
 )
@@ -363,10 +362,12 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _report_suspected(self, effect: ReportSuspected, now: float) -> None:
         self._statistics.suspicions += 1
-        self._coordinator_ref.tell(SubtaskSuspected(self._attempt, effect.reason))
+        self._log.info("subtask suspected", reason=effect.reason)
+        self._coordinator_ref.tell(AttemptHint(self._attempt, "subtask_suspected", (effect.reason,)))
 
     def _report_responsive(self, effect: ReportResponsive, now: float) -> None:
-        self._coordinator_ref.tell(SubtaskResponsive(self._attempt))
+        self._log.info("subtask responsive again")
+        self._coordinator_ref.tell(AttemptHint(self._attempt, "subtask_responsive"))
 
     def _report_finished(self, effect: ReportFinished, now: float) -> None:
         attempt = self._attempt
