@@ -171,7 +171,7 @@ class Task:
 _attempt = threading.local()
 
 
-async def _walk_all(profiler: Profiler) -> None:
+async def _walk_all(profiler: Profiler, attempts: int) -> None:
     spark, coordinator = PretendedDriver(), Coordinator()
     async with SidecarRuntime(spark, SidecarConfig()) as runtime, asyncio.timeout(TIMEOUT_S):
         handle = await runtime.coordinate(
@@ -179,7 +179,7 @@ async def _walk_all(profiler: Profiler) -> None:
         )
         spark.say(JobStarted(JOB, (STAGE,)))
         spark.say(StageSubmitted(STAGE, 0, 1))
-        for number in range(ATTEMPTS):
+        for number in range(attempts):
             task = Task(handle, number)
             async with asyncio.TaskGroup() as tasks:
                 spark.say(TaskStarted(number + 1, STAGE, 0, 0, number, False, "1", "host"))
@@ -216,17 +216,18 @@ async def _walk_with(
         await task.told.wait()
 
 
-def measure() -> dict[str, dict[str, Any]]:
-    """Take all walks."""
+def measure(attempts: int = ATTEMPTS) -> dict[str, dict[str, Any]]:
+    """Take all walks, in so many attempts of the task one after the other."""
     profiler, current_task = Profiler(), task_entry.current_task
     task_entry.current_task = lambda: _attempt.identity
+    before = sys.getprofile(), threading.getprofile()
     threading.setprofile(profiler)
     sys.setprofile(profiler)
     try:
-        asyncio.run(_walk_all(profiler), debug=False)
+        asyncio.run(_walk_all(profiler, attempts), debug=False)
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
         task_entry.current_task = current_task
     return profiler.result()
 
