@@ -146,6 +146,10 @@ load: $(STAMP) ## 2,000 subtasks under load, kills, strangers and a flooding nei
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
 
+.PHONY: walks
+walks: $(STAMP) ## how many modules and calls five ways through the code pass, such as that of an event
+	@exec $(PY) -m benchmarks.walks $(ARGS)
+
 .PHONY: hostility
 hostility: $(STAMP) ## what one hostile peer costs another operator, for each kind that the fuzzers know: SECONDS=5
 	@exec $(PY) -m benchmarks.hostility $(if $(filter command line environment,$(origin SECONDS)),--seconds $(SECONDS)) $(ARGS)

@@ -10,30 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, Protocol
 
 from actors.clock import Clock
+from actors.coordination.interface import OperatorCoordinator
 from actors.exits import Abandoned
 from actors.waiting_at import raised_at, waiting_at
 from protocol.describing import is_a
 from protocol.wire.messages import describe_wait
 
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "handle_event_from_operator": ("subtask", "attempt"),
-    "handle_request": ("subtask", "attempt"),
-    "subtask_suspected": ("subtask", "attempt"),
-    "subtask_responsive": ("subtask", "attempt"),
-    "subtask_failed": ("subtask", "attempt"),
-    "subtask_finished": ("subtask", "attempt"),
-    "subtask_reset": ("subtask", "checkpoint_id"),
-    "checkpoint_coordinator": ("checkpoint_id",),
-    "notify_checkpoint_complete": ("checkpoint_id",),
-    "notify_checkpoint_aborted": ("checkpoint_id",),
-    "notify_checkpoint_discarded": ("checkpoint_id",),
-    "reset_to_checkpoint": ("checkpoint_id",),
-    "run_ended": ("run_id", "succeeded"),
+_NUMBERS: dict[str, dict[str, int]] = {
+    name: {
+        argument: place
+        for place, (argument, kind) in enumerate(method.__annotations__.items())
+        if kind in ("int", "bool") and argument != "return"
+    }
+    for name, method in vars(OperatorCoordinator).items()
+    if isinstance(method, FunctionType)
 }
-"""Which arguments a report contains: numbers only, never what the user has sent."""
+"""Which arguments of a method a report contains, and their places: numbers only, never what the user has sent."""
 
 _EPSILON_S = 1e-9
 
@@ -59,11 +55,10 @@ class Call:
     @property
     def arguments(self) -> dict[str, int]:
         """The names and values of those arguments that are numbers."""
-        if self.method == "subtask_ready" and len(self._args) == 2:
-            subtask, gateway = self._args
-            attempt = getattr(gateway, "attempt", None)
-            return {"subtask": subtask, **({} if attempt is None else {"attempt": attempt.attempt})}
-        return dict(zip(_ARGUMENTS.get(self.method, ()), self._args, strict=False))
+        args = self._args
+        numbers = {name: args[place] for name, place in _NUMBERS.get(self.method, {}).items() if place < len(args)}
+        attempt = getattr(args[1], "attempt", None) if self.method == "subtask_ready" and len(args) > 1 else None
+        return numbers if attempt is None else {**numbers, "attempt": attempt.attempt}
 
     @property
     def name(self) -> str:

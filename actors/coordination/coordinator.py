@@ -31,6 +31,7 @@ from actors.coordination.host.gateways import GatewayTable
 from actors.coordination.host.incarnation import Sender
 from actors.coordination.host.part import Part, Parts
 from actors.coordination.messages import (
+    AttemptHint,
     CallHandler,
     CancellationArrived,
     ClientRequest,
@@ -42,8 +43,6 @@ from actors.coordination.messages import (
     RequestArrived,
     StartCoordinator,
     SubtaskReadyWithGateway,
-    SubtaskResponsive,
-    SubtaskSuspected,
     Timed,
     TrackerMessage,
     failing,
@@ -174,7 +173,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._take_snapshot(context, checkpoint_id)
             case CollectRecorded():
                 self._collect(message)
-            case SubtaskSuspected() | SubtaskResponsive():
+            case AttemptHint():
                 await self._give_hint(context, message)
             case CallHandler(handler, caller):
                 self._called = self._own  # a handler does not say whose it is
@@ -195,7 +194,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         """The method of the coordinator, with its class, that handles a message."""  # H9
         if isinstance(message, Timed):
             message = message.message
-        method = message.caller if isinstance(message, CallHandler) else METHODS.get(type(message))
+        method = METHODS.get(type(message))
+        if isinstance(message, CallHandler):
+            method = message.caller
+        elif isinstance(message, AttemptHint):
+            method = message.method
         return super().called_for(message) if method is None else f"{self._called.kind}.{method}"
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
@@ -379,20 +382,12 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             message.gateway_ref.tell_direct(ReadyAnnounced())
             await self._see_if_all_ready(context)
 
-    async def _give_hint(
-        self, context: ActorContext[CoordinatorMessage], message: SubtaskSuspected | SubtaskResponsive
-    ) -> None:
+    async def _give_hint(self, context: ActorContext[CoordinatorMessage], hint: AttemptHint) -> None:
         """Hints of an attempt that is over are dropped: there is more certain news of it (H87)."""
-        attempt = message.attempt
+        attempt = hint.attempt
         if attempt.task_attempt_id not in self._live:
             return
-        which = attempt.subtask, attempt.attempt
-        if isinstance(message, SubtaskSuspected):
-            context.log.info("subtask suspected", **attempt_keys(attempt), reason=message.reason)
-            await self._tell_each(context, "subtask_suspected", *which, message.reason)
-        else:
-            context.log.info("subtask responsive again", **attempt_keys(attempt))
-            await self._tell_each(context, "subtask_responsive", *which)
+        await self._tell_each(context, hint.method, attempt.subtask, attempt.attempt, *hint.args)
 
     async def _see_if_all_ready(self, context: ActorContext[CoordinatorMessage]) -> None:
         """Call what waits for this, before the next message can say that an attempt is over (H88)."""
@@ -619,8 +614,6 @@ METHODS: dict[type, str] = {
     ClientRequest: "handle_client_request",
     SnapshotCoordinator: "checkpoint_coordinator",
     SubtaskReadyWithGateway: "subtask_ready",
-    SubtaskSuspected: "subtask_suspected",
-    SubtaskResponsive: "subtask_responsive",
     SubtaskFailed: "subtask_failed",
     SubtaskFinished: "subtask_finished",
     SubtaskResetToCheckpoint: "subtask_reset",
@@ -630,7 +623,7 @@ METHODS: dict[type, str] = {
     NotifyCheckpointAborted: "notify_checkpoint_aborted",
     NotifyCheckpointDiscarded: "notify_checkpoint_discarded",
 }
-"""The user's method that a message leads to."""
+"""The user's method that a message leads to. An ``AttemptHint`` names it itself."""
 
 
 def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[], None]) -> None:

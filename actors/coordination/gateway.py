@@ -19,6 +19,7 @@ from actors.coordination.gateway_sight import GatewaySight
 from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.messages import (
     AttachConnection,
+    AttemptHint,
     CancellationArrived,
     ConnectionClosed,
     CoordinatorMessage,
@@ -29,8 +30,6 @@ from actors.coordination.messages import (
     RequestArrived,
     RequestDeferred,
     Retire,
-    SubtaskResponsive,
-    SubtaskSuspected,
     TrackerMessage,
     failing,
 )
@@ -109,8 +108,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         table: PartTable = ONE_PART,
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
-        self._table = table
-        self._users = table.users
+        self._outside, self._users = table.outside, table.users
         self._sight = sight
         self._machine = sight.machine
         self._attempt = self._machine.attempt
@@ -284,7 +282,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
 
     def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, immediately: bool = False) -> None:
-        last_seq = 0  # the batch's last event: when it is taken, all are
+        last_seq = -1  # the batch's last event: when it is taken, all are; not looked for yet
         effect: Any
         for effect in effects:
             kind = type(effect)
@@ -292,20 +290,23 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 if self._connection is not None:
                     self._connection.send(effect.message, immediately=immediately and effect is effects[-1])
             elif kind is DeliverEvent:
-                last_seq = last_seq or self._last_inside(effects)
+                if last_seq < 0:
+                    last_seq = self._last_inside(effects)
                 self._deliver_event(effect, last_seq)
             else:
                 _EFFECTS[kind](self, effect, now)
 
     def _last_inside(self, effects: Sequence[GatewayEffect]) -> int:
-        outside = self._table.outside
-        seqs = [other.seq for other in effects if isinstance(other, DeliverEvent) and not outside[other.part]]
-        return max(seqs, default=0)
+        outside = self._outside
+        for effect in reversed(effects):
+            if type(effect) is DeliverEvent and not outside[effect.part]:
+                return effect.seq
+        return 0
 
     def _deliver_event(self, effect: DeliverEvent, last_seq: int) -> None:
         seq, part = effect.seq, effect.part
         # What is outside of checkpoints is taken for itself, so each is reported.
-        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0 or self._table.outside[part]
+        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0 or self._outside[part]
         self._coordinator_ref.tell(
             EventArrived(
                 self._attempt, seq, effect.payload, self._line, report_taken, effect.sender, effect.after_snapshot, part
@@ -363,10 +364,12 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _report_suspected(self, effect: ReportSuspected, now: float) -> None:
         self._statistics.suspicions += 1
-        self._coordinator_ref.tell(SubtaskSuspected(self._attempt, effect.reason))
+        self._log.info("subtask suspected", reason=effect.reason)
+        self._coordinator_ref.tell(AttemptHint(self._attempt, "subtask_suspected", (effect.reason,)))
 
     def _report_responsive(self, effect: ReportResponsive, now: float) -> None:
-        self._coordinator_ref.tell(SubtaskResponsive(self._attempt))
+        self._log.info("subtask responsive again")
+        self._coordinator_ref.tell(AttemptHint(self._attempt, "subtask_responsive"))
 
     def _report_finished(self, effect: ReportFinished, now: float) -> None:
         attempt = self._attempt

@@ -164,18 +164,15 @@ class SubtaskReadyWithGateway:
 
 
 @value
-class SubtaskSuspected:
-    """The attempt may be dead (H87). ``reason``: what makes it so, in words."""
+class AttemptHint:
+    """Something about a live attempt for the coordinators to know early (H87).
+
+    It is told with their ``method``, whose arguments are the subtask, the attempt and ``args``.
+    """
 
     attempt: ExecutionAttempt
-    reason: str
-
-
-@value
-class SubtaskResponsive:
-    """The attempt that was suspected lives (H87)."""
-
-    attempt: ExecutionAttempt
+    method: str
+    args: tuple[str, ...] = ()
 
 
 @value
@@ -247,8 +244,7 @@ CoordinatorMessage = (
     | RequestArrived
     | CancellationArrived
     | SubtaskReadyWithGateway
-    | SubtaskSuspected
-    | SubtaskResponsive
+    | AttemptHint
     | SubtaskFailed
     | SubtaskFinished
     | SubtaskResetToCheckpoint

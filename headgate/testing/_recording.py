@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
+from types import FunctionType
 from typing import Any, TypeAlias, cast
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
@@ -55,9 +57,6 @@ class RecordingCoordinator(OperatorCoordinator):
         if "start" in self.methods:
             await self.methods["start"](context)
 
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        await self._called("handle_event_from_operator", subtask, attempt, event)
-
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         if "handle_request" not in self.methods:
             return await super().handle_request(subtask, attempt, request)
@@ -75,36 +74,22 @@ class RecordingCoordinator(OperatorCoordinator):
     async def subtask_suspected(self, subtask: int, attempt: int, reason: str) -> None:
         await self._called("subtask_suspected", subtask, attempt, reason, noted=(subtask, attempt))
 
-    async def subtask_responsive(self, subtask: int, attempt: int) -> None:
-        await self._called("subtask_responsive", subtask, attempt)
-
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         await self._called("subtask_failed", subtask, attempt, reason, noted=(subtask, attempt, reason.kind))
-
-    async def subtask_finished(self, subtask: int, attempt: int) -> None:
-        await self._called("subtask_finished", subtask, attempt)
-
-    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        await self._called("subtask_reset", subtask, checkpoint_id)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         state = await self._called("checkpoint_coordinator", checkpoint_id)
         return cast("bytes", state) if "checkpoint_coordinator" in self.methods else b"state"
 
-    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_complete", checkpoint_id)
 
-    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_aborted", checkpoint_id)
+def _recorded(name: str) -> Method:
+    async def method(self: RecordingCoordinator, *args: Any) -> Any:
+        return await self._called(name, *args)
 
-    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_discarded", checkpoint_id)
+    return wraps(getattr(OperatorCoordinator, name))(method)
 
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        await self._called("reset_to_checkpoint", checkpoint_id, state)
 
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        await self._called("run_ended", run_id, succeeded, reason)
-
-    async def close(self) -> None:
-        await self._called("close")
+# The methods of which every argument is recorded: all others of the interface, so also one that is added to it.
+for _name, _method in vars(OperatorCoordinator).items():
+    if isinstance(_method, FunctionType) and _name not in vars(RecordingCoordinator):
+        setattr(RecordingCoordinator, _name, _recorded(_name))

@@ -8,7 +8,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from inspect import isfunction, signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import anyio
@@ -94,6 +96,29 @@ async def test_failed_request_has_the_error_of_an_operator() -> None:
 async def test_open_answer_says_what_to_do() -> None:
     with pytest.raises(AssertionError, match=r"there is no answer yet: await world.settle\(\)"):
         _ = Answer[int]().value
+
+
+class AnyArgument:
+    """Stands for any argument of a callback."""
+
+    attempt = SimpleNamespace(attempt=0)
+    kind = "killed"
+
+
+@pytest.mark.parametrize("method", [name for name, one in vars(OperatorCoordinator).items() if isfunction(one)])
+async def test_a_recording_coordinator_records_every_method_of_the_interface(method: str) -> None:
+    given: list[Any] = []
+
+    async def called(*args: Any) -> None:
+        given.extend(args)
+
+    coordinator = RecordingCoordinator(**{method: called})
+    parameters = list(signature(getattr(OperatorCoordinator, method)).parameters)
+    args = [AnyArgument() for _ in parameters[1:]]
+    await getattr(coordinator, method)(*args)
+    assert [call[0] for call in coordinator.calls] == [method]
+    assert given == args
+    assert list(signature(getattr(RecordingCoordinator, method)).parameters) == parameters
 
 
 async def test_kill_and_retry_restore_the_state_of_the_last_checkpoint() -> None:

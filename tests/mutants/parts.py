@@ -245,9 +245,9 @@ stages-are-not-told-of-the-end-of-a-run [new; H80]
 only-the-last-stage-is-told-of-a-suspicion [new; H80]
   The other stages are not told that an attempt may be dead.
   @ actors.coordination.coordinator:CoordinatorActor._give_hint
-  - self._tell_each(context, "subtask_suspected"
+  - self._tell_each(context, hint.method
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._parts[-1].method(name), *args)))( \
-  + context, "subtask_suspected"
+  + context, hint.method
 state-of-a-stage-is-in-no-checkpoint [new; H80]
   The checkpoint has no state of the coordinators of the stages.
   @ actors.coordination.coordinator:CoordinatorActor._state
