@@ -11,14 +11,15 @@ import pytest
 
 from headgate.testing import running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from spark_bridge.sinks.files.coordinator import FileSinkCoordinator
-from spark_bridge.sinks.files.task import FileSinkOperator
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from tests.spark_bridge.sinks.files.kit import rows_of, staged, visible
 
 SUBTASKS = 3
 
 
-class Lines(FileSinkOperator):
+class Lines(TwoPhaseSinkOperator):
     """Its position does not depend on the parallelism: every application gets new records."""
 
     def snapshot_position(self) -> bytes:
@@ -31,7 +32,7 @@ class Lines(FileSinkOperator):
         return b""
 
 
-class DiesFirst(FileSinkCoordinator):
+class DiesFirst(TwoPhaseSinkCoordinator):
     """Its driver dies before it publishes anything."""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -40,9 +41,9 @@ class DiesFirst(FileSinkCoordinator):
 
 async def a_checkpoint_with_held_lists(url: str) -> CompletedCheckpoint:
     """Each of three subtasks has written a row, and its list is a part of its snapshot."""
-    async with running_operator(DiesFirst(url), parallelism=SUBTASKS, mode="streaming") as world:
+    async with running_operator(DiesFirst(FileSink(url)), parallelism=SUBTASKS, mode="streaming") as world:
         for subtask in range(SUBTASKS):
-            task = await world.launch_operator(subtask, lambda: Lines(url))
+            task = await world.launch_operator(subtask, lambda: Lines(FileSink(url)))
             task.feed(f"row of {subtask}")
         await world.settle()
         await world.checkpoint()
@@ -59,12 +60,12 @@ async def test_what_subtasks_had_listed_is_published_once_with_any_parallelism(
     assert sum(len(part.held) for part in checkpoint.subtask_states.values()) == SUBTASKS
     assert visible(url) == {}
     for again in (False, True):  # the second driver restores it too
-        coordinator: Any = FileSinkCoordinator(url)
+        coordinator: Any = TwoPhaseSinkCoordinator(FileSink(url))
         async with running_operator(
             coordinator, parallelism=parallelism, mode="streaming", restored=checkpoint
         ) as world:
             for subtask in range(parallelism):
-                task = await world.launch_operator(subtask, lambda: Lines(url))
+                task = await world.launch_operator(subtask, lambda: Lines(FileSink(url)))
                 task.feed(f"new row of {subtask}")
             await world.settle()
             assert world.failures == []
