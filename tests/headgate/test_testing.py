@@ -435,25 +435,6 @@ async def test_worker_threads_of_a_coordinator_are_part_of_a_step(way: str) -> N
         assert coordinator.found == ["a: False", "b: False", "c: False"]
 
 
-async def test_file_sink_publishes_what_a_checkpoint_covers(tmp_path: Path) -> None:
-    sink = FileSink(str(tmp_path))
-    coordinator = TwoPhaseSinkCoordinator(sink)
-    async with running_operator(coordinator, parallelism=1, mode="streaming") as world:
-        task = await world.launch_operator(0, lambda: TwoPhaseSinkOperator(sink))
-        task.feed("a", "b")
-        await world.settle()
-        assert visible_rows(tmp_path) == []
-        await world.checkpoint()
-        assert visible_rows(tmp_path) == ["a", "b"]
-        task.feed("c")
-        await world.settle()
-        await world.kill(task)  # "c" was written, and no checkpoint covers it
-        task = await world.retry(task, ["a", "b", "c", "d"])
-        assert task.outcome == "success"
-        assert visible_rows(tmp_path) == ["a", "b", "c", "d"]
-    assert not coordinator.commits.pending
-
-
 async def test_file_sink_tries_again_in_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = FileSink(str(tmp_path))
     coordinator = TwoPhaseSinkCoordinator(sink, retry_delays_s=(600.0,))

@@ -12,7 +12,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.files.journal import is_journal
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.driver import SinkCommits
@@ -360,12 +359,6 @@ async def test_a_run_that_continues_after_all_is_not_cleaned_up_like_an_ended_on
         await committer.complete(2)
         await committer.prepared(0, 0, event)
         assert rows_of(take_visible(url)) == ["a"]
-
-
-async def test_batch_mode_is_refused(url: str) -> None:
-    """Spark keeps a task's output there and runs the whole task again: no checkpoint owns the rows."""
-    with pytest.raises(SinkMisused, match=r'batch mode.*mode="streaming"'):
-        await SinkCommits(FileSink(url)).start(a_driver(mode=RestoreMode.BATCH))
 
 
 async def test_the_state_of_another_sink_or_directory_is_refused(url: str) -> None:

@@ -64,7 +64,7 @@ def test_rows_that_were_not_sealed_go_with_their_operator(tmp_path: Path) -> Non
 
 async def test_batch_mode_fails_the_start(tmp_path: Path) -> None:
     """H6."""
-    with pytest.raises(SinkMisused, match="batch mode"):
+    with pytest.raises(SinkMisused, match=r'batch mode.*mode="streaming"'):
         await TwoPhaseSinkCoordinator(FileSink(str(tmp_path))).start(a_driver(mode=RestoreMode.BATCH))
 
 
@@ -74,14 +74,6 @@ async def test_an_event_that_is_not_a_list_is_an_error_and_not_passed_over(tmp_p
     await coordinator.start(a_driver())
     with pytest.raises(SinkMisused, match="same name"):
         await coordinator.handle_event_from_operator(0, 0, ["headgate/sealed-files", "other", "x", []])
-
-
-@pytest.mark.parametrize("record", [1, {"a": 1}])
-def test_a_record_that_is_not_a_line_says_what_to_override(record: Any, tmp_path: Path) -> None:
-    operator = TwoPhaseSinkOperator(FileSink(str(tmp_path)))
-    opened(operator)
-    with pytest.raises(TypeError, match="encode"):
-        operator.process(iter([record]))
 
 
 def test_a_sink_counts_records_unless_it_has_another_position(tmp_path: Path) -> None:  # H174
