@@ -40,8 +40,8 @@ LATER: dict[str, list[Step]] = {
 }
 
 
-class Crash(Exception):
-    """Stands for the death of the process that raises it."""
+class Crash(BaseException):
+    """Stands for the death of the process that raises it: no clean-up that goes on after an error survives it."""
 
 
 async def take(world: World, step: Step) -> None:
