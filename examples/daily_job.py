@@ -16,7 +16,7 @@ from tempfile import gettempdir
 from pyspark.sql import SparkSession
 
 from headgate import CheckpointConfig, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
-from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 
 
 class Reported(SubtaskOperator):
@@ -39,14 +39,13 @@ day = sys.argv[1] if len(sys.argv) > 1 else "2026-11-26"
 folder = Path(sys.argv[2] if len(sys.argv) > 2 else gettempdir()) / "headgate-daily-job"
 spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
-    output = str(folder / "orders")
+    sink = FileSink(str(folder / "orders"))
     every_second = CheckpointConfig(interval_s=1, tolerated_failures=100)
     orders = spark.sparkContext.parallelize([f"{day} order {number}" for number in range(100)], 2)
 
-    job = sidecar.coordinate(
-        "orders", FileSinkCoordinator(output), parallelism=2, mode="streaming", checkpoint=every_second
-    )
-    sidecar.run(orders.mapPartitions(job.subtask(FileSinkOperator, output)).count, input_id=day)
+    coordinator = TwoPhaseSinkCoordinator(sink)
+    job = sidecar.coordinate("orders", coordinator, parallelism=2, mode="streaming", checkpoint=every_second)
+    sidecar.run(orders.mapPartitions(job.subtask(TwoPhaseSinkOperator, sink)).count, input_id=day)
 
     report = sidecar.coordinate("report", parallelism=2, mode="streaming", checkpoint=every_second)
     sidecar.run(orders.mapPartitions(report.subtask(Reported)).count, input_id=day)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import OperatorHandle, Sidecar, SidecarConfig
-from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 
 SUBTASKS = 2
 FILES = 3
@@ -37,10 +37,10 @@ def bring_in(folder: Path) -> None:
         os.utime(path, (1_700_000_000 + number,) * 2)
 
 
-def lines_to(output: str, handle: OperatorHandle) -> BatchFunction:
+def lines_to(sink: FileSink, handle: OperatorHandle) -> BatchFunction:
     def write_lines(frame: DataFrame, batch_id: int) -> None:
         lines = frame.repartition(SUBTASKS).rdd.map(lambda row: row.value)
-        lines.mapPartitions(handle.subtask(FileSinkOperator, output)).count()
+        lines.mapPartitions(handle.subtask(TwoPhaseSinkOperator, sink)).count()
 
     return write_lines
 
@@ -85,10 +85,11 @@ def run_query(spark: SparkSession, folder: Path, function: BatchFunction) -> boo
 
 
 def run(spark: SparkSession, folder: Path) -> None:
-    output = str(folder / "out")
+    sink = FileSink(str(folder / "out"))
     with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
-        handle = sidecar.coordinate("lines", FileSinkCoordinator(output), parallelism=SUBTASKS, mode="streaming")
-        write_lines = FailingOnce(lines_to(output, handle), ahead=True)
+        coordinator = TwoPhaseSinkCoordinator(sink)
+        handle = sidecar.coordinate("lines", coordinator, parallelism=SUBTASKS, mode="streaming")
+        write_lines = FailingOnce(lines_to(sink, handle), ahead=True)
         for_each_batch = FailingOnce(sidecar.for_each_batch(handle, write_lines), ahead=False)
         while not run_query(spark, folder, for_each_batch):
             print("  it is started again")

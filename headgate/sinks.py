@@ -11,13 +11,9 @@ checkpoint is durable. In a ``chain`` the sink is enough::
     pages = chain(read=source, parse=parse, write=FileSink("/data/out"))
 
 Ready-made sinks:
-    ``FileSink`` for a ``chain``, and the ``TwoPhaseSink`` classes ``PostgresSink``, ``DeltaSink``, ``IcebergSink``
-    and ``RedisStreamsSink``.
-Their coordinators and operators:
-    ``FileSinkCoordinator`` and ``FileSinkOperator`` for files; ``TwoPhaseSinkCoordinator`` and
-    ``TwoPhaseSinkOperator`` for every ``TwoPhaseSink``.
-Files in your own classes:
-    ``SinkCommitter`` in a coordinator, and ``SinkWriter`` in an operator.
+    ``FileSink``, ``PostgresSink``, ``DeltaSink``, ``IcebergSink`` and ``RedisStreamsSink``.
+Their coordinator and operator, which your own classes can extend:
+    ``TwoPhaseSinkCoordinator`` and ``TwoPhaseSinkOperator``, which are given the sink.
 Your own sink:
     A ``TwoPhaseSink`` makes a ``TwoPhaseWriter`` for each task, which is given a ``SinkWriterContext``, and a
     ``TwoPhaseCommitter`` for the driver, which is given a ``SinkCommitterContext``. What passes between them is a
@@ -34,11 +30,7 @@ from headgate._lazy import lazy
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.delta.sink import DeltaSink as DeltaSink
-    from spark_bridge.sinks.files.coordinator import FileSinkCoordinator as FileSinkCoordinator
-    from spark_bridge.sinks.files.coordinator import SinkCommitter as SinkCommitter
     from spark_bridge.sinks.files.sink import FileSink as FileSink
-    from spark_bridge.sinks.files.task import FileSinkOperator as FileSinkOperator
-    from spark_bridge.sinks.files.writer import SinkWriter as SinkWriter
     from spark_bridge.sinks.iceberg.sink import IcebergSink as IcebergSink
     from spark_bridge.sinks.postgres.sink import PostgresSink as PostgresSink
     from spark_bridge.sinks.redis.sink import RedisStreamsSink as RedisStreamsSink

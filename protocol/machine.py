@@ -11,14 +11,9 @@ simulator call it after each step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol, TypeVar
 
 from protocol.values import value
-
-InputT_contra = TypeVar("InputT_contra", contravariant=True)
-EffectT_co = TypeVar("EffectT_co", covariant=True)
 
 
 @value
@@ -35,13 +30,3 @@ class Reaction(Enum):
     FAIL = "fail"  # an event: accepted, and failed in the same step; never raised at the sender (H21, H26)
     ENDED = "ended"  # ``AttemptOver`` is raised: this is how the operator learns of the end
     ILLEGAL = "illegal"  # ``LocalProtocolError`` is raised
-
-
-class Machine(Protocol[InputT_contra, EffectT_co]):
-    """The methods of a machine that shells and the simulator use."""
-
-    def handle(self, input: InputT_contra, now: float) -> Sequence[EffectT_co]: ...
-
-    def next_deadline(self) -> float | None: ...
-
-    def check_invariants(self) -> None: ...

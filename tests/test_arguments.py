@@ -131,7 +131,6 @@ INSTEAD: dict[Any, Any] = {headgate.CoordinatorContext: Context, headgate.actors
 
 _RECORD = "called for each event or record"
 _ENGINE = "public for other parts of Headgate only"
-_PASSED_ON = "takes what Headgate has just given to the coordinator that calls it"
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
@@ -158,21 +157,12 @@ NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
             *("SubtaskGateway.send_event", "SubtaskGateway.send_event_nowait", "SubtaskContext.count"),
-            *("SubtaskContext.observe", "sinks.SinkWriter.write"),
+            "SubtaskContext.observe",
             *("types.LiveGateways.send", "types.LiveGateways.broadcast", "types.LiveGateways.broadcast_nowait"),
             *("sources.SplitEnumeratorContext.send_event", "actors.Reply.fail"),
         ],
         _RECORD,
     ),
-    **{
-        f"sinks.SinkCommitter.{name}": _PASSED_ON
-        for name in (
-            *("complete", "discarded", "prepared", "restore", "run_ended", "sealed", "snapshot", "start"),
-            *("subtask_failed", "subtask_reset"),
-        )
-    },
-    "sinks.FileSinkCoordinator.handle_other_event": "a user overrides it, and Headgate calls it",
-    "sinks.FileSinkOperator.restore_position": "a user overrides it, and Headgate calls it",
     "sinks.TwoPhaseSinkCoordinator.handle_other_event": "a user overrides it, and Headgate calls it",
     "sinks.TwoPhaseSinkOperator.restore_position": "a user overrides it, and Headgate calls it",
     "testing.SinkTarget.kill": "a user overrides it, and the cases call it",
@@ -182,7 +172,6 @@ NOT_FOR_USERS: dict[str, str] = {
 }
 """Public functions whose arguments are not checked. The reason for each."""
 
-_GIVEN = "takes the context that Headgate has just given to the operator"
 CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask"}
 """They are called for each message, and look at their arguments themselves."""
 
@@ -194,8 +183,6 @@ HINTS: dict[str, Any] = {
 ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
-    "sinks.SinkWriter.for_subtask(context)": _GIVEN,
-    "sinks.SinkWriter.send_sealed(context)": _GIVEN,
     "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",
     "actors.ActorRef.ask(build)": "it is called immediately",
     "actors.testing.TestProbe.expect(expected)": "a class, or a union of classes",
@@ -212,8 +199,6 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "Reply.fail(error)": [""],
     "sinks.PostgresSink(conninfo)": [""],
     "sources.PostgresSource(conninfo)": [""],
-    "sinks.SinkWriter(prefix)": [""],
-    "sinks.SinkWriter(after)": [-1],
     "sinks.SinkWriterContext.prepared_for(checkpoint_id)": [-1],
     "testing.running_operator(seed)": [-1, HUGE],
     "testing.sink_cases(seed)": [-1, HUGE],
@@ -751,9 +736,8 @@ def test_what_has_only_another_form_is_passed_on_in_the_right_one(tmp_path: Path
 
 
 def test_a_setting_of_a_sink_that_does_not_exist_is_refused_where_it_is_given(tmp_path: Path) -> None:
-    makers: list[Any] = [headgate.sinks.FileSink, headgate.sinks.FileSinkOperator]
-    for make in makers:
-        with pytest.raises(TypeError, match="sufix"):
-            make(str(tmp_path), sufix=".txt")
-        with pytest.raises(TypeError, match=r"roll_bytes must be .*, not '1'"):
-            make(str(tmp_path), roll_bytes="1")
+    make: Any = headgate.sinks.FileSink
+    with pytest.raises(TypeError, match="sufix"):
+        make(str(tmp_path), sufix=".txt")
+    with pytest.raises(TypeError, match=r"roll_bytes must be .*, not '1'"):
+        make(str(tmp_path), roll_bytes="1")

@@ -106,7 +106,7 @@ def test_what_a_task_needs_loads_no_code_of_the_driver() -> None:
     program += (
         "from headgate import SplitReader, SubtaskOperator\n"
         "from headgate.errors import AttemptOver, RequestFailed\n"
-        "from headgate.sinks import FileSinkOperator, TwoPhaseWriter\n"
+        "from headgate.sinks import TwoPhaseSinkOperator, TwoPhaseWriter\n"
         "from headgate.types import GroupCheckpoint, RestoreMode\n"
     )
     run(program)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
+from typing import Any
 
-from actors.coordination.checks import check_coordinator
 from actors.coordination.host.part import Parts
 from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
+from actors.logs import get_logger
 from protocol.describing import name_of, show, type_name
 from protocol.errors import RunRefused
+from protocol.overrides import errors_in_overrides, names_never_called
 
 __all__ = [
     "GivenCoordinator",
@@ -24,6 +26,14 @@ __all__ = [
     "built_anew_or_kept",
     "why_not_resettable",
 ]
+
+log = get_logger("headgate.coordinator")
+
+_MISTAKEN = {
+    "handle_event": "handle_event_from_operator",
+    "snapshot_state": "checkpoint_coordinator",
+    "restore_state": "reset_to_checkpoint",
+}
 
 GivenCoordinator = OperatorCoordinator | RecreateOnReset | Callable[[], OperatorCoordinator]
 """An instance, or a class or factory that is called without arguments for each new coordinator."""
@@ -37,17 +47,17 @@ def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator | Recreat
     """How a part gets its coordinators. Nothing is built yet: a class or factory is called when the part starts.
 
     Raises ``TypeError``, with a fix, for anything else, for a factory that is async or needs arguments, and for a
-    mistake that ``check_coordinator`` finds.
+    mistake in the class that would fail, or be ignored, later.
     """
     if isinstance(given, RecreateOnReset):
         return given
     if isinstance(given, OperatorCoordinator):
-        check_coordinator(given)
+        _check_class(given)
         return given
     if isinstance(given, type) and not issubclass(given, OperatorCoordinator):
         raise TypeError(f"{show(given)} is not an OperatorCoordinator: derive it from that class")
     if isinstance(given, type):
-        check_coordinator(given)
+        _check_class(given)
     if not callable(given):
         raise TypeError(f"{show(given)} is not an OperatorCoordinator: pass an instance, a class, or a factory of one")
     if iscoroutinefunction(given):
@@ -93,7 +103,7 @@ class _CheckedFactory:
                 f"the factory {self.name} returned the same coordinator again: it must build a new one at each call"
             )
         if type(built) is not self._checked:
-            check_coordinator(built)
+            _check_class(built)
             self._checked = type(built)
         self._latest = built
         return built
@@ -113,3 +123,22 @@ def why_not_resettable(operator_id: str, parts: Parts) -> str:
                 f" so that it forgets that state"
             )
     return ""
+
+
+def _check_class(coordinator: Any) -> None:
+    """Check a coordinator, or the class of one, for what would fail or be ignored later.
+
+    Raises ``TypeError`` for anything but an ``OperatorCoordinator``, for a method that must be ``async def`` and is a
+    plain function or an async generator, and for a method whose name clearly misspells one of ``OperatorCoordinator``.
+    A name that is only similar is logged as a warning.
+    """
+    if not issubclass(coordinator if isinstance(coordinator, type) else type(coordinator), OperatorCoordinator):
+        raise TypeError(f"{show(coordinator)} is not an OperatorCoordinator: derive its class from OperatorCoordinator")
+    errors = errors_in_overrides(coordinator)
+    for finding in names_never_called(coordinator, OperatorCoordinator, _MISTAKEN):
+        if finding.certain:
+            errors.append(str(finding))
+        else:
+            log.warning("method never called", method=finding.method, did_you_mean=finding.meant)
+    if errors:
+        raise TypeError("; ".join(errors))

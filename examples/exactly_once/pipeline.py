@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from headgate import CoordinatorContext, FailureReason, OperatorCoordinator, SubtaskContext, SubtaskOperator
+from headgate import CoordinatorContext
 from headgate.errors import GatewayFull
-from headgate.sinks import SinkCommitter, SinkWriter
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 
 OPERATOR_ID = "numbers"
 NUMBER, WRONG = "number", "wrong"
@@ -29,24 +29,20 @@ TICK_S = 0.01  # how often both sides send a number to each other
 # --- in the tasks -------------------------------------------------------------------------------------------------
 
 
-class NumberSubtask(SubtaskOperator):
+class NumberSubtask(TwoPhaseSinkOperator):
     """Sends its numbers up, receives those that come down, and writes both into the sink."""
 
     snapshot_anywhere = True  # at every call of the context, the fields agree with what was sent and received
 
     def __init__(self, numbers: int, sink_url: str) -> None:
+        super().__init__(FileSink(sink_url))
         self._numbers = numbers
-        self._sink_url = sink_url
         self._sent = 0
         self._received = 0
-        self.context: SubtaskContext
-        self._sink: SinkWriter | None = None
 
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-        self._sink = SinkWriter.for_subtask(context, self._sink_url)
-        if state is not None and context.input_begins_again:
-            self._sent, self._received = json.loads(state)
+    def restore_position(self, position: bytes | None) -> None:
+        if position is not None and self.context.input_begins_again:
+            self._sent, self._received = json.loads(position)
 
     def process(self, records: Iterator[Any]) -> None:
         next_tick = time.monotonic()
@@ -61,28 +57,18 @@ class NumberSubtask(SubtaskOperator):
         """The count follows the event: a snapshot that comes while ``send_event`` waits includes neither."""
         self.context.send_event([NUMBER, self._sent + 1])
         self._sent += 1
-        self._write(f"up {self._sent}")
+        self.write(f"{self.context.subtask} up {self._sent}")
 
     def handle_event(self, event: Any) -> None:
         _, number = event
         if number != self._received + 1:
             self.context.send_event([WRONG, f"took {number} from the coordinator after {self._received}"])
         self._received = number
-        self._write(f"down {number}")
+        self.write(f"{self.context.subtask} down {number}")
 
-    def _write(self, row: str) -> None:
-        assert self._sink is not None, "open comes first"
-        self._sink.write(f"{self.context.subtask} {row}")
-
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        """The rows since the last snapshot belong to this one; the coordinator is told which files hold them."""
-        assert self._sink is not None, "open comes first"
-        self._sink.send_sealed(self.context, checkpoint_id)
+    def snapshot_position(self) -> bytes:
+        """The rows since the last snapshot belong to this one, with the list of the files that hold them."""
         return json.dumps([self._sent, self._received]).encode()
-
-    def close(self) -> None:
-        if self._sink is not None:
-            self._sink.abandon()
 
 
 # --- in the driver ------------------------------------------------------------------------------------------------
@@ -95,7 +81,7 @@ class Position(NamedTuple):
     received: int = 0
 
 
-class NumberCoordinator(OperatorCoordinator):
+class NumberCoordinator(TwoPhaseSinkCoordinator):
     """Sends every subtask its numbers, receives theirs, and publishes their files.
 
     Its core is ``_cuts``: the position with each subtask at each checkpoint that may still be restored. When one
@@ -105,9 +91,9 @@ class NumberCoordinator(OperatorCoordinator):
 
     def __init__(self, numbers: int, sink_url: str, on_wrong: Callable[[str], None]) -> None:
         """``on_wrong`` gets every event that does not follow the last one; a failover does not undo that."""
+        super().__init__(FileSink(sink_url))
         self._numbers = numbers
         self._on_wrong = on_wrong
-        self._sink = SinkCommitter(sink_url)
         self._positions: dict[int, Position] = {}
         self._cuts: dict[int, dict[int, Position]] = {}
         self.context: CoordinatorContext
@@ -124,7 +110,7 @@ class NumberCoordinator(OperatorCoordinator):
 
     async def start(self, context: CoordinatorContext) -> None:
         self.context = context
-        await self._sink.start(context)
+        await super().start(context)
         context.call_later(TICK_S, self._tick)
 
     async def _tick(self) -> None:
@@ -144,9 +130,7 @@ class NumberCoordinator(OperatorCoordinator):
                 continue
             self._positions[subtask] = position._replace(sent=position.sent + 1)
 
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if await self._sink.sealed(subtask, attempt, event):
-            return
+    async def handle_other_event(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
             case ["number", number]:
                 position = self._position(subtask)
@@ -156,45 +140,30 @@ class NumberCoordinator(OperatorCoordinator):
             case ["wrong", text]:
                 self._on_wrong(f"subtask {subtask} {text}")
 
-    # --- attempts ---
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._sink.subtask_failed(subtask, attempt)
+    # --- checkpoints ---
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._positions[subtask] = self._cuts.get(checkpoint_id, {}).get(subtask, Position())
-        await self._sink.subtask_reset(subtask, checkpoint_id)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self._sink.run_ended(succeeded)
-
-    async def close(self) -> None:
-        await self._sink.close()
-
-    # --- checkpoints ---
+        await super().subtask_reset(subtask, checkpoint_id)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._cuts[checkpoint_id] = dict(self._positions)
-        return json.dumps(self._positions).encode() + b"\n" + self._sink.snapshot(checkpoint_id)
+        return json.dumps(self._positions).encode() + b"\n" + await super().checkpoint_coordinator(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """No subtask will return to a checkpoint before this one."""
         self._cuts = {cut: positions for cut, positions in self._cuts.items() if cut >= checkpoint_id}
-        await self._sink.complete(checkpoint_id)
+        await super().notify_checkpoint_complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """This driver's subtasks no longer restore it. The next driver may, so nothing else is cleaned up here."""
         self._cuts.pop(checkpoint_id, None)
 
-    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        """Drivers no longer restore it either: the sink deletes what it has kept for it."""
-        await self._sink.discarded(checkpoint_id)
-
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         positions, sink_state = read_state(state)
         self._positions = dict(positions)
         self._cuts = {checkpoint_id: positions}
-        await self._sink.restore(checkpoint_id, sink_state)
+        await super().reset_to_checkpoint(checkpoint_id, sink_state)
 
     def _position(self, subtask: int) -> Position:
         return self._positions.get(subtask, Position())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headgate import CheckpointConfig
-from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.testing import running_operator
 
 
@@ -21,9 +21,10 @@ def visible_rows(folder: Path) -> list[str]:
 
 async def test_rows_become_visible_with_the_checkpoint_that_covers_them(tmp_path: Path) -> None:
     every_minute = CheckpointConfig(interval_s=60.0)
-    sink = FileSinkCoordinator(str(tmp_path))
-    async with running_operator(sink, parallelism=1, mode="streaming", checkpoint=every_minute) as world:
-        task = await world.launch_operator(0, lambda: FileSinkOperator(str(tmp_path)))
+    sink = FileSink(str(tmp_path))
+    coordinator = TwoPhaseSinkCoordinator(sink)
+    async with running_operator(coordinator, parallelism=1, mode="streaming", checkpoint=every_minute) as world:
+        task = await world.launch_operator(0, lambda: TwoPhaseSinkOperator(sink))
         task.feed("a", "b")
         await world.advance(59.0)
         assert visible_rows(tmp_path) == []

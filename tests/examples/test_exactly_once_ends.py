@@ -40,6 +40,7 @@ class SubtaskWorld:
     subtask = 1
     attempt = 0
     checkpoint_id = -1
+    parallelism = 2
     input_begins_again = True
 
     def __init__(self) -> None:

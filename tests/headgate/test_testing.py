@@ -30,7 +30,7 @@ from headgate import (
     SubtaskOperator,
 )
 from headgate.errors import AttemptOver, CheckpointFailed, RequestFailed
-from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.testing import Answer, RecordingCoordinator, running_operator
 from protocol.attempts.types import QueryStatus
 from protocol.errors import LocalProtocolError
@@ -460,32 +460,14 @@ async def test_worker_threads_of_a_coordinator_are_part_of_a_step(way: str) -> N
         assert coordinator.found == ["a: False", "b: False", "c: False"]
 
 
-async def test_file_sink_publishes_what_a_checkpoint_covers(tmp_path: Path) -> None:
-    url = str(tmp_path)
-    coordinator = FileSinkCoordinator(url)
-    async with running_operator(coordinator, parallelism=1, mode="streaming") as world:
-        task = await world.launch_operator(0, lambda: FileSinkOperator(url))
-        task.feed("a", "b")
-        await world.settle()
-        assert visible_rows(tmp_path) == []
-        await world.checkpoint()
-        assert visible_rows(tmp_path) == ["a", "b"]
-        task.feed("c")
-        await world.settle()
-        await world.kill(task)  # "c" was written, and no checkpoint covers it
-        task = await world.retry(task, ["a", "b", "c", "d"])
-        assert task.outcome == "success"
-        assert visible_rows(tmp_path) == ["a", "b", "c", "d"]
-    assert not coordinator.committer.files_pending
-
-
 async def test_file_sink_tries_again_in_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = FileSinkCoordinator(str(tmp_path), retry_delays_s=(600.0,))
+    sink = FileSink(str(tmp_path))
+    coordinator = TwoPhaseSinkCoordinator(sink, retry_delays_s=(600.0,))
     async with running_operator(coordinator, parallelism=1, mode="streaming") as world:
-        task = await world.launch_operator(0, lambda: FileSinkOperator(str(tmp_path)))
+        task = await world.launch_operator(0, lambda: TwoPhaseSinkOperator(sink))
         task.feed("a")
         await world.settle()
-        committer = coordinator.committer._committer
+        committer = coordinator.commits._committer
         publish, failures = committer.commit, [OSError("the network is down")]
 
         def fail_once(*args: Any) -> None:

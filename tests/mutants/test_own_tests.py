@@ -386,7 +386,7 @@ CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
         )
     ],
     "any-old-state": [test_state.test_another_kind_a_later_version_and_other_bytes_are_refused],
-    "any-element": [partial(refused, "sinks.SinkCommitter(retry_delays_s)")],
+    "any-element": [partial(refused, "sinks.TwoPhaseSinkCoordinator(retry_delays_s)")],
     "async-for-plain": [partial(refused, "SharedValue.update(function)")],
     "stranger-class": [partial(refused, "SourceCoordinator(enumerator)")],
     "any-signature": [partial(refused, "SourceCoordinator(enumerator)")],

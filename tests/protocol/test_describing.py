@@ -174,7 +174,7 @@ NOT_OF_USERS = {
     "bridge/": "errors of Py4J and of the JVM",
     "connect/": "errors of the client and of the JVM",
     "sinks/files/moves.py": "errors of filesystems",
-    "sinks/files/writer.py": "errors of filesystems",
+    "sinks/files/task.py": "errors of filesystems",
     "observability/spark": "errors of Py4J and of the JVM",
     "observability/event_log.py": "errors of Py4J and of the JVM",
 }

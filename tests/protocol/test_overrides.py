@@ -13,7 +13,7 @@ import pytest
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SubtaskGateway
 from protocol.overrides import errors_in_overrides, names_never_called
-from spark_bridge.sinks.files.task import FileSinkOperator
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.subtask import SplitReader, SubtaskOperator
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_found_in_a_right_coordinator(right: type) -> None:  # H59
     assert names_never_called(right, OperatorCoordinator) == []
 
 
-@pytest.mark.parametrize("right", [SubtaskOperator, SplitReader, WellReader, FileSinkOperator])
+@pytest.mark.parametrize("right", [SubtaskOperator, SplitReader, WellReader, TwoPhaseSinkOperator])
 def test_nothing_is_found_in_a_right_operator(right: type) -> None:  # H59
     assert errors_in_overrides(right) == []
     assert names_never_called(right, SubtaskOperator) == []

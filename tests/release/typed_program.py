@@ -52,7 +52,7 @@ from headgate.errors import (
     RequestFailed,
     StorageError,
 )
-from headgate.sinks import FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.sources import SplitEnumerator, SplitEnumeratorContext
 from headgate.types import CompletedCheckpoint, Confirmation, ExecutionAttempt, LiveGateways, RestoreMode
 
@@ -254,9 +254,10 @@ def count_above(spark: SparkSession) -> None:
 
 def write_files(spark: SparkSession, directory: str) -> None:
     with Sidecar(spark) as sidecar:
-        job = sidecar.coordinate("files", lambda: FileSinkCoordinator(directory), parallelism=1, mode="streaming")
+        sink = FileSink(directory)
+        job = sidecar.coordinate("files", lambda: TwoPhaseSinkCoordinator(sink), parallelism=1, mode="streaming")
         rows = spark.sparkContext.parallelize(["a", "b"], 1)
-        sidecar.run(lambda: rows.foreachPartition(job.subtask(FileSinkOperator, directory)), restart=NO_RESTART)
+        sidecar.run(lambda: rows.foreachPartition(job.subtask(TwoPhaseSinkOperator, sink)), restart=NO_RESTART)
 
 
 def in_a_notebook(spark: SparkSession) -> OperatorHandle:

@@ -403,9 +403,6 @@ async def test_a_reader_closes_its_splits_when_it_ends_early() -> None:
             finally:
                 closed.append(split)
 
-    class Waking(FromPositions):
-        async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None: ...
-
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(["only"], state))
     async with running_operator(source, parallelism=1, **STREAMING) as world:
         task = await world.launch_operator(0, Closing)

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headgate import FixedDelay, Sidecar, SidecarConfig
 from headgate.errors import InputRefused
-from headgate.sinks import FileSinkCoordinator, RedisStreamsSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
-from headgate.sinks import FileSinkOperator as Lines
+from headgate.sinks import FileSink, RedisStreamsSink, TwoPhaseSinkCoordinator
+from headgate.sinks import TwoPhaseSinkOperator as Lines
 from spark_bridge.driver.handle import OperatorHandle
 from tests.spark.test_two_phase_sinks import OFTEN, a_sink
 
@@ -36,12 +36,13 @@ class Place:
         self.spark = spark
         self.folder = folder
         self.out = str(folder / "out")
+        self.sink = FileSink(self.out)
 
     def sidecar(self) -> Sidecar:
         return Sidecar(self.spark, SidecarConfig(storage=str(self.folder / "kept")))
 
     def coordinate(self, sidecar: Sidecar, coordinator: Any = None, **settings: Any) -> OperatorHandle:
-        coordinator = coordinator or FileSinkCoordinator(self.out)
+        coordinator = coordinator or TwoPhaseSinkCoordinator(self.sink)
         handle: OperatorHandle = sidecar.coordinate(
             "lines", coordinator, parallelism=PARTITIONS, mode="streaming", **settings
         )
@@ -51,7 +52,7 @@ class Place:
         self, handle: OperatorHandle, day: str, rows: int = 20, operator: Any = Lines, partitions: int = PARTITIONS
     ) -> Callable[[], int]:
         lines = self.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(rows)], partitions)
-        return lines.mapPartitions(handle.subtask(operator, self.out)).count
+        return lines.mapPartitions(handle.subtask(operator, self.sink)).count
 
     def written(self) -> Counter[str]:
         """How many lines of each day are there; a doubled line counts as one of the day "doubled"."""
@@ -89,10 +90,10 @@ def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: P
 def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) -> None:  # H174
     for day, partitions in (("a", 2), ("b", 3)):
         with place.sidecar() as sidecar:
-            coordinator = FileSinkCoordinator(place.out)
+            coordinator = TwoPhaseSinkCoordinator(place.sink)
             handle = sidecar.coordinate("lines", coordinator, parallelism=partitions, mode="streaming")
             lines = place.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(20)], partitions)
-            sidecar.run(lines.mapPartitions(handle.subtask(Lines, place.out)).count)
+            sidecar.run(lines.mapPartitions(handle.subtask(Lines, place.sink)).count)
     assert place.written() == {"a": 20, "b": 20}
 
 
@@ -143,7 +144,7 @@ def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None: 
 
 def test_an_interrupted_day_is_not_continued_in_another_number_of_partitions(place: Place) -> None:  # H174
     def coordinate(sidecar: Sidecar, parallelism: int = 3) -> OperatorHandle:
-        coordinator = FileSinkCoordinator(place.out)
+        coordinator = TwoPhaseSinkCoordinator(place.sink)
         settings: dict[str, Any] = {"mode": "streaming", "checkpoint": OFTEN, "allow_fewer": True}
         return sidecar.coordinate("lines", coordinator, parallelism=parallelism, **settings)
 
@@ -166,7 +167,7 @@ def test_an_interrupted_day_is_not_continued_in_another_number_of_partitions(pla
     assert place.written() == {"monday": 20, "tuesday": 20}
 
 
-class CommitsLate(FileSinkCoordinator):
+class CommitsLate(TwoPhaseSinkCoordinator):
     """Its first final checkpoint is durable, and it fails before it has committed it."""
 
     failed = False
@@ -181,7 +182,7 @@ class CommitsLate(FileSinkCoordinator):
 def test_a_restart_of_an_action_whose_job_had_ended_well_writes_nothing_twice(place: Place) -> None:  # H174
     calls = 0
     with place.sidecar() as sidecar:
-        handle = place.coordinate(sidecar, CommitsLate(place.out))
+        handle = place.coordinate(sidecar, CommitsLate(place.sink))
         counted = place.action(handle, "monday")
 
         def action() -> int:
@@ -207,7 +208,7 @@ def batches_of(place: Place, sidecar: Sidecar, days: list[str], name: str, **ado
 
     def write(frame: DataFrame, batch_id: int) -> None:
         rows = frame.rdd.map(lambda row: row.value).repartition(PARTITIONS)
-        rows.mapPartitions(handle.subtask(Lines, place.out)).count()
+        rows.mapPartitions(handle.subtask(Lines, place.sink)).count()
 
     query = (
         place.spark.readStream.option("maxFilesPerTrigger", 1)
@@ -266,7 +267,7 @@ def test_a_streaming_operator_in_a_plain_foreach_batch_is_refused_with_the_way_o
 
         def write(frame: DataFrame, batch_id: int) -> None:
             rows = frame.repartition(PARTITIONS).rdd.map(lambda row: str(row.value))
-            rows.mapPartitions(handle.subtask(Lines, place.out)).count()
+            rows.mapPartitions(handle.subtask(Lines, place.sink)).count()
 
         for number, function in enumerate((write, sidecar.for_each_batch(other, write))):
             query = start(f"query{number}", function)
@@ -275,7 +276,7 @@ def test_a_streaming_operator_in_a_plain_foreach_batch_is_refused_with_the_way_o
     assert place.written() == {}
 
 
-class NumberedRows(TwoPhaseSinkOperator):
+class NumberedRows(Lines):
     def encode(self, record: int) -> dict[str, Any]:
         return {"number": record, "what": f"row {record}"}
 

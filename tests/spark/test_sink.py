@@ -20,8 +20,9 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import CoordinatorStartError
-from spark_bridge.sinks.files.coordinator import FileSinkCoordinator
-from spark_bridge.sinks.files.task import FileSinkOperator
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
 pytestmark = pytest.mark.spark
 
@@ -31,11 +32,11 @@ PARTITIONS = 2
 ROWS = sorted(f"row {number}" for number in range(RECORDS))
 
 
-class Troubled(FileSinkOperator):
+class Troubled(TwoPhaseSinkOperator):
     """In its first attempt it waits halfway for a completed checkpoint, writes on, and then dies."""
 
     def __init__(self, url: str, folder: str, trouble: str) -> None:
-        super().__init__(url, suffix=".txt")
+        super().__init__(FileSink(url, suffix=".txt"))
         self._folder = folder
         self._trouble = trouble
         self._completed = False
@@ -102,26 +103,26 @@ def test_spark_reads_every_row_once_whatever_happens_to_the_tasks(
     spark: SparkSession, tmp_path: Path, trouble: str
 ) -> None:
     """H18, H31, H40, H47: rows after the restored checkpoint are written again; the final one commits the rest."""
-    coordinator = FileSinkCoordinator(str(tmp_path / "out"))
+    coordinator = TwoPhaseSinkCoordinator(FileSink(str(tmp_path / "out")))
     write_all(spark, tmp_path, trouble, coordinator)
     assert rows_that_spark_reads(spark, tmp_path) == ROWS
     assert all(path.name.startswith("published-") for path in (tmp_path / "out" / ".headgate-out").iterdir())
-    assert coordinator.committer.rows_published == RECORDS
+    assert coordinator.commits.pending == 0
 
 
 def test_a_coordinator_that_fails_the_job_neither_loses_nor_repeats_a_row(spark: SparkSession, tmp_path: Path) -> None:
     """H7, H15: the whole job goes back to the last completed checkpoint, and the user's action runs again."""
 
-    class FailsOnce(FileSinkCoordinator):
+    class FailsOnce(TwoPhaseSinkCoordinator):
         failed = False
 
         async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-            if self.committer.files_pending and not self.failed:
+            if self.commits.pending and not self.failed:
                 self.failed = True
                 raise LookupError("in the middle of publishing")
             await super().notify_checkpoint_complete(checkpoint_id)
 
-    coordinator = FailsOnce(str(tmp_path / "out"))
+    coordinator = FailsOnce(FileSink(str(tmp_path / "out")))
     write_all(spark, tmp_path, "none", coordinator)
     assert coordinator.failed
     assert rows_that_spark_reads(spark, tmp_path) == ROWS
@@ -130,11 +131,17 @@ def test_a_coordinator_that_fails_the_job_neither_loses_nor_repeats_a_row(spark:
 def test_a_second_application_has_nothing_left_to_write(spark: SparkSession, tmp_path: Path) -> None:
     """H52, H174: it restores the final checkpoint, where every record of this input was written."""
     for _ in range(2):
-        write_all(spark, tmp_path, "raise", FileSinkCoordinator(str(tmp_path / "out")), storage=str(tmp_path / "kept"))
+        write_all(
+            spark,
+            tmp_path,
+            "raise",
+            TwoPhaseSinkCoordinator(FileSink(str(tmp_path / "out"))),
+            storage=str(tmp_path / "kept"),
+        )
         assert rows_that_spark_reads(spark, tmp_path) == ROWS
 
 
 def test_batch_mode_is_refused_when_the_operator_is_coordinated(spark: SparkSession, tmp_path: Path) -> None:
     """H6."""
     with Sidecar(spark) as sidecar, pytest.raises(CoordinatorStartError, match="batch mode"):
-        sidecar.coordinate("out", FileSinkCoordinator(str(tmp_path / "out")), parallelism=2)
+        sidecar.coordinate("out", TwoPhaseSinkCoordinator(FileSink(str(tmp_path / "out"))), parallelism=2)

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headgate import CheckpointConfig, Sidecar, SplitReader, chain
 from headgate.errors import SidecarError
-from headgate.sinks import FileSink, FileSinkCoordinator, FileSinkOperator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.sources import FileSource, KafkaSource
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.sources.files.task import FileReader
@@ -119,12 +119,12 @@ def doubled(records: Iterator[Any]) -> Iterator[str]:
 def test_a_chain_from_files_to_files_writes_each_row_once_although_a_task_is_killed(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
-    out = str(tmp_path / "out")
+    files = FileSink(str(tmp_path / "out"), suffix=".jsonl")
     source = DyingSource(tmp_path / "died", str(folder), batch_rows=20, rate_limit_per_s=4000.0)
     stages = chain(
         source=source,
         transform=doubled,
-        sink=(partial(FileSinkCoordinator, out), partial(FileSinkOperator, out, suffix=".jsonl")),
+        sink=(partial(TwoPhaseSinkCoordinator, files), partial(TwoPhaseSinkOperator, files)),
     )
     config = SidecarConfig(storage=str(tmp_path / "checkpoints"))
     with Sidecar(spark, config) as sidecar:
@@ -141,7 +141,7 @@ def test_a_chain_from_files_to_files_writes_each_row_once_although_a_task_is_kil
         sidecar.run(lambda: tasks.mapPartitions(job.subtask()).collect())
         assert job.statistics()["checkpoints_completed"] > 1
     assert (tmp_path / "died").exists()
-    lines = [line for file in Path(out).glob("*.jsonl") for line in file.read_text().splitlines()]
+    lines = [line for file in Path(files.url).glob("*.jsonl") for line in file.read_text().splitlines()]
     expected = [[number, letter] for number in range(FILES * ROWS) for letter in "ab"]
     assert sorted(json.loads(line) for line in lines) == expected
 

@@ -22,12 +22,13 @@ from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.subtask.types import SnapshotTaken
 from protocol.wire.messages import Registered, RestoreMode
-from spark_bridge.sinks.files.coordinator import FileSinkCoordinator
-from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.errors import SinkFileLost
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, WriteOptions, read_file
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import World
+from tests.spark_bridge.sinks.files.kit import SinkTask as SinkEnd
 from tests.spark_bridge.sinks.files.kit import rows_of, staged, take_visible, visible
 from tests.spark_bridge.storage.checkpoints import hooked, interrupted
 
@@ -42,25 +43,24 @@ class SinkTask(Task):
 
     output: str
     position: int
-    writer: SinkWriter
+    sink: SinkEnd
 
     def restore(self, registered: Registered) -> None:
         self.position = int(registered.states[0].state) if registered.states else 0
         number, after = self.attempt.attempt, registered.checkpoint_id
-        self.writer = SinkWriter(self.output, name="words", subtask=0, attempt=number, after=after)
+        self.sink = SinkEnd(FileSink(self.output, name="words"), attempt=number, checkpoint_id=after)
 
     def write(self) -> None:
         """Write the rows up to the next checkpoint."""
         for row in ROWS[self.position : self.position + 10]:
-            self.writer.write(row)
+            self.sink.write(row)
         self.position = min(self.position + 10, len(ROWS))
 
     def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
-        self.writer.send_sealed(self, checkpoint_id)  # type: ignore[arg-type] # it can send events, which is all
+        self.sink.operator.snapshot_state(checkpoint_id)
+        while self.sink.context.sent:
+            self.send(self.sink.context.sent.pop(0))
         self._drive(SnapshotTaken(checkpoint_id, str(self.position).encode()))
-
-    def send_event(self, event: Any) -> None:
-        self.send(event)
 
 
 class Driver(World):
@@ -109,7 +109,7 @@ async def a_driver(tmp_path: Path, *, savepoint: str = "", allow_older: bool = F
     config = OperatorConfig("words", 1, RestoreMode.STREAMING, checkpoint=checkpoint, restored=restored)
     SinkTask.output = str(tmp_path / "out")
     async with deterministic_system() as kit:
-        driver = Driver(kit, FileSinkCoordinator(SinkTask.output), config)
+        driver = Driver(kit, TwoPhaseSinkCoordinator(FileSink(SinkTask.output)), config)
         driver.storage, driver.task_type, driver.next_id = storage, SinkTask, ids[0]
         await driver.start()
         await driver.begin()

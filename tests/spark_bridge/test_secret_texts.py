@@ -39,9 +39,7 @@ from headgate.sinks import (
     IcebergSink,
     PostgresSink,
     RedisStreamsSink,
-    SinkCommitter,
     SinkCommitterContext,
-    SinkWriter,
     SinkWriterContext,
 )
 from headgate.sources import FileSource, KafkaSource, PostgresSource, RedisStreamsSource
@@ -136,8 +134,6 @@ def of_redis(url: str) -> Iterator[Callable[[], Any]]:
 def of_options(url: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
     yield from uses(lambda: FileSink(url, options=options), use_of_sink)
     yield from uses(lambda: FileSource(url, "json", options=options), use_of_source)
-    yield lambda: SinkWriter(url, name="out", subtask=0, attempt=0, options=options)
-    yield lambda: SinkCommitter(url, name="out", options=options)
     yield lambda: CheckpointStorage(url, options=options)
     yield lambda: SidecarConfig(storage=url, storage_details=StorageDetails(options=options))
     if url.startswith("s3:"):
@@ -422,14 +418,10 @@ OF_A_URL: dict[tuple[str, str], Callable[[str], Any]] = {
     ("CheckpointFile", "url"): CheckpointFile,
     ("DeltaSink", "url"): lambda url: DeltaSink(url, SCHEMA),
     ("FileSink", "url"): FileSink,
-    ("FileSinkCoordinator", "url"): headgate.sinks.FileSinkCoordinator,
-    ("FileSinkOperator", "url"): lambda url: headgate.sinks.FileSinkOperator(url, name="out"),
     ("FileSource", "url"): FileSource,
     ("IcebergSink", "location"): lambda url: IcebergSink({"type": "sql"}, "n.t", url, SCHEMA),
     ("SidecarConfig", "storage"): lambda url: SidecarConfig(storage=url),
     ("StorageDetails", "savepoint_roots"): lambda url: StorageDetails(savepoint_roots=[url]),
-    ("SinkCommitter", "url"): lambda url: SinkCommitter(url, name="out"),
-    ("SinkWriter", "url"): lambda url: SinkWriter(url, name="out", subtask=0, attempt=0),
 }
 """Every public setting that is a URL of files, and what is made of it."""
 
@@ -464,16 +456,12 @@ COVERED = {
     ("DeltaSink", "options"),
     ("DeltaSink", "storage_options"),
     ("FileSink", "options"),
-    ("FileSinkCoordinator", "options"),  # makes a FileSink
-    ("FileSinkOperator", "options"),  # likewise
     ("FileSource", "options"),
     ("IcebergSink", "catalog"),
     ("IcebergSink", "options"),
     ("KafkaSource", "config"),
     ("PostgresSink", "conninfo"),
     ("PostgresSource", "conninfo"),
-    ("SinkCommitter", "options"),
-    ("SinkWriter", "options"),
     ("StorageDetails", "options"),
     ("TlsCertificate", "password"),
     ("Watching", "status_token"),

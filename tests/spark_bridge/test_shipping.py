@@ -126,10 +126,10 @@ def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
 def test_a_python_without_fsspec_writes_files_with_the_shipped_one(tmp_path: Path) -> None:
     said, _ = in_bare_python(
         write_archive(tmp_path),
-        program="from spark_bridge.sinks.files.writer import SinkWriter\n"
-        f"writer = SinkWriter({str(tmp_path / 'out')!r}, name='out', subtask=0, attempt=0)\n"
+        program="from headgate.sinks import FileSink, SinkWriterContext\n"
+        f"writer = FileSink({str(tmp_path / 'out')!r}).writer(SinkWriterContext('out', 0, 0))\n"
         "writer.write('a row')\n"
-        "import fsspec; print(writer.seal(1)[0].rows, fsspec.__file__)\n",
+        "import fsspec; print(writer.prepare()[0].payload[0], fsspec.__file__)\n",
     )
     assert said.startswith("1 ")
     assert VENDORED in said
@@ -149,7 +149,7 @@ def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
         unpacked(write_archive(tmp_path), tmp_path / "bare", without=f"{VENDORED}/fsspec/"),
         program="import spark_bridge.subtask\n"
         "from spark_bridge.bootstrap import VENDORED\n"
-        "try:\n    import spark_bridge.sinks.files.writer\n"
+        "try:\n    import spark_bridge.sinks.files.task\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n",
     )

@@ -31,8 +31,6 @@ class FileCommitter(TwoPhaseCommitter):
         self._batch: Sequence[Committable] | None = None  # of the last commit, which may be tried again
         self._known: set[str] = set()  # those in it that were published before
         self._tried: set[str] = set()  # those in it of which a move seems to have failed
-        self.files_published = 0
-        self.rows_published = 0
 
     def open(self) -> None:
         self._directory.prepare()
@@ -79,12 +77,9 @@ class FileCommitter(TwoPhaseCommitter):
         before = file.name in self._known or file.name in self._tried
         self._tried.add(file.name)
         outcome = self._directory.publish(file.name)
-        if outcome is Published.MOVED:
-            self.files_published += 1
-            self.rows_published += file.payload[0]
-        elif outcome is Published.GONE and not before:  # it existed a moment ago
+        if outcome is Published.GONE and not before:  # it existed a moment ago
             return False
-        elif outcome is Published.GONE:
+        if outcome is Published.GONE:
             self._log.info("published file already removed by reader", file=file.name)
         return True
 

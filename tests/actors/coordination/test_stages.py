@@ -126,10 +126,6 @@ class Stage(SubtaskOperator):
         self.story.append((self.letter, "close"))
 
 
-class Anywhere(Stage):
-    snapshot_anywhere = True
-
-
 def three(story: Story, tasks: Story | None = None, raising: str = "") -> Any:
     return chain(
         source=(Teller("source", story, "subtask_ready" if raising == "source" else ""), partial(Stage, "a", tasks)),

@@ -19,8 +19,9 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.sinks.files.coordinator import SinkCommitter
-from spark_bridge.sinks.files.task import FileSinkOperator
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import SinkCommits
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.storage import CheckpointStorage
 from tests.spark.recorder import Recorder
 
@@ -29,7 +30,7 @@ ROWS = 6
 TOLERANT = CheckpointConfig(tolerated_failures=100)
 
 
-class Lines(FileSinkOperator):
+class Lines(TwoPhaseSinkOperator):
     """Writes each record and tells the coordinator. Files control what it does partway through a batch.
 
     ``raise-BATCH-SUBTASK``: raise in the middle of the batch. ``wait-BATCH-SUBTASK``: create the file ``waiting-...``
@@ -37,7 +38,7 @@ class Lines(FileSinkOperator):
     """
 
     def __init__(self, folder: str, batch_id: int) -> None:
-        super().__init__(f"{folder}/out", suffix=".txt")
+        super().__init__(FileSink(f"{folder}/out", suffix=".txt"))
         self._folder = Path(folder)
         self._batch = batch_id
 
@@ -72,7 +73,7 @@ class LinesCoordinator(Recorder):
         self.totals: list[int] = []
         self.fail_at_row = ""
         self._cuts: dict[int, dict[int, int]] = {-1: {}}
-        self._sink = SinkCommitter(str(folder / "out"))
+        self._sink = SinkCommits(FileSink(str(folder / "out")))
 
     @property
     def rows(self) -> int:
@@ -88,7 +89,7 @@ class LinesCoordinator(Recorder):
         await self._sink.start(context)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        if not await self._sink.sealed(subtask, attempt, event):
+        if not await self._sink.prepared(subtask, attempt, event):
             self.counts[subtask] = self.counts.get(subtask, 0) + 1
             if event[1] == self.fail_at_row:
                 raise LookupError(f"the coordinator does not like {event[1]}")

@@ -19,6 +19,8 @@ from actors.coordination.host.alone import HostAlone
 from actors.coordination.store import CoordinatorStore
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.files.journal import is_journal
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.subtask import SubtaskContext
 
 _roots = itertools.count()
@@ -152,3 +154,19 @@ class TaskContext:
 
 def as_context(context: TaskContext) -> SubtaskContext:
     return cast(SubtaskContext, context)
+
+
+class SinkTask:
+    """One attempt of a file sink's task."""
+
+    def __init__(self, sink: FileSink, **fields: Any) -> None:
+        self.context = TaskContext(**fields)
+        self.operator = TwoPhaseSinkOperator(sink)
+        self.operator.open(as_context(self.context), None)
+        self.write = self.operator.write
+
+    def seal(self, row: bytes | str, checkpoint_id: int = -1) -> Any:
+        """Write a row and take a snapshot; return the list that the coordinator gets."""
+        self.write(row)
+        self.operator.snapshot_state(checkpoint_id)
+        return self.context.sent.pop()

@@ -12,16 +12,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from protocol.wire.messages import RestoreMode
-from spark_bridge.sinks.files.coordinator import SinkCommitter
 from spark_bridge.sinks.files.journal import is_journal
-from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import SinkCommits
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkFileLost, SinkMisused
 from tests.spark_bridge.sinks.files.kit import (
-    TaskContext,
+    SinkTask,
     a_driver,
     a_host,
-    as_context,
     failing,
     new_url,
     on_operation,
@@ -38,43 +36,30 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return places[request.param]
 
 
-async def a_committer(
-    url: str, restored: tuple[int, bytes | None] | None = None, context: Any = None, **settings: Any
-) -> SinkCommitter:
-    committer = SinkCommitter(url, retry_delays_s=(0, 0), **settings)
+async def a_committer(url: str, restored: tuple[int, bytes | None] | None = None, context: Any = None) -> SinkCommits:
+    committer = SinkCommits(FileSink(url), retry_delays_s=(0, 0))
     if restored is not None:
         await committer.restore(*restored)
     await committer.start(context or a_driver())
     return committer
 
 
-class Task:
-    """One attempt; ``seal`` returns the list that its coordinator gets."""
-
-    def __init__(
-        self, url: str, *, subtask: int = 0, attempt: int = 0, after: int = -1, operator_id: str = "out"
-    ) -> None:
-        self.context = TaskContext(operator_id, subtask, attempt, checkpoint_id=after)
-        self.writer = SinkWriter.for_subtask(as_context(self.context), url)
-
-    def seal(self, row: str, checkpoint_id: int = -1) -> Any:
-        self.writer.write(row)
-        self.writer.send_sealed(as_context(self.context), checkpoint_id)
-        return self.context.sent.pop()
+def a_task(url: str, *, after: int = -1, **fields: Any) -> SinkTask:
+    return SinkTask(FileSink(url), checkpoint_id=after, **fields)
 
 
 async def test_rows_become_visible_when_their_checkpoint_completes_and_not_before(url: str) -> None:
     """H40: not when they are sealed, nor when the list arrives, nor at the next cut."""
     committer = await a_committer(url)
     committer.snapshot(1)
-    event = Task(url).seal("a", 1)
+    event = a_task(url).seal("a", 1)
     assert visible(url) == {}
-    assert await committer.sealed(0, 0, event)
+    assert await committer.prepared(0, 0, event)
     assert visible(url) == {}
-    assert committer.files_pending == 1
+    assert committer.pending == 1
     await committer.complete(1)
     assert rows_of(visible(url)) == ["a"]
-    assert (committer.files_pending, committer.files_published, committer.rows_published) == (0, 1, 1)
+    assert committer.pending == 0
     await committer.complete(1)
     assert rows_of(visible(url)) == ["a"]
 
@@ -82,15 +67,15 @@ async def test_rows_become_visible_when_their_checkpoint_completes_and_not_befor
 async def test_a_list_that_arrives_after_the_completion_is_published_immediately(url: str) -> None:
     """H31: the subtask sent it before it acknowledged, but it may arrive late."""
     committer = await a_committer(url)
-    event = Task(url).seal("a", 1)
+    event = a_task(url).seal("a", 1)
     await committer.complete(1)
-    await committer.sealed(0, 0, event)
+    await committer.prepared(0, 0, event)
     assert rows_of(visible(url)) == ["a"]
 
 
 async def test_rows_of_an_aborted_checkpoint_come_with_the_next_one(url: str) -> None:
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
     committer.snapshot(2)
     assert visible(url) == {}
     await committer.complete(2)
@@ -101,7 +86,7 @@ async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> N
     """H47: a checkpoint whose cut lay before them does not cover them, although it completes later."""
     committer = await a_committer(url)
     committer.snapshot(1)
-    await committer.sealed(0, 0, Task(url).seal("a"))
+    await committer.prepared(0, 0, a_task(url).seal("a"))
     await committer.complete(1)
     assert visible(url) == {}
     committer.snapshot(2)
@@ -112,22 +97,22 @@ async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> N
 async def test_a_new_driver_publishes_what_the_old_one_had_no_time_for(url: str) -> None:
     """H52: from the state, and from a list that the subtask held; a second restore changes nothing."""
     old = await a_committer(url)
-    await old.sealed(0, 0, Task(url).seal("a", 1))
+    await old.prepared(0, 0, a_task(url).seal("a", 1))
     state = old.snapshot(2)
-    held = Task(url, subtask=1).seal("b", 2)
+    held = a_task(url, subtask=1).seal("b", 2)
     for _ in range(2):
         new = await a_committer(url, (2, state))
         assert "a" in rows_of(visible(url))
-        await new.sealed(1, 0, held)
+        await new.prepared(1, 0, held)
         assert rows_of(visible(url)) == ["a", "b"]
 
 
 async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str) -> None:
     """H52: subtask 5 no longer exists; its list comes through subtask 1 and is not lost with it."""
-    held = [Task(url, subtask=subtask, after=0).seal(str(subtask)) for subtask in (1, 5)]
+    held = [a_task(url, subtask=subtask, after=0).seal(str(subtask)) for subtask in (1, 5)]
     committer = await a_committer(url, (3, None))
     for subtask, event in zip((1, 5), held, strict=True):
-        await committer.sealed(subtask, 0, event)
+        await committer.prepared(subtask, 0, event)
     committer.subtask_failed(1, 0)
     await committer.subtask_reset(1, 3)
     assert rows_of(visible(url)) == ["1", "5"]
@@ -136,44 +121,44 @@ async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str
 async def test_a_task_cannot_list_a_file_that_another_one_wrote(url: str) -> None:
     """H83: neither under its own name, nor with the list of the other one, nor as something that it restored."""
     committer = await a_committer(url)
-    honest, thief = Task(url), Task(url, subtask=1)
+    honest, thief = a_task(url), a_task(url, subtask=1)
     event = honest.seal("a", 1)
     stolen = event[-1]
     own = thief.seal("b", 1)
     with pytest.raises(SinkMisused, match="which another writer wrote"):
-        await committer.sealed(1, 0, [*own[:-1], stolen])
+        await committer.prepared(1, 0, [*own[:-1], stolen])
     with pytest.raises(SinkMisused, match=r"attempt 0 of subtask 1 lists part-s00000-.*which another attempt wrote"):
-        await committer.sealed(1, 0, event)
+        await committer.prepared(1, 0, event)
     with pytest.raises(SinkMisused, match=r"attempt 7 of subtask 0 lists .*after checkpoint -1"):
-        await committer.sealed(0, 7, event)
-    assert (visible(url), committer.files_pending) == ({}, 0)
-    assert await committer.sealed(0, 0, event)
-    assert await committer.sealed(1, 0, own)
+        await committer.prepared(0, 7, event)
+    assert (visible(url), committer.pending) == ({}, 0)
+    assert await committer.prepared(0, 0, event)
+    assert await committer.prepared(1, 0, own)
     await committer.complete(1)
     assert rows_of(visible(url)) == ["a", "b"]
 
 
 async def test_a_list_with_one_foreign_file_changes_nothing(url: str) -> None:  # H83
     committer = await a_committer(url)
-    task = Task(url)
+    task = a_task(url)
     event = task.seal("a", 1)
     later = task.seal("b", 2)
     later[-1][0][0] = later[-1][0][0].replace("-s00000-", "-s00001-")
     with pytest.raises(SinkMisused):
-        await committer.sealed(0, 0, [*event[:-1], [*event[-1], *later[-1]]])
-    assert committer.files_pending == 0
+        await committer.prepared(0, 0, [*event[:-1], [*event[-1], *later[-1]]])
+    assert committer.pending == 0
 
 
 async def test_published_files_that_a_reader_took_away_are_not_missed_after_a_restore(url: str) -> None:
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
     state = committer.snapshot(2)
-    held = Task(url, attempt=0).seal("b", 2)
-    await committer.sealed(0, 0, held)
+    held = a_task(url, attempt=0).seal("b", 2)
+    await committer.prepared(0, 0, held)
     await committer.complete(2)
     assert sorted(rows_of(take_visible(url))) == ["a", "b"]
     await committer.restore(2, state)
-    await committer.sealed(0, 1, held)
+    await committer.prepared(0, 1, held)
     assert visible(url) == {}
 
 
@@ -181,8 +166,8 @@ async def test_a_sealed_file_that_another_program_deletes_is_an_error(tmp_path: 
     """H7: it was never published, so its rows are lost; that must not count as success."""
     url = str(tmp_path / "out")
     committer = await a_committer(url)
-    event = Task(url).seal("a", 1)
-    await committer.sealed(0, 0, event)
+    event = a_task(url).seal("a", 1)
+    await committer.prepared(0, 0, event)
     for path in (tmp_path / "out").rglob("part-*"):
         path.unlink()
     with pytest.raises(SinkFileLost, match="never published"):
@@ -193,8 +178,8 @@ async def test_a_sealed_file_that_another_program_deletes_is_an_error(tmp_path: 
 async def test_a_lost_file_is_never_mistaken_for_one_that_a_reader_took(restored: bool, url: str) -> None:
     """H64: not even by a new driver, or after a failed try: the journal does not claim files that never existed."""
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
-    await committer.sealed(1, 0, Task(url, subtask=1).seal("b", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
+    await committer.prepared(1, 0, a_task(url, subtask=1).seal("b", 1))
     state = committer.snapshot(2)
     lost = staged(url)[0]
     filesystem, root = fsspec.core.url_to_fs(url)
@@ -212,7 +197,7 @@ async def test_a_move_that_reports_a_failure_after_it_was_done_loses_nothing() -
     """H64: not even if a reader takes the file before the next try."""
     url = new_url()
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
     taken: dict[str, bytes] = {}
 
     def fail(what: str, path: str) -> None:
@@ -223,13 +208,13 @@ async def test_a_move_that_reports_a_failure_after_it_was_done_loses_nothing() -
     with on_operation(fail):
         await committer.complete(1)
     assert rows_of(taken) == ["a"]
-    assert committer.files_pending == 0
+    assert committer.pending == 0
 
 
 async def test_a_driver_that_dies_between_the_journal_and_the_move_loses_nothing() -> None:  # H64
     url = new_url()
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
     state = committer.snapshot(2)
     with failing(KeyboardInterrupt(), "before copy"), pytest.raises(KeyboardInterrupt):
         await committer.complete(2)
@@ -246,8 +231,8 @@ async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url:
     committer = await a_committer(url, context=host.context)
     await committer.complete(1)
     for subtask in range(2):
-        await committer.sealed(subtask, 0, Task(url, subtask=subtask, after=1).seal("row", 2))
-    Task(url, after=1).writer.write("open")
+        await committer.prepared(subtask, 0, a_task(url, subtask=subtask, after=1).seal("row", 2))
+    a_task(url, after=1).write("open")
     state = committer.snapshot(2)
     before = staged(url)
     host.checkpoints_in_doubt = frozenset({2})
@@ -273,7 +258,7 @@ async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url
     host = a_host()
     host.checkpoints_in_doubt = frozenset({3})
     committer = await a_committer(url, context=host.context)
-    await committer.sealed(0, 0, Task(url).seal("row", 3))
+    await committer.prepared(0, 0, a_task(url).seal("row", 3))
     committer.subtask_failed(0, 0)
     await committer.subtask_reset(0, -1)
     await committer.complete(2)
@@ -283,17 +268,17 @@ async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url
 async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url: str) -> None:
     """H13, H18: listed or not, sealed or open; but not what the checkpoint covers, nor its successor's parts."""
     committer = await a_committer(url)
-    covered, lost = Task(url), Task(url)
+    covered, lost = a_task(url), a_task(url)
     await committer.complete(1)  # covers what `covered` sealed, although its list has not arrived yet
-    covered.writer.write("covered")
-    covered.writer.seal(1)
-    other, successor = Task(url, subtask=1, after=1), Task(url, attempt=1, after=1)
+    covered.write("covered")
+    covered.operator.snapshot_state(1)
+    other, successor = a_task(url, subtask=1, after=1), a_task(url, attempt=1, after=1)
     other.seal("other subtask")
-    successor.writer.write("successor")
-    lost.writer.seal(1)
-    await committer.sealed(0, 0, lost.seal("listed", 2))
+    successor.write("successor")
+    lost.operator.snapshot_state(1)
+    await committer.prepared(0, 0, lost.seal("listed", 2))
     lost.seal("unlisted", 3)
-    lost.writer.write("open")
+    lost.write("open")
     before = set(staged(url))
     committer.subtask_failed(0, 0)
     await committer.subtask_reset(0, 1)
@@ -301,15 +286,15 @@ async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url:
     assert len(before) == 6
     assert len(gone) == 3
     assert all("-s00000-" in path and "-a00000-" in path for path in gone)
-    assert committer.files_pending == 0
+    assert committer.pending == 0
 
 
 async def test_files_of_a_copy_that_failed_while_another_attempt_ran_never_appear(url: str) -> None:
     """H13: there is no reset, because the other attempt goes on; both have written the same rows."""
     committer = await a_committer(url)
-    first, copy = Task(url), Task(url, attempt=1)
-    await committer.sealed(0, 0, first.seal("row", 1))  # 1 is aborted, the copy begins
-    await committer.sealed(0, 1, copy.seal("row"))
+    first, copy = a_task(url), a_task(url, attempt=1)
+    await committer.prepared(0, 0, first.seal("row", 1))  # 1 is aborted, the copy begins
+    await committer.prepared(0, 1, copy.seal("row"))
     committer.subtask_failed(0, 0)
     state = committer.snapshot(2)
     await committer.complete(2)
@@ -321,7 +306,7 @@ async def test_files_of_a_copy_that_failed_while_another_attempt_ran_never_appea
 async def test_a_new_run_forgets_what_the_old_one_listed_after_the_checkpoint(url: str) -> None:
     """H55: attempts that have finished are not reported failed; their rows are written again."""
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a"))
+    await committer.prepared(0, 0, a_task(url).seal("a"))
     committer.run_ended(True)
     await committer.restore(-1, None)
     assert staged(url) == []
@@ -332,15 +317,15 @@ async def test_a_new_run_forgets_what_the_old_one_listed_after_the_checkpoint(ur
 
 async def test_a_start_deletes_the_parts_of_dead_drivers_that_no_list_can_name(url: str) -> None:
     """Started after the restored checkpoint: dead. Started before it: a subtask may hold the list."""
-    Task(url, after=1).writer.write("dead")
-    dead = Task(url, after=2).seal("dead", 3)
-    held = Task(url, after=1).seal("held", 2)
+    a_task(url, after=1).write("dead")
+    dead = a_task(url, after=2).seal("dead", 3)
+    held = a_task(url, after=1).seal("held", 2)
     context = a_driver()
     await a_committer(url, (2, None), context)
     names = [path.rpartition("/")[2] for path in staged(url)]
     assert held[-1][0][0] in names
     assert dead[-1][0][0] not in names
-    Task(url, after=2).writer.write("of an attempt that begins while the coordinator is recreated")
+    a_task(url, after=2).write("of an attempt that begins while the coordinator is recreated")
     await a_committer(url, (2, None), context)
     assert len(staged(url)) == len(names) + 1
 
@@ -348,13 +333,13 @@ async def test_a_start_deletes_the_parts_of_dead_drivers_that_no_list_can_name(u
 async def test_after_a_good_end_and_its_checkpoint_nothing_is_left_but_a_new_runs_parts(url: str) -> None:
     """H57: by then no subtask can hold a list."""
     committer = await a_committer(url)
-    Task(url).seal("sealed by an attempt that was killed", 1)
+    a_task(url).seal("sealed by an attempt that was killed", 1)
     await committer.complete(1)
     committer.run_ended(True)
     committer.snapshot(2)
     await committer.complete(1)  # its cut lay before the end: what it covers may be held
     assert len(staged(url)) == 1
-    Task(url, after=2).writer.write("of the next run")
+    a_task(url, after=2).write("of the next run")
     await committer.complete(2)
     assert [path for path in staged(url) if "-e0000000003-" not in path] == []
     assert len(staged(url)) == 1
@@ -364,7 +349,7 @@ async def test_a_run_that_continues_after_all_is_not_cleaned_up_like_an_ended_on
     """H17, H55: a revoked success, or a new run, before the checkpoint completes."""
     for goes_on in ("failed", "restored"):
         committer = await a_committer(url)
-        event = Task(url).seal("a", 1)
+        event = a_task(url).seal("a", 1)
         committer.run_ended(True)
         committer.snapshot(2)
         if goes_on == "failed":
@@ -372,19 +357,13 @@ async def test_a_run_that_continues_after_all_is_not_cleaned_up_like_an_ended_on
         else:
             await committer.restore(2, None)
         await committer.complete(2)
-        await committer.sealed(0, 0, event)
+        await committer.prepared(0, 0, event)
         assert rows_of(take_visible(url)) == ["a"]
-
-
-async def test_batch_mode_is_refused(url: str) -> None:
-    """Spark keeps a task's output there and runs the whole task again: no checkpoint owns the rows."""
-    with pytest.raises(SinkMisused, match=r'batch mode.*mode="streaming"'):
-        await SinkCommitter(url).start(a_driver(mode=RestoreMode.BATCH))
 
 
 async def test_the_state_of_another_sink_or_directory_is_refused(url: str) -> None:
     state = (await a_committer(url)).snapshot(1)
-    for other in (SinkCommitter(url, name="other"), SinkCommitter(f"{url}/sub")):
+    for other in (SinkCommits(FileSink(url, name="other")), SinkCommits(FileSink(f"{url}/sub"))):
         await other.restore(1, state)
         with pytest.raises(SinkMisused, match="same name and target"):
             await other.start(a_driver())
@@ -395,13 +374,13 @@ async def test_the_state_of_another_sink_or_directory_is_refused(url: str) -> No
 async def test_two_sinks_in_one_directory_leave_each_other_alone(url: str) -> None:
     """Also if one of them has ended and cleans up."""
     one = await a_committer(url, context=a_driver(operator_id="a/b"))
-    event = Task(url, operator_id="a/b").seal("one", 1)
+    event = a_task(url, operator_id="a/b").seal("one", 1)
     two = await a_committer(url, context=a_driver(operator_id="two"))
     two.run_ended(True)
     two.snapshot(1)
     await two.complete(1)
-    assert not await two.sealed(0, 0, event)
-    assert await one.sealed(0, 0, event)
+    assert not await two.prepared(0, 0, event)
+    assert await one.prepared(0, 0, event)
     await one.complete(1)
     assert rows_of(visible(url)) == ["one"]
 
@@ -409,9 +388,9 @@ async def test_two_sinks_in_one_directory_leave_each_other_alone(url: str) -> No
 async def test_a_filesystem_that_fails_for_a_moment_is_retried() -> None:
     url = new_url()
     committer = await a_committer(url)
-    task = Task(url)
+    task = a_task(url)
     for row in "ab":
-        await committer.sealed(0, 0, task.seal(row, 1))
+        await committer.prepared(0, 0, task.seal(row, 1))
     troubles = ["before copy", "before remove"]
 
     def fail(what: str, path: str) -> None:
@@ -429,21 +408,21 @@ async def test_a_filesystem_that_keeps_failing_is_a_clear_error_and_nothing_is_l
     """H7: the coordinator raises the error; the restore that follows publishes."""
     url = new_url()
     committer = await a_committer(url)
-    event = Task(url).seal("a", 1)
-    await committer.sealed(0, 0, event)
+    event = a_task(url).seal("a", 1)
+    await committer.prepared(0, 0, event)
     said = r"1 prepared parts of sink 'out'.*3 tries.*the store is down"
     with failing(TimeoutError("the store is down")), pytest.raises(SinkCommitFailed, match=said):
         await committer.complete(1)
     assert visible(url) == {}
     await committer.restore(1, None)
-    await committer.sealed(0, 1, event)
+    await committer.prepared(0, 1, event)
     assert rows_of(visible(url)) == ["a"]
 
 
 async def test_leftovers_that_cannot_be_deleted_stop_nothing() -> None:
     url = new_url()
     committer = await a_committer(url)
-    Task(url).writer.write("open")
+    a_task(url).write("open")
     with failing(PermissionError("not yours")):
         committer.subtask_failed(0, 0)
         await committer.subtask_reset(0, -1)
@@ -454,7 +433,7 @@ async def test_a_reader_that_looks_constantly_sees_only_whole_files(tmp_path: Pa
     """On a local directory each file appears in one step, with all its rows."""
     url = str(tmp_path / "out")
     committer = await a_committer(url)
-    task = Task(url)
+    task = a_task(url)
     content = [f"{number}-" + "x" * 20_000 for number in range(100)]
     done = threading.Event()
     looks: list[int] = []
@@ -470,7 +449,7 @@ async def test_a_reader_that_looks_constantly_sees_only_whole_files(tmp_path: Pa
     reader.start()
     try:
         for checkpoint_id, row in enumerate(content, start=1):
-            await committer.sealed(0, 0, task.seal(row, checkpoint_id))
+            await committer.prepared(0, 0, task.seal(row, checkpoint_id))
             await committer.complete(checkpoint_id)
     finally:
         done.set()
@@ -487,7 +466,7 @@ async def test_what_is_published_is_on_the_disk_before_the_next_cut(
     """The next state no longer lists it, so a power failure must not move it back to the staging directory."""
     url = str(tmp_path / "out")
     committer = await a_committer(url)
-    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.prepared(0, 0, a_task(url).seal("a", 1))
     synced: list[str] = []
     monkeypatch.setattr(
         "os.fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
@@ -504,10 +483,10 @@ async def test_the_staging_directory_is_deleted_only_when_it_is_empty(tmp_path: 
     await committer.close()
     assert list((tmp_path / "out").iterdir()) == []
     committer = await a_committer(url)
-    event = Task(url).seal("a", 1)
+    event = a_task(url).seal("a", 1)
     await committer.close()
     assert len(staged(url)) == 1
-    await committer.sealed(0, 0, event)
+    await committer.prepared(0, 0, event)
     await committer.complete(1)
     await committer.close()
     assert len(visible(url)) == 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.sinks.files.sealed import check_affixes
+from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, parse_prepared, prepared_events, token_of
 
@@ -62,8 +62,8 @@ def test_the_files_of_a_subtask_sort_in_the_order_of_their_rows() -> None:
 
 @pytest.mark.parametrize(("prefix", "suffix"), [("", ""), (".x", ""), ("_x", ""), ("a/b", ""), ("a", "x"), ("a", "./")])
 def test_affixes_that_would_hide_the_files_are_refused(prefix: str, suffix: str) -> None:
-    with pytest.raises(SinkMisused):
-        check_affixes(prefix, suffix)
+    with pytest.raises(ValueError, match=r"prefix|suffix"):
+        FileSink("/out", prefix=prefix, suffix=suffix)
 
 
 def test_a_list_survives_the_codec_unchanged() -> None:

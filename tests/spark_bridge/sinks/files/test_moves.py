@@ -17,14 +17,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from spark_bridge.sinks.files.coordinator import SinkCommitter
 from spark_bridge.sinks.files.directory import Published, SinkDirectory
 from spark_bridge.sinks.files.moves import move_on
-from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import SinkCommits
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
 from tests.spark_bridge.object_stores import ObjectStore
 from tests.spark_bridge.s3 import new_bucket
-from tests.spark_bridge.sinks.files.kit import TaskContext, a_driver, as_context
+from tests.spark_bridge.sinks.files.kit import SinkTask, a_driver
 
 CONTENT = b"row\n" * 100_000
 TOKEN = "0123456789abcdef" * 2
@@ -222,19 +222,16 @@ def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: S
     assert store.read() == CONTENT
 
 
-async def a_committer(store: Store) -> SinkCommitter:
-    committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
+async def a_committer(store: Store) -> SinkCommits:
+    committer = SinkCommits(FileSink(store.url, options=store.options), retry_delays_s=())
     await committer.start(a_driver())
     return committer
 
 
-async def seal(store: Store, committer: SinkCommitter, row: bytes | str, checkpoint_id: int) -> None:
+async def seal(store: Store, committer: SinkCommits, row: bytes | str, checkpoint_id: int) -> None:
     """Give the committer the list of a part with this row."""
-    context = TaskContext()
-    writer = SinkWriter.for_subtask(as_context(context), store.url, options=store.options)
-    writer.write(row)
-    writer.send_sealed(as_context(context), checkpoint_id)
-    await committer.sealed(0, 0, context.sent.pop())
+    task = SinkTask(FileSink(store.url, options=store.options))
+    await committer.prepared(0, 0, task.seal(row, checkpoint_id))
 
 
 async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H83

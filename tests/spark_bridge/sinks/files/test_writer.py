@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.files.task import FileWriter
 from spark_bridge.sinks.two_phase.errors import SinkBroken, SinkMisused
 from spark_bridge.sinks.two_phase.parts import PartName
-from tests.spark_bridge.sinks.files.kit import TaskContext, as_context, failing, files_under, new_url, staged, visible
+from spark_bridge.sinks.two_phase.sink import SinkWriterContext
+from tests.spark_bridge.sinks.files.kit import SinkTask, failing, files_under, new_url, staged, visible
 
 
 @pytest.fixture(params=["path", "file", "memory", "breaking"])
@@ -25,8 +27,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     }[request.param]
 
 
-def a_writer(url: str, **settings: Any) -> SinkWriter:
-    return SinkWriter(url, name="out", subtask=1, attempt=2, **settings)
+def a_writer(url: str, **settings: Any) -> FileWriter:
+    return FileSink(url, **settings).writer(SinkWriterContext("out", 1, 2))
 
 
 def test_rows_lie_whole_in_one_part_for_each_snapshot_and_no_reader_sees_them(url: str) -> None:
@@ -34,12 +36,11 @@ def test_rows_lie_whole_in_one_part_for_each_snapshot_and_no_reader_sees_them(ur
     writer.write("a")
     writer.write("ü")
     writer.write(b"raw\n")
-    (first,) = writer.seal(7)
+    (first,) = writer.prepare()
     writer.write("b")
-    (second,) = writer.seal(9)
+    (second,) = writer.prepare()
 
-    assert (first.rows, first.size_bytes, first.checkpoint_id) == (3, 9, 7)
-    assert (second.rows, second.size_bytes, second.checkpoint_id) == (1, 2, 9)
+    assert (first.payload, second.payload) == ([3, 9], [1, 2])
     assert files_under(url) == {
         f".headgate-out/{first.name}": "a\nü\nraw\n".encode(),
         f".headgate-out/{second.name}": b"b\n",
@@ -48,12 +49,11 @@ def test_rows_lie_whole_in_one_part_for_each_snapshot_and_no_reader_sees_them(ur
 
 
 def test_the_name_of_a_part_says_after_which_checkpoint_it_was_begun(url: str) -> None:
-    writer = a_writer(url, after=4)
+    task = SinkTask(FileSink(url), subtask=1, attempt=2, checkpoint_id=4)
     parts = []
     for checkpoint_id in (7, -1, 9):
-        writer.write("a")
-        parts += [file.part for file in writer.seal(checkpoint_id)]
-    assert [(part.subtask, part.attempt, part.after, part.number) for part in parts] == [
+        parts += [PartName.parse(name) for name, _ in task.seal("a", checkpoint_id)[-1]]
+    assert [(part.subtask, part.attempt, part.after, part.number) for part in parts if part] == [
         (1, 2, 4, 0),
         (1, 2, 7, 1),
         (1, 2, 7, 2),
@@ -62,17 +62,17 @@ def test_the_name_of_a_part_says_after_which_checkpoint_it_was_begun(url: str) -
 
 def test_sealing_nothing_makes_no_file(url: str) -> None:
     writer = a_writer(url)
-    assert writer.seal(1) == []
+    assert writer.prepare() == []
     writer.write("a")
-    assert len(writer.seal(2)) == 1
-    assert writer.seal(3) == writer.seal() == []
+    assert len(writer.prepare()) == 1
+    assert writer.prepare() == writer.prepare() == []
 
 
 def test_a_part_that_is_large_enough_is_ended_and_the_next_begun(url: str) -> None:
     writer = a_writer(url, roll_bytes=4)
     for row in ("a", "b", "long one", "c"):
         writer.write(row)
-    assert [(file.rows, file.size_bytes) for file in writer.seal(1)] == [(2, 4), (1, 9), (1, 2)]
+    assert [file.payload for file in writer.prepare()] == [[2, 4], [1, 9], [1, 2]]
 
 
 def test_two_writers_of_the_same_attempt_number_never_share_a_name(url: str) -> None:
@@ -81,21 +81,21 @@ def test_two_writers_of_the_same_attempt_number_never_share_a_name(url: str) -> 
     for _ in range(2):
         writer = a_writer(url)
         writer.write("a")
-        names += [file.name for file in writer.seal(1)]
+        names += [file.name for file in writer.prepare()]
     assert len(set(names)) == 2
 
 
 def test_what_was_not_sealed_is_deleted_and_what_was_is_kept(url: str) -> None:
     writer = a_writer(url, roll_bytes=4)
     writer.write("sealed")
-    (kept,) = writer.seal(1)
+    (kept,) = writer.prepare()
     writer.write("ended")
     writer.write("b")
-    writer.abandon()
+    writer.close()
     assert staged(url) == [f".headgate-out/{kept.name}"]
     with pytest.raises(SinkBroken):
         writer.write("more")
-    writer.abandon()
+    writer.close()
 
 
 def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
@@ -103,7 +103,7 @@ def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
     with pytest.raises(ValueError, match="line feed"):
         writer.write("a\nb")
     writer.write("a")
-    assert writer.seal(1)[0].rows == 1
+    assert writer.prepare()[0].payload[0] == 1
 
 
 def test_a_row_with_a_lone_surrogate_is_named(url: str) -> None:  # H171
@@ -113,15 +113,16 @@ def test_a_row_with_a_lone_surrogate_is_named(url: str) -> None:  # H171
     ):
         writer.write("a\ud800")
     writer.write("a")
-    assert writer.seal(1)[0].rows == 1
+    assert writer.prepare()[0].payload[0] == 1
 
 
 def test_what_is_neither_text_nor_bytes_is_refused(url: str) -> None:
     writer: Any = a_writer(url)
-    with pytest.raises(TypeError, match="a dict is not a line of a file: yield text or bytes from the stage before"):
+    said = r"a dict is not a line of a file: yield text or bytes from the stage before.*, or override encode"
+    with pytest.raises(TypeError, match=said):
         writer.write({"id": 1})
     writer.write("a")
-    assert writer.seal(1)[0].rows == 1
+    assert writer.prepare()[0].payload[0] == 1
 
 
 def test_a_writer_whose_write_failed_seals_nothing_more() -> None:
@@ -129,25 +130,25 @@ def test_a_writer_whose_write_failed_seals_nothing_more() -> None:
     writer = a_writer(new_url())
     with failing(OSError(28, "No space left on device")), pytest.raises(OSError, match="No space"):
         writer.write("a")
-    for use in (lambda: writer.write("b"), lambda: writer.seal(1)):
+    for use in (lambda: writer.write("b"), writer.prepare):
         with pytest.raises(SinkBroken, match="No space"):
             use()
 
 
 def test_a_list_is_sent_only_for_what_was_sealed_just_now(url: str) -> None:
-    context = TaskContext(operator_id="lines", subtask=5, attempt=3, checkpoint_id=11)
-    writer = SinkWriter.for_subtask(as_context(context), url, prefix="data")
-    assert writer.send_sealed(as_context(context), 12) == []
-    assert context.sent == []
+    task = SinkTask(FileSink(url, prefix="data"), operator_id="lines", subtask=5, attempt=3, checkpoint_id=11)
+    task.operator.snapshot_state(12)
+    assert task.context.sent == []
 
-    writer.write("a")
-    (file,) = writer.send_sealed(as_context(context), 13)
-    writer.send_sealed(as_context(context))
+    event = task.seal("a", 13)
+    task.operator.snapshot_state(-1)
 
-    assert len(context.sent) == 1
-    assert context.sent[0][1] == "lines"
-    assert context.sent[0][4:] == [13, True, [[file.name, [1, 2]]]]
-    assert file.part == PartName(5, 12, 3, file.part.token, 0, "data")
+    assert task.context.sent == []
+    ((name, payload),) = event[-1]
+    assert (event[1], event[4:6], payload) == ("lines", [13, True], [1, 2])
+    part = PartName.parse(name)
+    assert part is not None
+    assert part == PartName(5, 12, 3, part.token, 0, "data")
 
 
 @pytest.mark.parametrize("url", ["out", "./out", "~/out"])
@@ -170,5 +171,5 @@ def test_sealed_rows_are_on_the_disk_before_they_are_listed(tmp_path: Path, monk
     )
     writer = a_writer(str(tmp_path))
     writer.write("a")
-    (file,) = writer.seal(1)
+    (file,) = writer.prepare()
     assert synced == [file.name, ".headgate-out"]

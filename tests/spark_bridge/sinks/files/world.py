@@ -11,13 +11,12 @@ from contextlib import suppress
 from typing import Any
 
 from headgate.testing._sink_model import Checkpoint, ModelAttempt, SinkModel
-from spark_bridge.sinks.files.coordinator import SinkCommitter
-from spark_bridge.sinks.files.writer import SinkWriter
+from spark_bridge.sinks.files.sink import FileSink
+from spark_bridge.sinks.two_phase.driver import SinkCommits
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, prepared_events
 from tests.spark_bridge.sinks.files.kit import (
-    TaskContext,
-    as_context,
+    SinkTask,
     rows_of,
     staged,
     take_visible,
@@ -31,8 +30,9 @@ class Attempt(ModelAttempt):
     def __init__(self, url: str, subtask: int, number: int, restored: Checkpoint) -> None:
         part = restored.parts[subtask]
         super().__init__(subtask, number, part)
-        self.context = TaskContext(subtask=subtask, attempt=number, checkpoint_id=restored.checkpoint_id)
-        self.writer = SinkWriter.for_subtask(as_context(self.context), url, roll_bytes=8)
+        self.task = SinkTask(
+            FileSink(url, roll_bytes=8), subtask=subtask, attempt=number, checkpoint_id=restored.checkpoint_id
+        )
         self._position = part.position
 
     @property
@@ -40,16 +40,16 @@ class Attempt(ModelAttempt):
         return self._position
 
     def write(self) -> None:
-        self.writer.write(f"{self.subtask}:{self._position:03d}")
+        self.task.write(f"{self.subtask}:{self._position:03d}")
         self._position += 1
 
     def prepare(self, checkpoint_id: int = -1) -> None:
-        self.context.sent.clear()
-        self.writer.send_sealed(as_context(self.context), checkpoint_id)
-        self.channel.extend(self.context.sent)
+        self.task.context.sent.clear()
+        self.task.operator.snapshot_state(checkpoint_id)
+        self.channel.extend(self.task.context.sent)
 
 
-class World(SinkModel[Attempt, SinkCommitter]):
+class World(SinkModel[Attempt, SinkCommits]):
     """Consecutive applications over one directory."""
 
     def __init__(self, url: str, *, subtasks: int = 2, rows: int = 6) -> None:
@@ -57,8 +57,8 @@ class World(SinkModel[Attempt, SinkCommitter]):
         self.url = url
         self.taken_away: dict[str, bytes] = {}
 
-    def new_commits(self) -> SinkCommitter:
-        return SinkCommitter(self.url, retry_delays_s=())
+    def new_commits(self) -> SinkCommits:
+        return SinkCommits(FileSink(self.url), retry_delays_s=())
 
     def new_attempt(self, subtask: int, number: int) -> Attempt:
         return Attempt(self.url, subtask, number, self.completed)
@@ -67,7 +67,7 @@ class World(SinkModel[Attempt, SinkCommitter]):
         attempt.write()
 
     async def receive(self, attempt: Attempt, event: Any) -> None:
-        await self.commits.sealed(attempt.subtask, attempt.number, event)
+        await self.commits.prepared(attempt.subtask, attempt.number, event)
 
     async def steal(self, subtask: int) -> None:
         """The subtask lists every part that others are writing or have sealed, as if it had written them (H83)."""
@@ -80,13 +80,13 @@ class World(SinkModel[Attempt, SinkCommitter]):
             for checkpoint_id in (-1, part.after, part.after + 1, self.completed.checkpoint_id):
                 (event,) = prepared_events(
                     "out",
-                    attempt.writer._directory.address,
-                    attempt.writer._names.proof,
+                    attempt.task.operator.sink.target,
+                    attempt.task.operator._names.proof,
                     checkpoint_id,
                     [Committable(name, [1, 1])],
                 )
                 with suppress(SinkMisused):
-                    await self.commits.sealed(subtask, attempt.number, event)
+                    await self.commits.prepared(subtask, attempt.number, event)
 
     def read(self) -> None:
         """A reader takes away all visible files."""
