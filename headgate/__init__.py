@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from protocol.restart import ExponentialDelay as ExponentialDelay
     from protocol.restart import FixedDelay as FixedDelay
     from protocol.wire.event_classes import event as event
-    from spark_bridge.certificates import TlsCertificate as TlsCertificate
+    from spark_bridge.common.certificates import TlsCertificate as TlsCertificate
     from spark_bridge.connect.sessions import run_across_sessions as run_across_sessions
     from spark_bridge.driver.config import Addresses as Addresses
     from spark_bridge.driver.config import SidecarConfig as SidecarConfig

@@ -8,7 +8,7 @@ the path is checked, and msgpack is made importable, because any module can be t
 
 from contextlib import suppress
 
-from spark_bridge.bootstrap import ensure_msgpack
+from spark_bridge.common.bootstrap import ensure_msgpack
 from spark_bridge.foreign_packages import refuse_foreign_packages
 
 refuse_foreign_packages()

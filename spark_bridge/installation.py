@@ -158,8 +158,8 @@ class _WithSpark:
         return f"ok, {pyspark.__version__}"
 
     def check_workers(self) -> str:
+        from spark_bridge.common.errors import SidecarError
         from spark_bridge.driver.environment import check_worker_python
-        from spark_bridge.errors import SidecarError
 
         context = self._spark.sparkContext
         try:
@@ -170,8 +170,8 @@ class _WithSpark:
 
     def ask_from_a_task(self) -> str:
         from spark_bridge.bridge.relay import RelayError
+        from spark_bridge.common.errors import SidecarError
         from spark_bridge.driver.sidecar import Sidecar
-        from spark_bridge.errors import SidecarError
 
         try:
             with Sidecar(self._spark) as sidecar:

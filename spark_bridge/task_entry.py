@@ -21,7 +21,7 @@ from protocol.wire import event_classes
 from protocol.wire.messages import RestoreMode
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+    from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = [
@@ -244,7 +244,7 @@ def current_task() -> TaskIdentity:
             "this function runs inside a Spark task: pass it to mapPartitions, mapInPandas, mapInArrow or "
             f"foreachPartition instead of calling it (in {sys.argv[0] or 'this process'})"
         )
-    from spark_bridge.subtask.endpoint import TaskIdentity
+    from spark_bridge.common.endpoint import TaskIdentity
 
     return TaskIdentity(
         task_attempt_id=context.taskAttemptId(),

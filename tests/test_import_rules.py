@@ -50,9 +50,11 @@ PURE_STDLIB = frozenset(
     }
 )
 STDLIB = frozenset(sys.stdlib_module_names)
-PARTS = STDLIB | {"protocol", "spark_bridge.primitives", "spark_bridge.subtask"}
-SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sinks", "spark_bridge.subtask"}
-SOURCES = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sources", "spark_bridge.subtask"}
+COMMON = STDLIB | {"protocol", "spark_bridge.common"}
+TASK = COMMON | {"spark_bridge.subtask"}
+PARTS = TASK | {"spark_bridge.primitives"}
+SINK = TASK | {"fsspec", "spark_bridge.sinks"}
+SOURCES = TASK | {"fsspec", "spark_bridge.sources"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ LAYERS = (
         "headgate/testing/",
         STDLIB
         | {"headgate.testing", "actors", "protocol"}
-        | {"spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
+        | {"spark_bridge.common", "spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
     ),
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.
@@ -99,15 +101,14 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
-    Layer(
-        "spark_bridge/subtask/urls.py",
-        STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask", "fsspec"},
-    ),
-    Layer("spark_bridge/subtask/conninfo.py", STDLIB | {"protocol", "spark_bridge.subtask", "psycopg"}),
-    Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask"}),
+    # What both halves import, and which imports neither. Some modules use an optional extra where it is needed.
+    Layer("spark_bridge/common/certificates.py", COMMON | {"cryptography"}),
+    Layer("spark_bridge/common/conninfo.py", COMMON | {"psycopg"}),
+    Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
+    Layer("spark_bridge/common/", COMMON),
+    Layer("spark_bridge/subtask/", TASK),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
-    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.bootstrap", "spark_bridge.foreign_packages"}),
-    Layer("spark_bridge/bootstrap.py", STDLIB),
+    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.common.bootstrap", "spark_bridge.foreign_packages"}),
     Layer("spark_bridge/foreign_packages.py", STDLIB),
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(
@@ -115,9 +116,8 @@ LAYERS = (
         STDLIB
         | {
             "spark_bridge.storage",
-            "spark_bridge.errors",
+            "spark_bridge.common",
             "spark_bridge.option_types",
-            "spark_bridge.subtask.secret_texts",
             "spark_bridge.terminal",
             "actors.logs",
             "actors.threads",
@@ -165,13 +165,16 @@ LAYERS = (
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
     Layer("spark_bridge/connect/task.py", PARTS),
-    # The optional extra `tls`, imported only where it is needed.
-    Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
         STDLIB
-        | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.regular_files", "spark_bridge.terminal"},
+        | {
+            "protocol.describing",
+            "spark_bridge.option_types",
+            "spark_bridge.common",
+            "spark_bridge.terminal",
+        },
     ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
@@ -263,6 +266,10 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/subtask/operator.py", "from ..sidecar import Sidecar"),
         ("spark_bridge/subtask/operator.py", "from actors import Actor"),
         ("spark_bridge/__init__.py", "import pyspark"),
+        ("spark_bridge/common/tls.py", "from spark_bridge.subtask.channel import Channel"),
+        ("spark_bridge/common/tls.py", "from spark_bridge.server.server import AuthenticatedServer"),
+        ("spark_bridge/common/certificates.py", "from actors import Actor"),
+        ("spark_bridge/common/urls.py", "import psycopg"),
         ("protocol/wire/checkpoint_format.py", "import fsspec"),
         ("spark_bridge/storage/store.py", "import pyspark"),
         ("spark_bridge/storage/store.py", "from spark_bridge.driver.sidecar import Sidecar"),
@@ -303,6 +310,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
     [
         # An executor has only Spark's packages and the shipped ones; the parent package is imported there too.
         ("spark_bridge.subtask", ["ssl", "actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("spark_bridge.common.control", ["actors", "anyio", "structlog", "pyspark", "py4j", "spark_bridge.subtask"]),
         ("spark_bridge.sinks.files.task", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         # The settings of a sink can be made, and travel, without the package that its halves need.
         ("spark_bridge.sinks.postgres.sink", ["actors", "anyio", "pyspark", "psycopg"]),

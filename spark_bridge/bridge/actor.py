@@ -61,7 +61,7 @@ from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.runs import JobsOfAction, RunningJobs
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.errors import OperatorBroken
+from spark_bridge.common.errors import OperatorBroken
 
 
 class BridgeActor(DirectActor[BridgeMessage]):

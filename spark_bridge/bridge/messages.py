@@ -15,7 +15,7 @@ from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.errors import OperatorBroken
+from spark_bridge.common.errors import OperatorBroken
 
 __all__ = [
     "AddOperator",

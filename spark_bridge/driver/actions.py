@@ -28,10 +28,10 @@ from protocol.arguments import Rule, checked
 from protocol.describing import describe
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, StopActions
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.operators import Operators
-from spark_bridge.errors import SidecarError
 from spark_bridge.task_entry import ACTION_PROPERTY
 
 __all__ = ["ActionIds", "ActionMarks", "ActionRuns", "Actions", "names_of"]

@@ -16,9 +16,9 @@ from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from spark_bridge.addresses import HOST
 from spark_bridge.bridge.relay import RelayKind
-from spark_bridge.certificates import TlsCertificate
+from spark_bridge.common.certificates import TlsCertificate
+from spark_bridge.common.secret_texts import check_no_password
 from spark_bridge.observability.status_server import check_status_access
-from spark_bridge.subtask.secret_texts import check_no_password
 
 __all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Watching"]
 

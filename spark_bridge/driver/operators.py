@@ -55,9 +55,9 @@ from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.bridge.router import ConnectionRouter
+from spark_bridge.common.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
-from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator

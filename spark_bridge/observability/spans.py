@@ -32,7 +32,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import readable
 from protocol.ids import ExecutionAttempt
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal, phase_of
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from protocol.source_events import (
     parse_stream_batch,
 )
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
-from spark_bridge.errors import StreamRefused
+from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import StoragePort
 

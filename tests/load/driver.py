@@ -46,7 +46,7 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.driver.config import SidecarConfig
 from tests.load.checker import DOWN, UP, Durations, Sequence, Tally
 from tests.load.endpoints import UNASKED

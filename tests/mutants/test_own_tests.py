@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headgate import CheckpointConfig
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
 from tests import test_arguments
 from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
@@ -75,7 +75,7 @@ identity-outside-the-transcript [X4; H76]
   + + (self._identify(identity) and b"") + self._in_order(peer_nonce)
 certificate-not-pinned [X7; H77]
   A task accepts any certificate, and so anybody between it and the sidecar.
-  @ spark_bridge.subtask.tls:TlsStream._shake_hands
+  @ spark_bridge.common.tls:TlsStream._shake_hands
   - if self._pin is not None:
   + if False:
 no-container-bound [X8; H62]

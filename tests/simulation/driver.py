@@ -32,10 +32,10 @@ from protocol.wire.messages import Register
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import NotSettled, SidecarError
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operator, Operators
-from spark_bridge.errors import NotSettled, SidecarError
 from spark_bridge.storage import CheckpointFile, StorageError
 from tests.simulation.application import (
     CONFIRM_S,

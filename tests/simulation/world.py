@@ -19,7 +19,7 @@ from protocol.facts import EngineFact
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
-from spark_bridge.errors import BatchRefused, NotSettled
+from spark_bridge.common.errors import BatchRefused, NotSettled
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings, own_state
 from tests.simulation.bus import HeldFacts
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand

@@ -25,9 +25,9 @@ from protocol.errors import HeadgateError
 from protocol.gateway.machine import GatewayMachine
 from protocol.restart import DEFAULT_RESTART
 from protocol.wire.messages import RefusalCode
+from spark_bridge.common.errors import OperatorBroken
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import Restarter
-from spark_bridge.errors import OperatorBroken
 from tests.actors.coordination.operator_world import Answer
 from tests.conformance.application import OPERATOR, Application, SparkTask, application
 

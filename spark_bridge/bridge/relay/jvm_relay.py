@@ -26,7 +26,7 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
 from spark_bridge.jvm_classes import new_packaged_object
 from spark_bridge.relay_jar import DRIVER_CLASS, jar
 from spark_bridge.server.server import ServerStartError

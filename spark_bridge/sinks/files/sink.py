@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, checked
+from spark_bridge.common.urls import check_absolute
 from spark_bridge.sinks.files.sealed import check_affixes
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
-from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.files.driver import FileCommitter

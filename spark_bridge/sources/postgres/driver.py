@@ -36,11 +36,11 @@ from protocol.wire.state import (
     encode_entry,
     encode_state_in_steps,
 )
+from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
 from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
-from spark_bridge.subtask.conninfo import connect
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
