@@ -3,7 +3,8 @@
 """The function that Spark ships to executors: one object for every ``map...`` and ``foreachPartition`` method.
 
 With ``task_source`` it is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task
-this is, and passes that to ``spark_bridge.subtask``, which does not know Spark.
+this is, and passes that to ``spark_bridge.subtask``, which does not know Spark. Both are in no folder of this package
+for that reason: the driver makes their objects too, and Spark pickles them by these names.
 """
 
 from __future__ import annotations

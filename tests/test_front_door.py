@@ -101,7 +101,7 @@ def test_importing_it_loads_no_layer() -> None:
         "spark_bridge",
         "spark_bridge.common",
         "spark_bridge.common.bootstrap",
-        "spark_bridge.foreign_packages",
+        "spark_bridge.common.foreign_packages",
     ]
     assert "headgate.testing" not in loaded
 

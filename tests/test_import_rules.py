@@ -101,6 +101,9 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
+    # These run before anything else, and decide whether the other packages can be imported.
+    Layer("spark_bridge/common/bootstrap.py", STDLIB),
+    Layer("spark_bridge/common/foreign_packages.py", STDLIB),
     # What both halves import, and which imports neither. Some modules use an optional extra where it is needed.
     Layer("spark_bridge/common/certificates.py", COMMON | {"cryptography"}),
     Layer("spark_bridge/common/conninfo.py", COMMON | {"psycopg"}),
@@ -108,8 +111,9 @@ LAYERS = (
     Layer("spark_bridge/common/", COMMON),
     Layer("spark_bridge/subtask/", TASK),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
-    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.common.bootstrap", "spark_bridge.foreign_packages"}),
-    Layer("spark_bridge/foreign_packages.py", STDLIB),
+    Layer(
+        "spark_bridge/__init__.py", STDLIB | {"spark_bridge.common.bootstrap", "spark_bridge.common.foreign_packages"}
+    ),
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(
         "spark_bridge/storage/",
@@ -117,8 +121,6 @@ LAYERS = (
         | {
             "spark_bridge.storage",
             "spark_bridge.common",
-            "spark_bridge.option_types",
-            "spark_bridge.terminal",
             "actors.logs",
             "actors.threads",
             "protocol",
@@ -129,7 +131,7 @@ LAYERS = (
     Layer(
         "spark_bridge/command.py",
         STDLIB
-        | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
+        | {"spark_bridge.driver.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
         | {"spark_bridge.standalone.command", "spark_bridge.standalone.top", "spark_bridge.connect.server_files"},
     ),
     # The sinks: `driver.py` of each runs on the driver and writes nothing; everything else goes into tasks too.
@@ -168,13 +170,7 @@ LAYERS = (
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
-        STDLIB
-        | {
-            "protocol.describing",
-            "spark_bridge.option_types",
-            "spark_bridge.common",
-            "spark_bridge.terminal",
-        },
+        STDLIB | {"protocol.describing", "spark_bridge.common"},
     ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
@@ -266,6 +262,7 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/subtask/operator.py", "from ..sidecar import Sidecar"),
         ("spark_bridge/subtask/operator.py", "from actors import Actor"),
         ("spark_bridge/__init__.py", "import pyspark"),
+        ("spark_bridge/common/bootstrap.py", "from protocol.errors import HeadgateError"),
         ("spark_bridge/common/tls.py", "from spark_bridge.subtask.channel import Channel"),
         ("spark_bridge/common/tls.py", "from spark_bridge.server.server import AuthenticatedServer"),
         ("spark_bridge/common/certificates.py", "from actors import Actor"),

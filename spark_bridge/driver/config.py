@@ -14,8 +14,8 @@ from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, moved
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
-from spark_bridge.addresses import HOST
 from spark_bridge.bridge.relay import RelayKind
+from spark_bridge.common.addresses import HOST
 from spark_bridge.common.certificates import TlsCertificate
 from spark_bridge.common.secret_texts import check_no_password
 from spark_bridge.observability.status_server import check_status_access

@@ -48,7 +48,6 @@ _COMPILED = (
     "spark_bridge/common/",
     "spark_bridge/connect/__init__",
     "spark_bridge/connect/task",
-    "spark_bridge/foreign_packages",
     "spark_bridge/primitives/",
     "spark_bridge/sinks/",
     "spark_bridge/sources/",

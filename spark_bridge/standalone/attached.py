@@ -19,8 +19,8 @@ from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import encode_argument
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
-from spark_bridge.addresses import ADDRESS, parse_address
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
+from spark_bridge.common.addresses import ADDRESS, parse_address
 from spark_bridge.common.certificates import TlsCertificate, certificate_digest
 from spark_bridge.common.control import CONTROL_LIMITS
 from spark_bridge.common.endpoint import TaskEndpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
-from spark_bridge import option_types, terminal
+from spark_bridge.common import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.coordination import CheckpointFailed
 from protocol.wire.keys import KeyRing, Purpose
-from spark_bridge.addresses import written
+from spark_bridge.common.addresses import written
 from spark_bridge.common.control import ControlEndpoint, ControlUnreachable, exchange
 from spark_bridge.common.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
 from spark_bridge.storage import StorageFenced

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import line
-from spark_bridge import option_types, terminal
+from spark_bridge.common import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus, LatencyStatus, OperatorStatus, SidecarStatus
