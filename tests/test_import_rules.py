@@ -50,6 +50,27 @@ PURE_STDLIB = frozenset(
     }
 )
 STDLIB = frozenset(sys.stdlib_module_names)
+RUNTIME = STDLIB | {"protocol", "anyio"} | {f"actors.{file.stem}" for file in (ROOT / "actors").glob("*.py")}
+# What users of an operator implement and see; all of its folders have it in common.
+COORDINATION = RUNTIME | {
+    f"actors.coordination.{module}"
+    for module in (
+        "call_watch",
+        "confirmation",
+        "interface",
+        "statistics",
+        "store",
+        "subtask_gateway",
+        "turns",
+        "user_calls",
+    )
+}
+ENGINE = (
+    COORDINATION
+    | {"actors.coordination.engine", "actors.coordination.host"}
+    | {"actors.Actor", "actors.ActorContext", "actors.ActorRef", "actors.Background", "actors.DirectActor"}
+    | {"actors.MailboxConfig", "actors.Reply", "actors.SystemNotRunning"}
+)
 COMMON = STDLIB | {"protocol", "spark_bridge.common"}
 TASK = COMMON | {"spark_bridge.subtask"}
 PARTS = TASK | {"spark_bridge.primitives"}
@@ -100,6 +121,10 @@ LAYERS = (
     # For type checkers only, which bring it along.
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
+    Layer("actors/coordination/engine/", ENGINE),
+    Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
+    # A coordinator like a user's.
+    Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
     # These run before anything else, and decide whether the other packages can be imported.
     Layer("spark_bridge/common/bootstrap.py", STDLIB),
@@ -253,7 +278,15 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("protocol/gateway/machine.py", "__import__('time')"),
         ("actors/ref.py", "import pyspark"),
         ("actors/ref.py", "from spark_bridge import Sidecar"),
-        ("actors/coordination/gateway.py", "if TYPE_CHECKING:\n    from spark_bridge.bridge.relay.records import Fact"),
+        (
+            "actors/coordination/engine/gateway.py",
+            "if TYPE_CHECKING:\n    from spark_bridge.bridge.relay.records import Fact",
+        ),
+        ("actors/coordination/host/part.py", "from actors.coordination.engine.messages import Hold"),
+        ("actors/coordination/sources/source.py", "from actors.coordination.host.part import Part"),
+        ("actors/coordination/sources/source.py", "from actors.coordination.engine.reply import Reply"),
+        ("actors/coordination/engine/reply.py", "from actors.coordination.sources.source import SplitEnumerator"),
+        ("actors/coordination/host/part.py", "from actors.coordination import OperatorConfig"),
         ("actors/ref.py", "from tests.tools import probe"),
         ("actors/ref.py", "import protocolx"),
         ("spark_bridge/subtask/operator.py", "import anyio"),

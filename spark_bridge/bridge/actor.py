@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors import ActorCancelled, ActorContext, ActorRef, DirectActor, Signal, Terminated
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.messages import LedgerDecided, TrackerMessage
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.deadline import DeadlineTimer
+from actors.coordination.engine.messages import LedgerDecided, TrackerMessage
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import (
     AttemptAccepted,

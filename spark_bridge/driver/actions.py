@@ -22,7 +22,7 @@ from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors import ActorError, ActorRef
-from actors.coordination.inputs import ActionId, check_input_id
+from actors.coordination.engine.inputs import ActionId, check_input_id
 from actors.logs import get_logger
 from protocol.arguments import Rule, checked
 from protocol.describing import describe

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-from actors.coordination.operator_config import METHOD_REPORT_S
+from actors.coordination.engine.operator_config import METHOD_REPORT_S
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, moved
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits

@@ -37,8 +37,8 @@ import anyio
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
-from actors.coordination.inputs import BatchInput, InputPosition
-from actors.coordination.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
+from actors.coordination.engine.inputs import BatchInput, InputPosition
+from actors.coordination.engine.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
 from actors.logs import get_logger
 from protocol.wire.messages import RestoreMode
 from spark_bridge.common.errors import BatchFailed, BatchRefused, SidecarError

@@ -36,7 +36,7 @@ from actors.coordination import (
     SourceCoordinator,
 )
 from actors.coordination.call_watch import CallWatch
-from actors.coordination.messages import (
+from actors.coordination.engine.messages import (
     AwaitSettled,
     ClientRequest,
     RequestCheckpoint,
@@ -45,7 +45,7 @@ from actors.coordination.messages import (
     TrackerMessage,
     WithdrawCheckpoint,
 )
-from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
+from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled

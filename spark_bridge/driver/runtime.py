@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
-from actors.coordination.inputs import RestoredInput
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.inputs import RestoredInput
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER

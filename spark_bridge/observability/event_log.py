@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors import Actor, ActorContext, ActorRef
-from actors.coordination.operator_config import Observed
+from actors.coordination.engine.operator_config import Observed
 from actors.threads import DRIVER
 from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
 from protocol.barrier_tracker import (

@@ -115,7 +115,7 @@ nesting-in-classes [the closed table; H62 H97]
   + False
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
-  @ actors.coordination.coordinator:CoordinatorActor._decoded
+  @ actors.coordination.engine.coordinator:CoordinatorActor._decoded
   - if len(payload) <= EVENT_STEP_BYTES:
   + if True:
 whole-reads [X9; H65]
@@ -270,7 +270,7 @@ another's-failure [E2: a counter of the whole sidecar; H65]
   + else True:
 silent-commit [E13: nothing was raised; H71]
   A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
-  @ actors.coordination.coordinator:CoordinatorActor.receive
+  @ actors.coordination.engine.coordinator:CoordinatorActor.receive
   - replace(settled, failed=self._failed_after)
   + settled
 """)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, StaticSplitEnumerator, SubtaskGateway
-from actors.coordination.enumerators import HybridSplitEnumerator
+from actors.coordination.sources.enumerators import HybridSplitEnumerator
 from actors.coordination.statistics import OperatorStatistics
 from headgate import CheckpointConfig, FailureReason, SplitReader, SubtaskContext, SubtaskOperator, chain
 from headgate.testing import OperatorTask, World, running_operator

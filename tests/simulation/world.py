@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from actors.coordination.inputs import RestoredInput
+from actors.coordination.engine.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import InputRefused, LocalProtocolError
 from protocol.facts import EngineFact

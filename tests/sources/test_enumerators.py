@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
-from actors.coordination.inputs import RestoredInput
+from actors.coordination.engine.inputs import RestoredInput
+from actors.coordination.sources.enumerators import FAILURES_MAX, HybridSplitEnumerator
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
 from headgate.sources import (
     DiscoveringSplitEnumerator,

@@ -20,8 +20,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator, OwnedSplitEnumerator
-from actors.coordination.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination.sources.enumerators import (
+    DiscoveringSplitEnumerator,
+    HybridSplitEnumerator,
+    OwnedSplitEnumerator,
+)
+from actors.coordination.sources.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.turns import FIRST_STEPS
 from benchmarks.large_states import Files, Table, files
 from headgate import CheckpointConfig, SplitReader

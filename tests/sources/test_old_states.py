@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
-from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
+from actors.coordination.sources.source import SplitEnumerator, SplitEnumeratorContext
 from headgate import SplitReader, StaticSplitEnumerator
 from protocol.kept_bytes import KeptBytes
 from protocol.source_events import SplitAt, decode_split

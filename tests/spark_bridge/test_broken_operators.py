@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 from actors import ActorError, Reply
-from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.gateway import GatewayActor
-from actors.coordination.messages import RequestCheckpoint
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
+from actors.coordination.engine.coordinator import CoordinatorActor
+from actors.coordination.engine.gateway import GatewayActor
+from actors.coordination.engine.messages import RequestCheckpoint
 from headgate.testing import RecordingCoordinator
 from protocol.barrier_tracker import BarrierTracker
 from protocol.errors import HeadgateError

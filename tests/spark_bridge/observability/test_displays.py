@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from actors import Actor, ActorContext
 from actors.coordination import OperatorCoordinator
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.logs import failures, get_logger
 from actors.testing import deterministic_system
 from headgate.testing import RecordingCoordinator

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
 
-from actors.coordination.checks import check_coordinator
+from actors.coordination.host.checks import check_coordinator
 from actors.coordination.host.part import Parts
 from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
