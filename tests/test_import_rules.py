@@ -211,6 +211,90 @@ LAYERS = (
 )
 
 
+LIBRARY = ("spark_bridge/primitives/", "spark_bridge/sinks/", "spark_bridge/sources/", "spark_bridge/streams/")
+ENGINES = ("actors", "headgate", "protocol", "spark_bridge")
+
+# What the library may import besides itself: what users have too, and values, texts and encodings without a state.
+PUBLIC = frozenset(
+    {
+        # What users implement and are given.
+        *(f"actors.coordination.{name}" for name in ("Confirmation", "CoordinatorContext", "CoordinatorStore")),
+        *(f"actors.coordination.{name}" for name in ("OperatorCoordinator", "Reply", "SubtaskGateway")),
+        *(f"actors.coordination.{name}" for name in ("SourceCoordinator", "SplitEnumerator", "SplitEnumeratorContext")),
+        "actors.coordination.StaticSplitEnumerator",
+        "actors.coordination.sources",
+        "protocol.attempts.FailureReason",
+        "protocol.wire.messages.RestoreMode",
+        "spark_bridge.subtask.context.SubtaskContext",
+        "spark_bridge.subtask.errors",
+        "spark_bridge.subtask.operator.SubtaskOperator",
+        "spark_bridge.subtask.source.SplitReader",
+        # Long work in turns and in threads, and log lines.
+        "actors.coordination.turns",
+        "actors.coordination.user_calls.call_each",
+        "actors.logs.get_logger",
+        "actors.threads.USER",
+        # How a ready-made part finds its half in a task.
+        *(f"spark_bridge.subtask.parts.{name}" for name in ("COUNTERS", "ON_DRIVER", "PartInTask", "TaskPart")),
+        *(f"spark_bridge.subtask.parts.{name}" for name in ("current_part", "runs_in_task")),
+        # Values, checks and texts.
+        *(f"protocol.{module}" for module in ("arguments", "describing", "enumerations", "errors", "ids")),
+        *(f"protocol.{module}" for module in ("kept_bytes", "source_events", "splits", "values", "wire.state")),
+        *(f"protocol.wire.codec.{name}" for name in ("decode_event", "encode_argument", "encode_event")),
+        "protocol.wire.framing",
+        *(f"spark_bridge.common.{module}" for module in ("bootstrap", "conninfo", "errors", "extras")),
+        *(f"spark_bridge.common.{module}" for module in ("secret_texts", "urls")),
+        # The machine of a group: pure, and only the group has it.
+        "protocol.group",
+        "protocol.machine.TimePassed",
+    }
+)
+
+_CHAIN = "a chain is several coordinators and operators as one, which only the engine can put together"
+_HYBRID = "it opens, restores and closes the readers of others as the engine does with its own"
+_STREAM = "the plan of a Spark stream runs a coordinator, its storage and its port by itself, where no operator is"
+INTERNALS = {
+    ("spark_bridge/primitives/chain.py", "actors.coordination.GivenCoordinator"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _CHAIN,
+    ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
+        "tells a member that lost its connection from one that failed, by the text of the failure"
+    ),
+    ("spark_bridge/primitives/group/task.py", "spark_bridge.common.endpoint.TaskEndpoint"): (
+        "members reach each other with the addresses and keys of their task"
+    ),
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.closing.close_quietly"): _HYBRID,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): _HYBRID,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): _HYBRID,
+    ("spark_bridge/streams/driver.py", "actors.coordination.host.alone.HostAlone"): _STREAM,
+    ("spark_bridge/streams/driver.py", "protocol.barrier_tracker.CompletedCheckpoint"): _STREAM,
+    ("spark_bridge/streams/driver.py", "spark_bridge.storage.StoragePort"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.KeyRing"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.Purpose"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.identity_of"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.common.certificates.Encryption"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.server.server.ServerConfig"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.standalone.control_server.serve_control"): _STREAM,
+    ("spark_bridge/streams/task.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
+    ("spark_bridge/streams/task.py", "spark_bridge.common.control.exchange"): _STREAM,
+}
+"""The internals of the engine that the library imports nevertheless, each with its reason."""
+
+
+def internals(path: str, source: str) -> set[tuple[str, str]]:
+    """Return what a file of the library imports from the engine, other than what is public."""
+    allowed = PUBLIC | {folder.rstrip("/").replace("/", ".") for folder in LIBRARY}
+    return {
+        (path, name)
+        for _, name in imported_names(source, ".".join(Path(path).parent.parts))
+        if name.partition(".")[0] in ENGINES and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+    }
+
+
 def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the full dotted name of each import in ``source``, anywhere in the file.
 
@@ -257,6 +341,36 @@ def every_module() -> list[str]:
 @pytest.mark.parametrize("path", every_module())
 def test_a_module_imports_only_what_its_layer_allows(path: str) -> None:
     assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+def test_the_library_imports_public_interfaces_of_the_engine_and_what_is_listed() -> None:
+    found: set[tuple[str, str]] = set()
+    for path in every_module():
+        if path.startswith(LIBRARY):
+            found |= internals(path, (ROOT / path).read_text(encoding="utf-8"))
+    assert sorted(found) == sorted(INTERNALS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from actors.coordination.engine.coordinator import CoordinatorActor",
+        "from actors.coordination import BarrierTrackerActor",
+        "from actors.coordination import host",
+        "from protocol.gateway.machine import GatewayMachine",
+        "def f():\n    from spark_bridge.subtask.channel import SubtaskChannel",
+        "import spark_bridge.driver.sidecar",
+        "from spark_bridge.subtask.parts import OperatorParts",
+        "from headgate import start",
+    ],
+)
+def test_an_internal_of_the_engine_is_found_in_the_library(source: str) -> None:
+    assert len(internals("spark_bridge/sinks/rows.py", source)) == 1
+
+
+def test_the_library_may_import_itself_and_what_is_public() -> None:
+    source = "import json\nimport pyarrow\nfrom actors.coordination import Reply\nfrom spark_bridge.sinks import rows\n"
+    assert internals("spark_bridge/sinks/rows.py", source + "from protocol import errors") == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

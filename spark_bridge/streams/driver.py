@@ -26,9 +26,8 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from actors.coordination import CoordinatorStore, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination import CoordinatorStore, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.host.alone import HostAlone
-from actors.coordination.sources.source import SplitEnumeratorContext
 from actors.coordination.turns import in_turns
 from actors.coordination.user_calls import call_each
 from actors.logs import get_logger

@@ -370,12 +370,12 @@ hybrid-gives-reports-to-the-newest [new; H132]
   + await self._begun[-1]
 hybrid-keeps-no-states [new; H132]
   The readers of a hybrid source are not given their states.
-  @ spark_bridge.subtask.hybrid:HybridReader.open
+  @ spark_bridge.sources.hybrid:HybridReader.open
   - reader.open(inner_context(context, index), its_own)
   + reader.open(inner_context(context, index), None)
 hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
-  @ spark_bridge.subtask.hybrid:HybridReader.notify_checkpoint_complete
+  @ spark_bridge.sources.hybrid:HybridReader.notify_checkpoint_complete
   - reader.notify_checkpoint_complete(checkpoint_id)
   + pass
 splits-of-a-checkpoint-go-back [new; H130]

@@ -17,7 +17,7 @@ from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.hybrid import HybridReader
+from spark_bridge.sources.hybrid import HybridReader
 from tests.simulation.checkers import demand
 
 SPLITS = 9

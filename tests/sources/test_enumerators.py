@@ -29,9 +29,9 @@ from protocol.errors import LocalProtocolError
 from protocol.source_events import backlog_event, split_request_event, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.state import decode_state
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import POSTGRES, PostgresEnumerator
 from spark_bridge.sources.postgres.task import CHANGES_READ
-from spark_bridge.subtask.hybrid import HybridReader
 from tests.primitives.stage_histories import Numbers
 from tests.sources.test_split_reader import until_over
 

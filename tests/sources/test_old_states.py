@@ -26,10 +26,10 @@ from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.group.task import GroupCheckpoint
 from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEnumerator
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
 from spark_bridge.streams.driver import _State
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.hybrid import HybridReader
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from actors.coordination import SplitEnumerator
+from actors.coordination import SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.sources.pending_splits import PendingSplits
-from actors.coordination.sources.source import SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked, given
