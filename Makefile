@@ -155,7 +155,7 @@ hostility: $(STAMP) ## what one hostile peer costs another operator, for each ki
 	@exec $(PY) -m benchmarks.hostility $(if $(filter command line environment,$(origin SECONDS)),--seconds $(SECONDS)) $(ARGS)
 
 .PHONY: relay
-relay: $(STAMP) ## the compiled relays, spark_bridge/relay.jar, from their Java sources; needs a JDK
+relay: $(STAMP) ## the compiled relays, spark_bridge/bridge/relay.jar, from their Java sources; needs a JDK
 	@$(with_java) && exec $(PY) -m tests.release.relay_jar
 
 .PHONY: pictures

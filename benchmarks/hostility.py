@@ -49,7 +49,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.wire.messages import RestoreMode
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.primitives.primitive import Primitive

@@ -23,8 +23,13 @@ from typing import Any
 
 import anyio
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
-from actors.coordination.source import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.sources.source import (
+    SourceCoordinator,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    StaticSplitEnumerator,
+)
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.kept_bytes import KeptBytes
 from protocol.known_keys import KnownKeys

@@ -49,9 +49,9 @@ from protocol.wire.messages import (
     Registered,
     RestoreMode,
 )
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.connection import Connection
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.registration import register
 
 LENGTH = Struct(">I")

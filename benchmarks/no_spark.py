@@ -16,7 +16,7 @@ from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 
 

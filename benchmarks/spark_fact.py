@@ -46,7 +46,7 @@ from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, RelayKind
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.bridge.relay.records import RelayedFact, decode_record
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver

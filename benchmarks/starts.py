@@ -41,7 +41,7 @@ from spark_bridge.driver.sidecar import Sidecar
 MASTER = "local[2]"
 TASKS = 2
 IMPORTS = {
-    "archive": "sys.path.insert(0, sys.argv[1]); import spark_bridge.task_entry, spark_bridge.subtask.endpoint",
+    "archive": "sys.path.insert(0, sys.argv[1]); import spark_bridge.task_entry, spark_bridge.common.endpoint",
     "asyncio": "import asyncio",
 }
 """What each process imports, between two looks at its clock."""

@@ -66,12 +66,12 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
+    from actors.coordination.engine.reply import Reply as Reply
     from actors.coordination.host.recreate_on_reset import RecreateOnReset as RecreateOnReset
     from actors.coordination.interface import CoordinatorContext as CoordinatorContext
     from actors.coordination.interface import OperatorCoordinator as OperatorCoordinator
-    from actors.coordination.reply import Reply as Reply
-    from actors.coordination.source import SourceCoordinator as SourceCoordinator
-    from actors.coordination.source import StaticSplitEnumerator as StaticSplitEnumerator
+    from actors.coordination.sources.source import SourceCoordinator as SourceCoordinator
+    from actors.coordination.sources.source import StaticSplitEnumerator as StaticSplitEnumerator
     from actors.coordination.subtask_gateway import SubtaskGateway as SubtaskGateway
     from protocol.attempts import FailureKind as FailureKind
     from protocol.attempts import FailureReason as FailureReason
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from protocol.restart import ExponentialDelay as ExponentialDelay
     from protocol.restart import FixedDelay as FixedDelay
     from protocol.wire.event_classes import event as event
-    from spark_bridge.certificates import TlsCertificate as TlsCertificate
+    from spark_bridge.common.certificates import TlsCertificate as TlsCertificate
     from spark_bridge.connect.sessions import run_across_sessions as run_across_sessions
     from spark_bridge.driver.config import Addresses as Addresses
     from spark_bridge.driver.config import SidecarConfig as SidecarConfig

@@ -11,7 +11,7 @@ from importlib import import_module
 from opcode import opmap
 from typing import Any
 
-from spark_bridge import foreign_packages
+from spark_bridge.common import foreign_packages
 
 _LAZY = ("headgate", "headgate.sinks", "headgate.sources", "headgate.errors", "headgate.types")
 _OTHERS = ("headgate.testing", "headgate.actors")

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.checkpoint_requests import CheckpointFailed as CheckpointFailed
+    from actors.coordination.engine.checkpoint_requests import CheckpointFailed as CheckpointFailed
     from actors.errors import AskTimeout as AskTimeout
     from protocol.errors import AttemptOver as AttemptOver
     from protocol.errors import ConfirmationTimeout as ConfirmationTimeout
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from protocol.errors import HeadgateError as HeadgateError
     from protocol.errors import InputRefused as InputRefused
     from protocol.errors import RequestFailed as RequestFailed
-    from spark_bridge.errors import BatchFailed as BatchFailed
-    from spark_bridge.errors import BatchRefused as BatchRefused
-    from spark_bridge.errors import CoordinatorStartError as CoordinatorStartError
-    from spark_bridge.errors import OutputNotCommitted as OutputNotCommitted
-    from spark_bridge.errors import RestartsExhausted as RestartsExhausted
-    from spark_bridge.errors import SidecarError as SidecarError
+    from spark_bridge.common.errors import BatchFailed as BatchFailed
+    from spark_bridge.common.errors import BatchRefused as BatchRefused
+    from spark_bridge.common.errors import CoordinatorStartError as CoordinatorStartError
+    from spark_bridge.common.errors import OutputNotCommitted as OutputNotCommitted
+    from spark_bridge.common.errors import RestartsExhausted as RestartsExhausted
+    from spark_bridge.common.errors import SidecarError as SidecarError
     from spark_bridge.sinks.two_phase.errors import SinkDataLost as SinkDataLost
     from spark_bridge.sinks.two_phase.errors import SinkFileLost as SinkFileLost
     from spark_bridge.sources.errors import SourceDataLost as SourceDataLost

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.enumerators import DiscoveringSplitEnumerator as DiscoveringSplitEnumerator
-    from actors.coordination.source import SplitEnumerator as SplitEnumerator
-    from actors.coordination.source import SplitEnumeratorContext as SplitEnumeratorContext
+    from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator as DiscoveringSplitEnumerator
+    from actors.coordination.sources.source import SplitEnumerator as SplitEnumerator
+    from actors.coordination.sources.source import SplitEnumeratorContext as SplitEnumeratorContext
     from protocol.source_events import SplitAt as SplitAt
     from spark_bridge.sources.files.driver import FileSource as FileSource
     from spark_bridge.sources.kafka.driver import KafkaSource as KafkaSource

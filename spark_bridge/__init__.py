@@ -8,8 +8,8 @@ the path is checked, and msgpack is made importable, because any module can be t
 
 from contextlib import suppress
 
-from spark_bridge.bootstrap import ensure_msgpack
-from spark_bridge.foreign_packages import refuse_foreign_packages
+from spark_bridge.common.bootstrap import ensure_msgpack
+from spark_bridge.common.foreign_packages import refuse_foreign_packages
 
 refuse_foreign_packages()
 with suppress(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate COMMAND``. Each command imports what it needs: ``checkpoints`` works without Spark and Java."""
+"""``python -m headgate COMMAND``. Each command imports what it needs: ``checkpoints`` works without Spark and Java.
+
+In no folder of this package, because its commands come from five of them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from spark_bridge import installation
 from spark_bridge.connect import server_files
+from spark_bridge.driver import installation
 from spark_bridge.observability import history
 from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection

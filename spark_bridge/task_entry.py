@@ -3,7 +3,8 @@
 """The function that Spark ships to executors: one object for every ``map...`` and ``foreachPartition`` method.
 
 With ``task_source`` it is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task
-this is, and passes that to ``spark_bridge.subtask``, which does not know Spark.
+this is, and passes that to ``spark_bridge.subtask``, which does not know Spark. Both are in no folder of this package
+for that reason: the driver makes their objects too, and Spark pickles them by these names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from protocol.wire import event_classes
 from protocol.wire.messages import RestoreMode
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+    from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
 
 __all__ = [
@@ -244,7 +245,7 @@ def current_task() -> TaskIdentity:
             "this function runs inside a Spark task: pass it to mapPartitions, mapInPandas, mapInArrow or "
             f"foreachPartition instead of calling it (in {sys.argv[0] or 'this process'})"
         )
-    from spark_bridge.subtask.endpoint import TaskIdentity
+    from spark_bridge.common.endpoint import TaskIdentity
 
     return TaskIdentity(
         task_attempt_id=context.taskAttemptId(),

@@ -4,6 +4,7 @@
 
 Spark pickles the class of a data source, plans it in a Python process beside the driver, and calls ``read`` in the
 tasks. A scan, or a micro-batch of ``spark.readStream``, is one run of the operator, and a partition of it is a subtask.
+In no folder of this package, for the reason of ``task_entry``.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ from actors.coordination.host.context import Context
 from protocol.arguments import SHOWN_CHARS_MAX, check_settings, has_type
 from protocol.describing import show
 from protocol.errors import EventEncodeError
-from spark_bridge import option_types
 from spark_bridge.command import main as command_main
 from spark_bridge.command import parser
+from spark_bridge.common import option_types
 from spark_bridge.subtask.checks import check_operator
 
 MODULES = (

@@ -98,7 +98,7 @@ def test_one_that_was_installed_over_ours_is_named_when_a_name_is_missing(tmp_pa
     assert done.returncode == 1
     assert "the distribution wire-things 9.1 installed a package 'protocol' over Headgate's own in" in done.stderr
     assert "then reinstall Headgate" in done.stderr
-    done = python("from spark_bridge.installation import check_packages; check_packages()", tmp_path)
+    done = python("from spark_bridge.driver.installation import check_packages; check_packages()", tmp_path)
     assert "the distribution wire-things 9.1 installed a package 'protocol' over" in done.stderr.splitlines()[-1]
 
 

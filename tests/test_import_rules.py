@@ -50,9 +50,32 @@ PURE_STDLIB = frozenset(
     }
 )
 STDLIB = frozenset(sys.stdlib_module_names)
-PARTS = STDLIB | {"protocol", "spark_bridge.primitives", "spark_bridge.subtask"}
-SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sinks", "spark_bridge.subtask"}
-SOURCES = STDLIB | {"fsspec", "protocol", "spark_bridge.bootstrap", "spark_bridge.sources", "spark_bridge.subtask"}
+RUNTIME = STDLIB | {"protocol", "anyio"} | {f"actors.{file.stem}" for file in (ROOT / "actors").glob("*.py")}
+# What users of an operator implement and see; all of its folders have it in common.
+COORDINATION = RUNTIME | {
+    f"actors.coordination.{module}"
+    for module in (
+        "call_watch",
+        "confirmation",
+        "interface",
+        "statistics",
+        "store",
+        "subtask_gateway",
+        "turns",
+        "user_calls",
+    )
+}
+ENGINE = (
+    COORDINATION
+    | {"actors.coordination.engine", "actors.coordination.host"}
+    | {"actors.Actor", "actors.ActorContext", "actors.ActorRef", "actors.Background", "actors.DirectActor"}
+    | {"actors.MailboxConfig", "actors.Reply", "actors.SystemNotRunning"}
+)
+COMMON = STDLIB | {"protocol", "spark_bridge.common"}
+TASK = COMMON | {"spark_bridge.subtask"}
+PARTS = TASK | {"spark_bridge.primitives"}
+SINK = TASK | {"fsspec", "spark_bridge.sinks"}
+SOURCES = TASK | {"fsspec", "spark_bridge.sources"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +95,7 @@ LAYERS = (
         "headgate/testing/",
         STDLIB
         | {"headgate.testing", "actors", "protocol"}
-        | {"spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
+        | {"spark_bridge.common", "spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
     ),
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.
@@ -98,27 +121,31 @@ LAYERS = (
     # For type checkers only, which bring it along.
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
+    Layer("actors/coordination/engine/", ENGINE),
+    Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
+    # A coordinator like a user's.
+    Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
-    Layer(
-        "spark_bridge/subtask/urls.py",
-        STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask", "fsspec"},
-    ),
-    Layer("spark_bridge/subtask/conninfo.py", STDLIB | {"protocol", "spark_bridge.subtask", "psycopg"}),
-    Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.bootstrap", "spark_bridge.subtask"}),
+    # These run before anything else, and decide whether the other packages can be imported.
+    Layer("spark_bridge/common/bootstrap.py", STDLIB),
+    Layer("spark_bridge/common/foreign_packages.py", STDLIB),
+    # What both halves import, and which imports neither. Some modules use an optional extra where it is needed.
+    Layer("spark_bridge/common/certificates.py", COMMON | {"cryptography"}),
+    Layer("spark_bridge/common/conninfo.py", COMMON | {"psycopg"}),
+    Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
+    Layer("spark_bridge/common/", COMMON),
+    Layer("spark_bridge/subtask/", TASK),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
-    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.bootstrap", "spark_bridge.foreign_packages"}),
-    Layer("spark_bridge/bootstrap.py", STDLIB),
-    Layer("spark_bridge/foreign_packages.py", STDLIB),
+    Layer(
+        "spark_bridge/__init__.py", STDLIB | {"spark_bridge.common.bootstrap", "spark_bridge.common.foreign_packages"}
+    ),
     # The command that looks at checkpoints runs without Spark and Java.
     Layer(
         "spark_bridge/storage/",
         STDLIB
         | {
             "spark_bridge.storage",
-            "spark_bridge.errors",
-            "spark_bridge.option_types",
-            "spark_bridge.subtask.secret_texts",
-            "spark_bridge.terminal",
+            "spark_bridge.common",
             "actors.logs",
             "actors.threads",
             "protocol",
@@ -129,7 +156,7 @@ LAYERS = (
     Layer(
         "spark_bridge/command.py",
         STDLIB
-        | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
+        | {"spark_bridge.driver.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
         | {"spark_bridge.standalone.command", "spark_bridge.standalone.top", "spark_bridge.connect.server_files"},
     ),
     # The sinks: `driver.py` of each runs on the driver and writes nothing; everything else goes into tasks too.
@@ -165,13 +192,10 @@ LAYERS = (
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
     Layer("spark_bridge/connect/task.py", PARTS),
-    # The optional extra `tls`, imported only where it is needed.
-    Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
-        STDLIB
-        | {"protocol.describing", "spark_bridge.option_types", "spark_bridge.regular_files", "spark_bridge.terminal"},
+        STDLIB | {"protocol.describing", "spark_bridge.common"},
     ),
     # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
     Layer(
@@ -185,6 +209,90 @@ LAYERS = (
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},
     ),
 )
+
+
+LIBRARY = ("spark_bridge/primitives/", "spark_bridge/sinks/", "spark_bridge/sources/", "spark_bridge/streams/")
+ENGINES = ("actors", "headgate", "protocol", "spark_bridge")
+
+# What the library may import besides itself: what users have too, and values, texts and encodings without a state.
+PUBLIC = frozenset(
+    {
+        # What users implement and are given.
+        *(f"actors.coordination.{name}" for name in ("Confirmation", "CoordinatorContext", "CoordinatorStore")),
+        *(f"actors.coordination.{name}" for name in ("OperatorCoordinator", "Reply", "SubtaskGateway")),
+        *(f"actors.coordination.{name}" for name in ("SourceCoordinator", "SplitEnumerator", "SplitEnumeratorContext")),
+        "actors.coordination.StaticSplitEnumerator",
+        "actors.coordination.sources",
+        "protocol.attempts.FailureReason",
+        "protocol.wire.messages.RestoreMode",
+        "spark_bridge.subtask.context.SubtaskContext",
+        "spark_bridge.subtask.errors",
+        "spark_bridge.subtask.operator.SubtaskOperator",
+        "spark_bridge.subtask.source.SplitReader",
+        # Long work in turns and in threads, and log lines.
+        "actors.coordination.turns",
+        "actors.coordination.user_calls.call_each",
+        "actors.logs.get_logger",
+        "actors.threads.USER",
+        # How a ready-made part finds its half in a task.
+        *(f"spark_bridge.subtask.parts.{name}" for name in ("COUNTERS", "ON_DRIVER", "PartInTask", "TaskPart")),
+        *(f"spark_bridge.subtask.parts.{name}" for name in ("current_part", "runs_in_task")),
+        # Values, checks and texts.
+        *(f"protocol.{module}" for module in ("arguments", "describing", "enumerations", "errors", "ids")),
+        *(f"protocol.{module}" for module in ("kept_bytes", "source_events", "splits", "values", "wire.state")),
+        *(f"protocol.wire.codec.{name}" for name in ("decode_event", "encode_argument", "encode_event")),
+        "protocol.wire.framing",
+        *(f"spark_bridge.common.{module}" for module in ("bootstrap", "conninfo", "errors", "extras")),
+        *(f"spark_bridge.common.{module}" for module in ("secret_texts", "urls")),
+        # The machine of a group: pure, and only the group has it.
+        "protocol.group",
+        "protocol.machine.TimePassed",
+    }
+)
+
+_CHAIN = "a chain is several coordinators and operators as one, which only the engine can put together"
+_HYBRID = "it opens, restores and closes the readers of others as the engine does with its own"
+_STREAM = "the plan of a Spark stream runs a coordinator, its storage and its port by itself, where no operator is"
+INTERNALS = {
+    ("spark_bridge/primitives/chain.py", "actors.coordination.GivenCoordinator"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _CHAIN,
+    ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
+        "tells a member that lost its connection from one that failed, by the text of the failure"
+    ),
+    ("spark_bridge/primitives/group/task.py", "spark_bridge.common.endpoint.TaskEndpoint"): (
+        "members reach each other with the addresses and keys of their task"
+    ),
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.closing.close_quietly"): _HYBRID,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): _HYBRID,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): _HYBRID,
+    ("spark_bridge/streams/driver.py", "actors.coordination.host.alone.HostAlone"): _STREAM,
+    ("spark_bridge/streams/driver.py", "protocol.barrier_tracker.CompletedCheckpoint"): _STREAM,
+    ("spark_bridge/streams/driver.py", "spark_bridge.storage.StoragePort"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.KeyRing"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.Purpose"): _STREAM,
+    ("spark_bridge/streams/server.py", "protocol.wire.keys.identity_of"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.common.certificates.Encryption"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.server.server.ServerConfig"): _STREAM,
+    ("spark_bridge/streams/server.py", "spark_bridge.standalone.control_server.serve_control"): _STREAM,
+    ("spark_bridge/streams/task.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
+    ("spark_bridge/streams/task.py", "spark_bridge.common.control.exchange"): _STREAM,
+}
+"""The internals of the engine that the library imports nevertheless, each with its reason."""
+
+
+def internals(path: str, source: str) -> set[tuple[str, str]]:
+    """Return what a file of the library imports from the engine, other than what is public."""
+    allowed = PUBLIC | {folder.rstrip("/").replace("/", ".") for folder in LIBRARY}
+    return {
+        (path, name)
+        for _, name in imported_names(source, ".".join(Path(path).parent.parts))
+        if name.partition(".")[0] in ENGINES and not any(name == one or name.startswith(f"{one}.") for one in allowed)
+    }
 
 
 def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
@@ -235,6 +343,36 @@ def test_a_module_imports_only_what_its_layer_allows(path: str) -> None:
     assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
 
 
+def test_the_library_imports_public_interfaces_of_the_engine_and_what_is_listed() -> None:
+    found: set[tuple[str, str]] = set()
+    for path in every_module():
+        if path.startswith(LIBRARY):
+            found |= internals(path, (ROOT / path).read_text(encoding="utf-8"))
+    assert sorted(found) == sorted(INTERNALS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from actors.coordination.engine.coordinator import CoordinatorActor",
+        "from actors.coordination import BarrierTrackerActor",
+        "from actors.coordination import host",
+        "from protocol.gateway.machine import GatewayMachine",
+        "def f():\n    from spark_bridge.subtask.channel import SubtaskChannel",
+        "import spark_bridge.driver.sidecar",
+        "from spark_bridge.subtask.parts import OperatorParts",
+        "from headgate import start",
+    ],
+)
+def test_an_internal_of_the_engine_is_found_in_the_library(source: str) -> None:
+    assert len(internals("spark_bridge/sinks/rows.py", source)) == 1
+
+
+def test_the_library_may_import_itself_and_what_is_public() -> None:
+    source = "import json\nimport pyarrow\nfrom actors.coordination import Reply\nfrom spark_bridge.sinks import rows\n"
+    assert internals("spark_bridge/sinks/rows.py", source + "from protocol import errors") == set()
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_is_there_and_has_modules(package: str) -> None:
     assert any(path.startswith(f"{package}/") for path in every_module()), f"{package}/ has no modules"
@@ -254,7 +392,15 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("protocol/gateway/machine.py", "__import__('time')"),
         ("actors/ref.py", "import pyspark"),
         ("actors/ref.py", "from spark_bridge import Sidecar"),
-        ("actors/coordination/gateway.py", "if TYPE_CHECKING:\n    from spark_bridge.bridge.relay.records import Fact"),
+        (
+            "actors/coordination/engine/gateway.py",
+            "if TYPE_CHECKING:\n    from spark_bridge.bridge.relay.records import Fact",
+        ),
+        ("actors/coordination/host/part.py", "from actors.coordination.engine.messages import Hold"),
+        ("actors/coordination/sources/source.py", "from actors.coordination.host.part import Part"),
+        ("actors/coordination/sources/source.py", "from actors.coordination.engine.reply import Reply"),
+        ("actors/coordination/engine/reply.py", "from actors.coordination.sources.source import SplitEnumerator"),
+        ("actors/coordination/host/part.py", "from actors.coordination import OperatorConfig"),
         ("actors/ref.py", "from tests.tools import probe"),
         ("actors/ref.py", "import protocolx"),
         ("spark_bridge/subtask/operator.py", "import anyio"),
@@ -263,6 +409,11 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/subtask/operator.py", "from ..sidecar import Sidecar"),
         ("spark_bridge/subtask/operator.py", "from actors import Actor"),
         ("spark_bridge/__init__.py", "import pyspark"),
+        ("spark_bridge/common/bootstrap.py", "from protocol.errors import HeadgateError"),
+        ("spark_bridge/common/tls.py", "from spark_bridge.subtask.channel import Channel"),
+        ("spark_bridge/common/tls.py", "from spark_bridge.server.server import AuthenticatedServer"),
+        ("spark_bridge/common/certificates.py", "from actors import Actor"),
+        ("spark_bridge/common/urls.py", "import psycopg"),
         ("protocol/wire/checkpoint_format.py", "import fsspec"),
         ("spark_bridge/storage/store.py", "import pyspark"),
         ("spark_bridge/storage/store.py", "from spark_bridge.driver.sidecar import Sidecar"),
@@ -303,6 +454,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
     [
         # An executor has only Spark's packages and the shipped ones; the parent package is imported there too.
         ("spark_bridge.subtask", ["ssl", "actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("spark_bridge.common.control", ["actors", "anyio", "structlog", "pyspark", "py4j", "spark_bridge.subtask"]),
         ("spark_bridge.sinks.files.task", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         # The settings of a sink can be made, and travel, without the package that its halves need.
         ("spark_bridge.sinks.postgres.sink", ["actors", "anyio", "pyspark", "psycopg"]),

@@ -6,17 +6,17 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 ``OperatorPorts``.
 """
 
-from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.given import GivenCoordinator, ResetNotSupported
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
+from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.operator_config import OperatorConfig, OperatorPorts
+from actors.coordination.engine.reply import Reply
 from actors.coordination.host.gateways import LiveGateways
+from actors.coordination.host.given import GivenCoordinator, ResetNotSupported
 from actors.coordination.host.part import Parts, parts_of
 from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
-from actors.coordination.operator_config import OperatorConfig, OperatorPorts
-from actors.coordination.reply import Reply
-from actors.coordination.source import (
+from actors.coordination.sources.source import (
     SourceCoordinator,
     SplitEnumerator,
     SplitEnumeratorContext,

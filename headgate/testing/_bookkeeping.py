@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from actors.coordination.given import GivenCoordinator
+from actors.coordination.host.given import GivenCoordinator
 from actors.coordination.interface import OperatorCoordinator
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._world import World, running_operator

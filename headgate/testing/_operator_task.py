@@ -39,8 +39,8 @@ from protocol.subtask.types import (
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors import ActorRef
 from actors.clock import Clock
-from actors.coordination.messages import GatewayMessage, MessagesArrived
+from actors.coordination.engine.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
 from protocol.arguments import ANY, check_attributes, check_fields, checked
 from protocol.ids import ExecutionAttempt

@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from actors import Actor, ActorContext, ActorRef, Reply
-from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.checkpoint_requests import CheckpointFailed
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.given import GivenCoordinator
-from actors.coordination.inputs import ActionId, RestoredInput
-from actors.coordination.interface import OperatorCoordinator
-from actors.coordination.messages import (
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
+from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.deadline import DeadlineTimer
+from actors.coordination.engine.inputs import ActionId, RestoredInput
+from actors.coordination.engine.messages import (
     AttachConnection,
     ClientRequest,
     ConnectionClosed,
@@ -30,7 +28,9 @@ from actors.coordination.messages import (
     TrackerMessage,
     WithdrawCheckpoint,
 )
-from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.host.given import GivenCoordinator
+from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, Schedule, kit_of

@@ -134,11 +134,11 @@ WAITS_FOR: dict[Phase, Step] = {
 
 BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
 
-SubtaskWord = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined
+SubtaskReport = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined
 """The reports about a checkpoint on behalf of one attempt."""
-SUBTASK_WORDS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined)
+SUBTASK_REPORTS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined)
 
-DriverWord = (
+DriverReport = (
     CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | RecordedCollected | CheckpointStored | CheckpointStoreFailed
 )
 """The reports of the coordinator and the storage about a checkpoint."""
@@ -245,50 +245,50 @@ class PendingCheckpoint:
         self.move(subtask, Step.SETTLED)
         self.parts[subtask].snapshot = snapshot
 
-    def take_one_of_many(self, word: Any) -> bool:
+    def take_one_of_many(self, report: Any) -> bool:
         """Take a report in its turn, if others of the same kind are still awaited, so that nothing else changes.
 
-        ``word``: a ``SubtaskClosed`` or ``SubtaskAcknowledged``. False, and nothing is changed, for every other report.
+        ``report``: a ``SubtaskClosed`` or ``SubtaskAcknowledged``. False, and nothing is changed, for every other one.
         All but a few of a checkpoint of many subtasks are such reports, so they must cost little.
         """
-        attempt = word.attempt
+        attempt = report.attempt
         part = self.parts.get(attempt.subtask)
         if part is None or part.attempt is not attempt:
             return False
         in_step, step = self._in_step, part.step
-        if type(word) is SubtaskClosed:
+        if type(report) is SubtaskClosed:
             if self.phase is not _CLOSING or step is not _AWAITING_CLOSE or in_step[step] == 1:
                 return False
             part.step = _AWAITING_ACKNOWLEDGE
             in_step[_AWAITING_ACKNOWLEDGE] += 1
         else:
-            sent = word.events_sent
+            sent = report.events_sent
             if self.phase is not _ACKNOWLEDGING or step is not _AWAITING_ACKNOWLEDGE or in_step[step] == 1:
                 return False
             if part.events_taken != sent and not part.agrees(sent):
                 return False
             part.step = _SETTLED
             in_step[_SETTLED] += 1
-            part.snapshot = SubtaskSnapshot((SubtaskState(attempt.subtask, word.state),), word.held, sent)
+            part.snapshot = SubtaskSnapshot((SubtaskState(attempt.subtask, report.state),), report.held, sent)
         in_step[step] -= 1
         return True
 
-    def judge(self, word: SubtaskWord | DriverWord) -> Verdict:
+    def judge(self, report: SubtaskReport | DriverReport) -> Verdict:
         """Return how a report about this checkpoint is treated."""
-        if isinstance(word, SUBTASK_WORDS):
-            part = self.parts.get(word.attempt.subtask)
-            if part is None or not part.is_of(word.attempt) or part.step > STEP_OF[type(word)]:
+        if isinstance(report, SUBTASK_REPORTS):
+            part = self.parts.get(report.attempt.subtask)
+            if part is None or not part.is_of(report.attempt) or part.step > STEP_OF[type(report)]:
                 return _S
-        return LEGAL[type(word)][_COLUMN[self.phase]]
+        return LEGAL[type(report)][_COLUMN[self.phase]]
 
-    def describe(self, word: SubtaskWord | DriverWord) -> str:
+    def describe(self, report: SubtaskReport | DriverReport) -> str:
         """Say, for a message to people, why a report about this checkpoint was not taken."""
-        name = type_name(word)
-        if isinstance(word, SUBTASK_WORDS):
-            if not self.has_part(word.attempt):
-                return f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
-            return f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
-        return f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
+        name = type_name(report)
+        if isinstance(report, SUBTASK_REPORTS):
+            if not self.has_part(report.attempt):
+                return f"{name} of {report.attempt}, which has no part in checkpoint {report.checkpoint_id}"
+            return f"{name} of {report.attempt} for checkpoint {report.checkpoint_id}, said before"
+        return f"{name} for checkpoint {report.checkpoint_id}, which is {self.phase.value}"
 
     def has_part(self, attempt: ExecutionAttempt) -> bool:
         """Whether this attempt takes part as a running one, or did."""

@@ -98,7 +98,7 @@ from protocol.barrier_tracker.effects import (
     TrackerEffect,
     TriggerCheckpoint,
 )
-from protocol.barrier_tracker.pending import CheckpointView, DriverWord, Phase, Step, SubtaskWord
+from protocol.barrier_tracker.pending import CheckpointView, DriverReport, Phase, Step, SubtaskReport
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.barrier_tracker.schedule import CheckpointSchedule
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
@@ -230,11 +230,11 @@ class BarrierTracker:
             out.append(TriggerCheckpoint())
         return out
 
-    def take_one_of_many(self, word: Any) -> bool:
+    def take_one_of_many(self, report: Any) -> bool:
         """Take a report of ``ONE_OF_MANY`` that changes nothing but its own part of a checkpoint: others are awaited as
         before, and no deadline has moved. False for every other one, which ``handle`` then takes."""
-        pending = self._under_way.pending.get(word.checkpoint_id)
-        return pending is not None and pending.take_one_of_many(word)
+        pending = self._under_way.pending.get(report.checkpoint_id)
+        return pending is not None and pending.take_one_of_many(report)
 
     # --- staleness and turn, checked in one place ---
 
@@ -412,7 +412,7 @@ class BarrierTracker:
 
     # --- the steps of a checkpoint ---
 
-    def _step(self, input: SubtaskWord | DriverWord, now: float, out: list[TrackerEffect]) -> None:
+    def _step(self, input: SubtaskReport | DriverReport, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.take(input, out)
 
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:

@@ -41,12 +41,12 @@ from protocol.barrier_tracker.effects import (
 )
 from protocol.barrier_tracker.pending import (
     BEFORE_CUT,
-    DriverWord,
+    DriverReport,
     Part,
     PendingCheckpoint,
     Phase,
     Step,
-    SubtaskWord,
+    SubtaskReport,
     Verdict,
 )
 from protocol.barrier_tracker.vocabulary import (
@@ -155,31 +155,31 @@ class CheckpointsUnderWay:
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def why_stale(self, word: SubtaskWord | DriverWord) -> str | None:
+    def why_stale(self, report: SubtaskReport | DriverReport) -> str | None:
         """Say why the report is stale, or None. Raises ``LocalProtocolError`` if it must not come in this phase."""
-        pending = self.pending.get(word.checkpoint_id)
+        pending = self.pending.get(report.checkpoint_id)
         if pending is None:
-            return f"{type_name(word)} for checkpoint {word.checkpoint_id}, which is not pending"
-        verdict = pending.judge(word)
+            return f"{type_name(report)} for checkpoint {report.checkpoint_id}, which is not pending"
+        verdict = pending.judge(report)
         if verdict is Verdict.ILLEGAL:
-            raise LocalProtocolError(pending.describe(word))
-        return pending.describe(word) if verdict is Verdict.STALE else None
+            raise LocalProtocolError(pending.describe(report))
+        return pending.describe(report) if verdict is Verdict.STALE else None
 
-    def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
+    def take(self, report: SubtaskReport | DriverReport, out: Effects) -> None:
         """Take a step of one checkpoint, which is not stale."""
-        pending = self.pending[word.checkpoint_id]
-        _STEPS[type(word)](self, pending, word, out)
+        pending = self.pending[report.checkpoint_id]
+        _STEPS[type(report)](self, pending, report, out)
         self.move_on(out)
 
-    def _closed(self, pending: PendingCheckpoint, word: SubtaskClosed, out: Effects) -> None:
-        pending.move(word.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
+    def _closed(self, pending: PendingCheckpoint, report: SubtaskClosed, out: Effects) -> None:
+        pending.move(report.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
 
-    def _snapshot_taken(self, pending: PendingCheckpoint, word: CoordinatorSnapshotTaken, out: Effects) -> None:
-        pending.cut(word.state, word.events_taken)
+    def _snapshot_taken(self, pending: PendingCheckpoint, report: CoordinatorSnapshotTaken, out: Effects) -> None:
+        pending.cut(report.state, report.events_taken)
         self._fail_if_torn(pending, pending.why_torn(), out)
 
-    def _collected(self, pending: PendingCheckpoint, word: RecordedCollected, out: Effects) -> None:
-        problem = pending.collect(word.recorded) or self._why_too_large(pending)
+    def _collected(self, pending: PendingCheckpoint, report: RecordedCollected, out: Effects) -> None:
+        problem = pending.collect(report.recorded) or self._why_too_large(pending)
         if problem:
             self._fail(pending, problem, out)
         else:
@@ -203,23 +203,23 @@ class CheckpointsUnderWay:
                 )
         return ""
 
-    def _snapshot_failed(self, pending: PendingCheckpoint, word: CoordinatorSnapshotFailed, out: Effects) -> None:
-        self._fail(pending, f"coordinator: {word.reason}", out)
+    def _snapshot_failed(self, pending: PendingCheckpoint, report: CoordinatorSnapshotFailed, out: Effects) -> None:
+        self._fail(pending, f"coordinator: {report.reason}", out)
 
-    def _acknowledged(self, pending: PendingCheckpoint, word: SubtaskAcknowledged, out: Effects) -> None:
-        if pending.judge(word) is Verdict.ABORT:
-            self._fail(pending, f"{word.attempt} acknowledged it before the coordinator was asked", out)
+    def _acknowledged(self, pending: PendingCheckpoint, report: SubtaskAcknowledged, out: Effects) -> None:
+        if pending.judge(report) is Verdict.ABORT:
+            self._fail(pending, f"{report.attempt} acknowledged it before the coordinator was asked", out)
             return
-        subtask = word.attempt.subtask
-        states = (SubtaskState(subtask, word.state),)
-        pending.settle(subtask, SubtaskSnapshot(states, word.held, word.events_sent))
+        subtask = report.attempt.subtask
+        states = (SubtaskState(subtask, report.state),)
+        pending.settle(subtask, SubtaskSnapshot(states, report.held, report.events_sent))
         self._fail_if_torn(pending, pending.parts[subtask].why_torn(), out)
 
-    def _declined(self, pending: PendingCheckpoint, word: SubtaskDeclined, out: Effects) -> None:
-        self._fail(pending, f"{word.attempt} declined: {word.reason}", out)
+    def _declined(self, pending: PendingCheckpoint, report: SubtaskDeclined, out: Effects) -> None:
+        self._fail(pending, f"{report.attempt} declined: {report.reason}", out)
 
-    def _store_failed(self, pending: PendingCheckpoint, word: CheckpointStoreFailed, out: Effects) -> None:
-        self._fail(pending, f"storage: {word.reason}", out)
+    def _store_failed(self, pending: PendingCheckpoint, report: CheckpointStoreFailed, out: Effects) -> None:
+        self._fail(pending, f"storage: {report.reason}", out)
 
     def _fail_if_torn(self, pending: PendingCheckpoint, why_torn: str, out: Effects) -> None:
         if why_torn:
@@ -326,9 +326,9 @@ class CheckpointsUnderWay:
 
     # --- doubt --------------------------------------------------------------------------------------------
 
-    def why_no_doubt(self, word: CheckpointDiscarded) -> str | None:
+    def why_no_doubt(self, report: CheckpointDiscarded) -> str | None:
         """Say why the report is stale, or None. Raises ``LocalProtocolError`` if no discard was requested."""
-        checkpoint_id = word.checkpoint_id
+        checkpoint_id = report.checkpoint_id
         if checkpoint_id in self.pending:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} was discarded, although it is pending")
         if checkpoint_id in self.in_doubt:

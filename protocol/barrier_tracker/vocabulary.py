@@ -73,8 +73,9 @@ class SubtaskSnapshot:
 class CompletedCheckpoint:
     """A complete checkpoint. A subtask that is missing in ``subtask_states`` took part without a state.
 
-    ``label`` says which input it belongs to; see ``actors.coordination.inputs``. ``partitions``: in how many partitions
-    that input was, whose records positions in the states count (H174); 0 if that is not known, and in batch mode.
+    ``label`` says which input it belongs to; see ``actors.coordination.engine.inputs``. ``partitions``: in how many
+    partitions that input was, whose records positions in the states count (H174); 0 if that is not known, and in batch
+    mode.
     ``parts``: the names to which indices of parts refer.
     """
 

@@ -77,7 +77,7 @@ OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclin
 OF_CHECKPOINT = frozenset(get_args(OfCheckpointUp))
 
 _NO_REQUESTS: frozenset[int] = frozenset()
-_NO_WORDS: frozenset[tuple[type, int]] = frozenset()
+_NO_REPORTS: frozenset[tuple[type, int]] = frozenset()
 """Shared by all gateways, of which there may be thousands: each empty set takes 216 bytes."""
 
 
@@ -101,7 +101,7 @@ class GatewayInbound:
         "_cancelled",
         "_delivered",
         "_kept",
-        "_kept_words",
+        "_kept_reports",
         "_limits",
         "_open_requests",
         "_outbound",
@@ -134,7 +134,7 @@ class GatewayInbound:
         self._ready = False
         self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
         self._kept: list[UpItem] = []  # arrived before readiness was announced
-        self._kept_words: frozenset[tuple[type, int]] = _NO_WORDS  # the checkpoint items among these: kind and id
+        self._kept_reports: frozenset[tuple[type, int]] = _NO_REPORTS  # the checkpoint items among these: kind and id
         self._unanswered: dict[int, int] = {}  # the requests without an answer, each with its part
         self._open_requests = [0] * table.count  # how many these are, by part
         self._cancelled = _NO_REQUESTS  # of these, the ones whose answer nobody waits for
@@ -165,7 +165,7 @@ class GatewayInbound:
                 self._check_parts(item)
             self.stream.advance()
             if kind in OF_CHECKPOINT and self._ready and self._peer is _OPEN:
-                self._deliver_word(item, now, effects)  # as most items of quiet subtasks
+                self._deliver_report(item, now, effects)  # as most items of quiet subtasks
                 return False
         self._take_item(item, now, effects)
         return False
@@ -252,21 +252,21 @@ class GatewayInbound:
         window are bounded too (H27).
         """
         if isinstance(item, OfCheckpointUp):
-            word = (type(item), item.checkpoint_id)
-            if word in self._kept_words or not self._outbound.knows(item.checkpoint_id):
+            report = (type(item), item.checkpoint_id)
+            if report in self._kept_reports or not self._outbound.knows(item.checkpoint_id):
                 self._refuse_stale(item, effects)
                 return
             self._forget_stale(effects)
-            self._kept_words |= {word}
+            self._kept_reports |= {report}
         self._kept.append(item)
 
     def _forget_stale(self, effects: Effects) -> None:
-        if all(self._outbound.knows(checkpoint_id) for _, checkpoint_id in self._kept_words):
+        if all(self._outbound.knows(checkpoint_id) for _, checkpoint_id in self._kept_reports):
             return
         waiting, self._kept = self._kept, []
         for item in waiting:
             if isinstance(item, OfCheckpointUp) and not self._outbound.knows(item.checkpoint_id):
-                self._kept_words -= {(type(item), item.checkpoint_id)}
+                self._kept_reports -= {(type(item), item.checkpoint_id)}
                 self._refuse_stale(item, effects)
             else:
                 self._kept.append(item)
@@ -288,7 +288,7 @@ class GatewayInbound:
         if isinstance(item, EventMessage) and not self._delivered:  # the usual case
             effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot, item.part))
         elif type(item) in OF_CHECKPOINT:
-            self._deliver_word(item, now, effects)
+            self._deliver_report(item, now, effects)
         elif isinstance(item, (EventMessage, RequestMessage, RestoredEventMessage, RestoredRequestMessage)):
             if self._delivered and not self._table.outside[item.part] and (self._aside or self._is_at_bound()):
                 self._aside.append(item)
@@ -301,7 +301,7 @@ class GatewayInbound:
         else:
             raise AssertionError("readiness never waits for itself")
 
-    def _deliver_word(self, item: Any, now: float, effects: Effects) -> None:
+    def _deliver_report(self, item: Any, now: float, effects: Effects) -> None:
         """Deliver an ``OfCheckpointUp``."""
         kind = type(item)
         if not self._outbound.knows(item.checkpoint_id):
@@ -370,7 +370,7 @@ class GatewayInbound:
         self._ready = True
         while self._kept:
             self._deliver(self._kept.pop(0), now, effects)
-        self._kept_words = _NO_WORDS
+        self._kept_reports = _NO_REPORTS
 
     def take(self, seq: int, part: int) -> None:
         """Item ``seq`` is taken; see ``ItemTaken``. Raises ``LocalProtocolError`` if it was not delivered."""
@@ -396,7 +396,7 @@ class GatewayInbound:
         """The attempt is over: forget what is not taken."""
         self.stream.clear()
         self._kept.clear()
-        self._kept_words = _NO_WORDS
+        self._kept_reports = _NO_REPORTS
         self._unanswered.clear()
         self._open_requests = [0] * self._table.count
         self._cancelled = _NO_REQUESTS
@@ -411,8 +411,8 @@ class GatewayInbound:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)
-        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OfCheckpointUp)]
-        assert len(words) == len(self._kept_words) == len(self._kept_words.intersection(words))
+        reports = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OfCheckpointUp)]
+        assert len(reports) == len(self._kept_reports) == len(self._kept_reports.intersection(reports))
         assert all(self._outbound.awaits_snapshot(checkpoint_id) for checkpoint_id in self._delivered)
         assert not self._aside or self._is_at_bound(), "put aside, and nothing will ever deliver it"
         assert len(self._aside) <= self.stream.untaken_events

@@ -456,7 +456,7 @@ class GatewayMachine:
         kind = type(message)
         if kind is not EventMessage:
             if kind in OF_CHECKPOINT:
-                return self._receive_word(message, now, effects)
+                return self._receive_report(message, now, effects)
             if isinstance(message, Confirm):
                 self._outbound.confirm(message.seq, effects)
                 return _LATER
@@ -468,12 +468,12 @@ class GatewayMachine:
                 )
         return _AGAIN if self._inbound.receive(message, now, effects) else _NOW
 
-    def _receive_word(self, word: Any, now: float, effects: Effects) -> int:
+    def _receive_report(self, report: Any, now: float, effects: Effects) -> int:
         """Take an item of a checkpoint, then what it confirms; return when to confirm it."""
-        confirmed = word.confirmed
+        confirmed = report.confirmed
         if confirmed > self._outbound.stream.last_seq:
-            raise RemoteProtocolError(f"{type_name(word)} confirms item {confirmed}, which was never sent")
-        repeated = self._inbound.receive(word, now, effects)
+            raise RemoteProtocolError(f"{type_name(report)} confirms item {confirmed}, which was never sent")
+        repeated = self._inbound.receive(report, now, effects)
         if confirmed:
             self._outbound.confirm(confirmed, effects)
         return _AGAIN if repeated else _NOW if self._inbound.finished else _LATER

@@ -438,7 +438,7 @@ class SubtaskMachine:
                 self._outbound.confirm(message.seq, effects)
                 return False
             if type(message) in OF_CHECKPOINT:
-                return self._receive_word(cast(OfCheckpoint, message), effects)
+                return self._receive_report(cast(OfCheckpoint, message), effects)
             if isinstance(message, ENDS):
                 self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
                 return False
@@ -449,14 +449,14 @@ class SubtaskMachine:
             return isinstance(message, PAYLOAD)
         return True
 
-    def _receive_word(self, word: OfCheckpoint, effects: Effects) -> bool:
+    def _receive_report(self, report: OfCheckpoint, effects: Effects) -> bool:
         """Take an item of a checkpoint, then what it confirms. True if it was a duplicate."""
-        confirmed = word.confirmed
+        confirmed = report.confirmed
         if confirmed > self._outbound.stream.last_seq:
-            raise RemoteProtocolError(f"{type_name(word)} confirms item {confirmed}, which was never sent")
-        is_new = self._inbound.stream.is_new(word.seq)
+            raise RemoteProtocolError(f"{type_name(report)} confirms item {confirmed}, which was never sent")
+        is_new = self._inbound.stream.is_new(report.seq)
         if is_new:
-            self._take_item(cast(DownItem, word), effects)
+            self._take_item(cast(DownItem, report), effects)
         if confirmed:
             self._outbound.confirm(confirmed, effects)
         return not is_new

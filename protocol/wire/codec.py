@@ -69,7 +69,7 @@ __all__ = [
     "encode_argument",
     "encode_event",
     "encode_message",
-    "encode_word",
+    "encode_report",
     "fit_text",
     "run_steps",
 ]
@@ -95,12 +95,13 @@ _CONFIRM_FRAME = Struct(">IBBBQBQ")
 _CONFIRM_BODY = Struct(">BBBQBQ")
 _CONFIRM_PREFIX = bytes((0x93, CONFIRM_TAG, 0xCF))
 # Frame length; msgpack array of 5; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 confirmed.
-_WORD_FRAME = Struct(">IBBBQBQBQBQ")
-_WORD_BODY = Struct(">BBBQBQBQBQ")
-_Word = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
-_WORD_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Word)}
-_WORDS: dict[int, type[_Word]] = {BY_KIND[kind][0]: kind for kind in get_args(_Word)}
-_WORD_BYTES = _WORD_BODY.size
+_REPORT_FRAME = Struct(">IBBBQBQBQBQ")
+_REPORT_BODY = Struct(">BBBQBQBQBQ")
+# What either end says about a checkpoint in a frame of this fixed length is called a report here.
+_Report = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
+_REPORT_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Report)}
+_REPORTS: dict[int, type[_Report]] = {BY_KIND[kind][0]: kind for kind in get_args(_Report)}
+_REPORT_BYTES = _REPORT_BODY.size
 # Frame length; msgpack array of 6; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 events before;
 # u64 confirmed.
 _BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
@@ -138,7 +139,7 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     return _encode_checked(message, limits)
 
 
-def encode_word(message: Message) -> bytes:
+def encode_report(message: Message) -> bytes:
     """Encode a message of a checkpoint whose frame has always the same length. Nothing for any other message, and for
     one that ``encode_message`` refuses."""
     encode = _OF_FIXED_LENGTH.get(type(message))
@@ -153,12 +154,12 @@ def encode_word(message: Message) -> bytes:
 # Of integers that are all in range, the union of their bits is in range too, and of others it is not.
 
 
-def _encode_word(word: Any, limits: WireLimits) -> bytes:
+def _encode_report(report: Any, limits: WireLimits) -> bytes:
     """Encode it in the fixed layout. Nothing if a number is out of range."""
-    task, seq, checkpoint_id, confirmed = word.task_attempt_id, word.seq, word.checkpoint_id, word.confirmed
+    task, seq, checkpoint_id, confirmed = report.task_attempt_id, report.seq, report.checkpoint_id, report.confirmed
     if seq and 0 <= task | seq | checkpoint_id | confirmed <= INT_MAX:
-        tag = _WORD_TAGS[type(word)]
-        return _WORD_FRAME.pack(38, 0x95, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xCF, confirmed)
+        tag = _REPORT_TAGS[type(report)]
+        return _REPORT_FRAME.pack(38, 0x95, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xCF, confirmed)
     return b""
 
 
@@ -193,7 +194,7 @@ def _encode_acknowledged(snapshot: Any, limits: WireLimits) -> bytes:
 
 
 _OF_FIXED_LENGTH: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
-    **dict.fromkeys(get_args(_Word), _encode_word),
+    **dict.fromkeys(get_args(_Report), _encode_report),
     BarrierMessage: _encode_barrier,
 }
 _OF_CHECKPOINT: dict[type[Message], Callable[[Any, WireLimits], bytes]] = {
@@ -260,11 +261,11 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
 # These decode a message in the fixed layout. None if it has another layout, or a number out of range.
 
 
-def _decode_word(body: bytes) -> _Word | None:
-    if len(body) == _WORD_BYTES:
-        _, tag, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _WORD_BODY.unpack(body)
+def _decode_report(body: bytes) -> _Report | None:
+    if len(body) == _REPORT_BYTES:
+        _, tag, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _REPORT_BODY.unpack(body)
         if mark_seq == mark_id == mark_last == 0xCF and seq and task | seq | checkpoint_id | confirmed <= INT_MAX:
-            return _WORDS[tag](task, seq, checkpoint_id, confirmed)
+            return _REPORTS[tag](task, seq, checkpoint_id, confirmed)
     return None
 
 
@@ -300,7 +301,7 @@ def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
 
 
 _CHECKPOINT_BODIES: dict[bytes, Callable[[bytes], Message | None]] = {
-    **{bytes((0x95, tag, 0xCF)): _decode_word for tag in _WORDS},
+    **{bytes((0x95, tag, 0xCF)): _decode_report for tag in _REPORTS},
     bytes((0x96, _BARRIER_TAG, 0xCF)): _decode_barrier,
     bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF)): _decode_acknowledged,
 }

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import decode_message, encode_message, encode_word
+from protocol.wire.codec import decode_message, encode_message, encode_report
 from protocol.wire.framing import WRONG_PEER, FrameDecoder, WireLimits
 from protocol.wire.messages import (
     AnswerMessage,
@@ -151,8 +151,8 @@ class Outbox:
 
         Raises ``LocalProtocolError``, as ``encode_message`` does, and changes nothing.
         """
-        if not self.busy and (word := encode_word(message)):
-            return word  # as most messages about a checkpoint
+        if not self.busy and (report := encode_report(message)):
+            return report  # as most messages about a checkpoint
         encoded = encode_frames(message, self._limits)
         if isinstance(encoded, bytes):
             if not self.busy or type(message) in PASSING:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors import ActorCancelled, ActorContext, ActorRef, DirectActor, Signal, Terminated
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.messages import LedgerDecided, TrackerMessage
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.deadline import DeadlineTimer
+from actors.coordination.engine.messages import LedgerDecided, TrackerMessage
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import (
     AttemptAccepted,
@@ -61,7 +61,7 @@ from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.runs import JobsOfAction, RunningJobs
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.errors import OperatorBroken
+from spark_bridge.common.errors import OperatorBroken
 
 
 class BridgeActor(DirectActor[BridgeMessage]):

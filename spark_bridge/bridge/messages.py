@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors import ActorRef, Reply
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.messages import TrackerMessage
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.messages import TrackerMessage
 from protocol.attempts import AttemptView, KnownAttempts, LedgerInput, RunView
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.errors import OperatorBroken
+from spark_bridge.common.errors import OperatorBroken
 
 __all__ = [
     "AddOperator",

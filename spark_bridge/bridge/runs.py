@@ -11,7 +11,7 @@ from protocol.attempts import AttemptAccepted, LedgerEffect, RunEnded, RunStarte
 from protocol.describing import is_a
 from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 
 __all__ = ["JobsOfAction", "RunningJobs"]
 

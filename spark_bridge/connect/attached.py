@@ -15,12 +15,12 @@ from typing import Any
 
 from actors.logs import get_logger
 from protocol.wire.keys import Key
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError
 from spark_bridge.connect.opening import Artifact, Installed, Wanted
 from spark_bridge.connect.relay import CONNECT_TIMEOUT_S
 from spark_bridge.connect.remote_session import BESIDE, LOOK_PAUSE_S, RemoteSession
-from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError
 from spark_bridge.standalone.driver_end import SidecarElsewhere
-from spark_bridge.subtask.endpoint import TaskEndpoint
 
 __all__ = ["AttachedSession"]
 

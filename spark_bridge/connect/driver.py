@@ -16,7 +16,7 @@ from actors.threads import DRIVER
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
 from spark_bridge.connect.opening import Artifact, Opening, opening_of
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession

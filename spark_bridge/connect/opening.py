@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.wire.keys import Key, KeyRing
+from spark_bridge.bridge.relay_jar import LISTENER_CLASS
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.key_agreement import KeyAgreement
 from spark_bridge.connect.remote_session import Listener, RemoteSession
-from spark_bridge.errors import ConnectRefused
-from spark_bridge.relay_jar import LISTENER_CLASS
 from spark_bridge.standalone.secret_file import read_secret
 
 __all__ = ["Artifact", "Installed", "Opening", "Wanted", "opening_of"]

@@ -20,10 +20,10 @@ from spark_bridge.bridge.relay import ApplicationLost, OnFact, OnLost, RelayErro
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
 from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Opening, Wanted
 from spark_bridge.connect.remote_session import LOOK_PAUSE_S, RemoteSession
-from spark_bridge.errors import ConnectRefused
 
 __all__ = ["ConnectRelay"]
 

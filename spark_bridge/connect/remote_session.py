@@ -24,10 +24,10 @@ from typing import Any
 
 from actors.logs import get_logger
 from protocol.describing import type_name
+from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, jar_bytes
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.task import SCHEMA, ExecutorLook
 from spark_bridge.driver.shipping import packages_are_files, write_archive
-from spark_bridge.errors import ConnectRefused
-from spark_bridge.relay_jar import FUNCTION_CLASS, jar_bytes
 from spark_bridge.task_entry import ACTION_TAG
 
 __all__ = ["BESIDE", "HEARD_WITHIN_S", "HERE", "LOOK_PAUSE_S", "Listener", "RemoteSession"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.wire.keys import KEY_BYTES
-from spark_bridge import option_types
-from spark_bridge.relay_jar import LISTENER_CLASS, jar_bytes
+from spark_bridge.bridge.relay_jar import LISTENER_CLASS, jar_bytes
+from spark_bridge.common import option_types
 
 __all__ = ["add_command", "start_options"]
 

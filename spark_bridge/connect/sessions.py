@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from actors.logs import get_logger
 from protocol.arguments import WAIT, checked
 from protocol.restart import DEFAULT_RESTART, RestartBackoff, RestartStrategy
+from spark_bridge.common.errors import RestartsExhausted, ServerLost
 from spark_bridge.connect.remote_session import RemoteSession
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import RestartsExhausted, ServerLost
 
 __all__ = ["run_across_sessions"]
 

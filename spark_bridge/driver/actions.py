@@ -22,16 +22,16 @@ from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
 from actors import ActorError, ActorRef
-from actors.coordination.inputs import ActionId, check_input_id
+from actors.coordination.engine.inputs import ActionId, check_input_id
 from actors.logs import get_logger
 from protocol.arguments import Rule, checked
 from protocol.describing import describe
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, StopActions
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.operators import Operators
-from spark_bridge.errors import SidecarError
 from spark_bridge.task_entry import ACTION_PROPERTY
 
 __all__ = ["ActionIds", "ActionMarks", "ActionRuns", "Actions", "names_of"]

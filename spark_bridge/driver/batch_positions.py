@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from actors.coordination.inputs import BatchInput, InputPosition, NoInput
+from actors.coordination.engine.inputs import BatchInput, InputPosition, NoInput
 
 __all__ = ["BatchDecision", "decide", "why_refused"]
 

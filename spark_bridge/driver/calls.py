@@ -17,7 +17,7 @@ from typing import TypeVar
 import anyio
 
 from actors import ActorSystem
-from spark_bridge.errors import SidecarNotRunning
+from spark_bridge.common.errors import SidecarNotRunning
 
 __all__ = ["WholeCalls"]
 

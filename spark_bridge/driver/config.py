@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-from actors.coordination.operator_config import METHOD_REPORT_S
+from actors.coordination.engine.operator_config import METHOD_REPORT_S
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, moved
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
-from spark_bridge.addresses import HOST
 from spark_bridge.bridge.relay import RelayKind
-from spark_bridge.certificates import TlsCertificate
+from spark_bridge.common.addresses import HOST
+from spark_bridge.common.certificates import TlsCertificate
+from spark_bridge.common.secret_texts import check_no_password
 from spark_bridge.observability.status_server import check_status_access
-from spark_bridge.subtask.secret_texts import check_no_password
 
 __all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Watching"]
 

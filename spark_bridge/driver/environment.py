@@ -16,7 +16,7 @@ from pyspark import SparkContext
 
 from protocol.arguments import Rule, given
 from spark_bridge.bridge.relay import require_driver
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 
 _PROBE = "import sys, msgpack; print('%d.%d' % sys.version_info[:2])"
 

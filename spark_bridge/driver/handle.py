@@ -12,6 +12,7 @@ from typing import Any, cast
 from actors.logs import get_logger
 from protocol.arguments import checked
 from protocol.describing import show
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
@@ -21,7 +22,6 @@ from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.subtask.checks import check_operator
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.function import FunctionOperator, function_operator
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import TaskPart

@@ -20,9 +20,9 @@ from typing import Final
 
 from actors.logs import get_logger
 from actors.waiting_at import running_at
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.interrupts import holding_interrupts
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError
 
 __all__ = ["Leaver", "leave"]
 

@@ -22,10 +22,10 @@ import anyio
 from actors.exits import as_exception
 from actors.logs import get_logger
 from protocol.describing import describe
+from spark_bridge.common.errors import SidecarNotRunning
+from spark_bridge.common.forks import let_go_in_forks
 from spark_bridge.driver.bounded_selector import BoundedSelector
 from spark_bridge.driver.interrupts import holding_interrupts
-from spark_bridge.errors import SidecarNotRunning
-from spark_bridge.forks import let_go_in_forks
 
 __all__ = ["LoopCalls", "SidecarLoop", "call_on_loop", "enter_on_loop"]
 

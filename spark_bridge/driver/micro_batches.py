@@ -37,13 +37,13 @@ import anyio
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
-from actors.coordination.inputs import BatchInput, InputPosition
-from actors.coordination.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
+from actors.coordination.engine.inputs import BatchInput, InputPosition
+from actors.coordination.engine.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
 from actors.logs import get_logger
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.errors import BatchFailed, BatchRefused, SidecarError
 from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
-from spark_bridge.errors import BatchFailed, BatchRefused, SidecarError
 from spark_bridge.task_entry import BATCH_PROPERTY, QUERY_ID
 
 __all__ = ["ForEachBatch", "MicroBatch", "MicroBatches"]

@@ -36,7 +36,7 @@ from actors.coordination import (
     SourceCoordinator,
 )
 from actors.coordination.call_watch import CallWatch
-from actors.coordination.messages import (
+from actors.coordination.engine.messages import (
     AwaitSettled,
     ClientRequest,
     RequestCheckpoint,
@@ -45,7 +45,7 @@ from actors.coordination.messages import (
     TrackerMessage,
     WithdrawCheckpoint,
 )
-from actors.coordination.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
+from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
@@ -55,9 +55,9 @@ from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.bridge.router import ConnectionRouter
+from spark_bridge.common.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
-from spark_bridge.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
 from spark_bridge.primitives.counters.driver import CountersCoordinator

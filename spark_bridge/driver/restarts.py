@@ -23,8 +23,8 @@ from actors.logs import get_logger
 from protocol.describing import a_type, is_a, text_of, type_name
 from protocol.errors import RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
+from spark_bridge.common.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.interrupts import holding_interrupts
-from spark_bridge.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 

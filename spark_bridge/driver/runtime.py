@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
-from actors.coordination.inputs import RestoredInput
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.inputs import RestoredInput
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
@@ -46,7 +46,9 @@ from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.certificates import Encryption, encryption
+from spark_bridge.common.certificates import Encryption, encryption
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
 from spark_bridge.driver.awaited import must_be_awaited
 from spark_bridge.driver.blocked_loop import BlockedLoopWatch
@@ -61,7 +63,6 @@ from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
-from spark_bridge.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.displays import Displays
@@ -84,7 +85,6 @@ from spark_bridge.sources.source import Source
 from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.streams.server import Streams
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import os
 import posixpath
 from collections.abc import Collection
 
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 
 __all__ = ["check_savepoint_directory"]
 

@@ -3,9 +3,10 @@
 """Sends the executors what a task needs: one small archive, with ``addPyFile``.
 
 It contains Headgate's packages, and the pure Python part of msgpack and fsspec for executors without them. A task only
-needs ``protocol``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sinks``. The rest is included
-because the archive comes first on the path of the executors, and a user's module that also imports the driver's half
-must find all of it. The archive is named after its content, so two releases in one application do not mix.
+needs ``protocol``, ``spark_bridge.common``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sinks``.
+The rest is included because the archive comes first on the path of the executors, and a user's module that also
+imports the driver's half must find all of it. The archive is named after its content, so two releases in one
+application do not mix.
 
 The archive also contains the compiled modules that a task imports. A new worker, such as the one after every task that
 raised, would otherwise compile all of them: 50 of the 100 ms that the import takes. A Python of another minor version,
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from spark_bridge.bootstrap import VENDORED
+from spark_bridge.common.bootstrap import VENDORED
 
 __all__ = ["archive_contents", "packages_are_files", "ship_packages", "write_archive"]
 
@@ -44,10 +45,9 @@ _COMPILED = (
     "headgate/_lazy",
     "protocol/",
     "spark_bridge/__init__",
-    "spark_bridge/bootstrap",
+    "spark_bridge/common/",
     "spark_bridge/connect/__init__",
     "spark_bridge/connect/task",
-    "spark_bridge/foreign_packages",
     "spark_bridge/primitives/",
     "spark_bridge/sinks/",
     "spark_bridge/sources/",

@@ -20,6 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from protocol.arguments import ACTION, checked
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import SPARK, is_remote
@@ -32,7 +33,6 @@ from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import driver_of
-from spark_bridge.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus

@@ -17,7 +17,8 @@ from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.actions import ActionMarks
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
@@ -30,7 +31,6 @@ from spark_bridge.driver.environment import (
     task_slots,
 )
 from spark_bridge.driver.shipping import ship_packages
-from spark_bridge.errors import SidecarError
 
 __all__ = ["LocalDriver", "RemoteDriver", "SparkDriver", "driver_of"]
 

@@ -20,11 +20,11 @@ from typing import Any
 from actors.logs import get_logger
 from protocol.arguments import NAME, checked
 from protocol.describing import describe
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import SPARK, driver_context, is_remote
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import SidecarError
 
 __all__ = ["start", "stop"]
 

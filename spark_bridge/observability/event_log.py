@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors import Actor, ActorContext, ActorRef
-from actors.coordination.operator_config import Observed
+from actors.coordination.engine.operator_config import Observed
 from actors.threads import DRIVER
 from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
 from protocol.barrier_tracker import (
@@ -26,8 +26,8 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import as_json, line
 from protocol.values import value
-from spark_bridge.errors import SidecarError
-from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal
 
 __all__ = ["EventLog", "EventLogActor", "Note", "note_of"]

@@ -22,8 +22,8 @@ from shutil import which
 from typing import IO, Any, NamedTuple
 
 from protocol.describing import as_json, line, plain, show
-from spark_bridge import option_types, terminal
-from spark_bridge.regular_files import open_regular
+from spark_bridge.common import option_types, terminal
+from spark_bridge.common.regular_files import open_regular
 
 __all__ = ["Entry", "Timeline", "Unreadable", "add_command", "read_timeline"]
 

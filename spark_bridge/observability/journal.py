@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from actors.coordination.operator_config import Observed
+from actors.coordination.engine.operator_config import Observed
 from protocol.attempts import (
     AttemptAccepted,
     OperatorReset,

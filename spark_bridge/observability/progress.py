@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyspark import SparkContext
 
 from protocol.describing import line, lines
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.displays import Displays
 from spark_bridge.primitives.counters.book import Book
 

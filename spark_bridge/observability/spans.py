@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from actors.coordination.operator_config import Observed
+from actors.coordination.engine.operator_config import Observed
 from protocol.attempts import AttemptAccepted, RunEnded, RunStarted, SubtaskFailed, SubtaskFinished, SubtaskReady
 from protocol.barrier_tracker import (
     CheckpointTriggered,
@@ -32,7 +32,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import readable
 from protocol.ids import ExecutionAttempt
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal, phase_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from actors import Actor, ActorContext
 from actors.threads import DRIVER
 from protocol.describing import as_float
 from protocol.values import value
-from spark_bridge.errors import SidecarError
-from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 

@@ -20,8 +20,8 @@ from actors import Actor, ActorContext
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.values import value
-from spark_bridge.errors import SidecarError
-from spark_bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.page_data import page_parts

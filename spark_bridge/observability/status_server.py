@@ -33,9 +33,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from actors import ActorError
 from actors.logs import get_logger
-from spark_bridge.addresses import written
-from spark_bridge.errors import SidecarNotRunning
-from spark_bridge.forks import let_go_in_forks
+from spark_bridge.common.addresses import written
+from spark_bridge.common.errors import SidecarNotRunning
+from spark_bridge.common.forks import let_go_in_forks
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.server.server import ServerStartError
 

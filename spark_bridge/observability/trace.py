@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 from actors import Actor, ActorContext
 from actors.coordination.call_watch import Call
-from actors.coordination.operator_config import Observed
+from actors.coordination.engine.operator_config import Observed
 from actors.logs import get_logger
 from protocol.attempts import (
     AttemptAccepted,

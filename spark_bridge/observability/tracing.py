@@ -12,7 +12,7 @@ import anyio
 
 from actors import ActorRef, ActorSystem
 from actors.threads import DRIVER
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.journal import Journal

@@ -11,7 +11,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 from actors.coordination import GivenCoordinator, OperatorCoordinator, Parts, parts_of
-from actors.coordination.given import built_anew_or_kept
+from actors.coordination.host.given import built_anew_or_kept
 from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name

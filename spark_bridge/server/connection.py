@@ -33,9 +33,9 @@ from protocol.errors import RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, Outbox
 from protocol.wire.framing import FrameDecoder, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from spark_bridge.common.tls import TlsStream
 from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
-from spark_bridge.subtask.tls import TlsStream
 
 log = get_logger("headgate.server")
 

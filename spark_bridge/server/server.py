@@ -22,9 +22,9 @@ from actors.clock import LoopClock
 from actors.logs import get_logger
 from actors.repeated_lines import LimitedLog
 from protocol.wire.handshake import FindKey
-from spark_bridge.addresses import written
-from spark_bridge.errors import SidecarError
-from spark_bridge.forks import let_go_in_forks
+from spark_bridge.common.addresses import written
+from spark_bridge.common.errors import SidecarError
+from spark_bridge.common.forks import let_go_in_forks
 from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
 from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import Turns

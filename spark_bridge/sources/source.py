@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import SourceCoordinator, SplitEnumerator
-from actors.coordination.enumerators import HybridSplitEnumerator
+from actors.coordination.sources.enumerators import HybridSplitEnumerator
 from protocol.arguments import checked
 from protocol.source_events import SplitAt
-from spark_bridge.subtask.hybrid import HybridReader
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask.source import SplitReader
 
 __all__ = ["HybridSource", "Source"]

@@ -19,9 +19,12 @@ from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import encode_argument
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
-from spark_bridge.addresses import ADDRESS, parse_address
 from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
-from spark_bridge.certificates import TlsCertificate, certificate_digest
+from spark_bridge.common.addresses import ADDRESS, parse_address
+from spark_bridge.common.certificates import TlsCertificate, certificate_digest
+from spark_bridge.common.control import CONTROL_LIMITS
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import SPARK, check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle
@@ -30,7 +33,6 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
 from spark_bridge.driver.stays import StaysOnDriver
-from spark_bridge.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import WITHIN_S, sidecar_html
 from spark_bridge.observability.status import SidecarStatus
@@ -40,8 +42,6 @@ from spark_bridge.standalone.driver_end import DriverEnd, SidecarElsewhere
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
-from spark_bridge.subtask.control import CONTROL_LIMITS
-from spark_bridge.subtask.endpoint import TaskEndpoint
 
 __all__ = ["AttachedSidecar"]
 

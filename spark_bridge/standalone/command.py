@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
-from spark_bridge import option_types, terminal
+from spark_bridge.common import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
@@ -124,7 +124,7 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 after SIGINT, SIGTERM and the end of ``--once``; 1, with one line, if it cannot start."""
-    from spark_bridge.errors import SidecarError
+    from spark_bridge.common.errors import SidecarError
 
     sys.path.insert(0, "")  # the factory may be in the current folder, as for `python -m`
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A driver's requests to a sidecar in another process; see ``spark_bridge.subtask.control``."""
+"""A driver's requests to a sidecar in another process; see ``spark_bridge.common.control``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from actors.coordination import CheckpointFailed
 from protocol.wire.keys import KeyRing, Purpose
-from spark_bridge.addresses import written
-from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
+from spark_bridge.common.addresses import written
+from spark_bridge.common.control import ControlEndpoint, ControlUnreachable, exchange
+from spark_bridge.common.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
 from spark_bridge.storage import StorageFenced
-from spark_bridge.subtask.control import ControlEndpoint, ControlUnreachable, exchange
 
 __all__ = ["ControlAddress", "SidecarUnreachable", "ask"]
 

@@ -17,9 +17,9 @@ from protocol.errors import EventEncodeError, HeadgateError, RemoteProtocolError
 from protocol.wire.codec import decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
 from protocol.wire.keys import KeyRing, Purpose
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.control import CONTROL_LIMITS
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
-from spark_bridge.subtask.control import CONTROL_LIMITS
 
 __all__ = ["CONNECTIONS_MAX", "Answer", "serve_control"]
 

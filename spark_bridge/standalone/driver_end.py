@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from protocol.wire.keys import Key
-from spark_bridge.errors import ServerLost
-from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import ServerLost
 
 __all__ = ["DriverEnd", "SidecarElsewhere"]
 

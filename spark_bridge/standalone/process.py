@@ -21,12 +21,12 @@ from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
+from spark_bridge.common.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import RemoteDriver
-from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_control
 from spark_bridge.standalone.status_bytes import pack_status

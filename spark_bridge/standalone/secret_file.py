@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from protocol.wire.keys import KEY_BYTES, SECRET_BYTES_MIN
-from spark_bridge.errors import SidecarError
-from spark_bridge.regular_files import read_small
+from spark_bridge.common.errors import SidecarError
+from spark_bridge.common.regular_files import read_small
 
 __all__ = ["read_or_make_secret", "read_secret"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from protocol.describing import as_json, readable
+from spark_bridge.common.control import CONTROL_LIMITS
 from spark_bridge.observability.status import AttemptStatus, SidecarStatus
-from spark_bridge.subtask.control import CONTROL_LIMITS
 
 __all__ = ["ATTEMPTS_MAX", "cut", "pack_status", "unpack_status"]
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import line
-from spark_bridge import option_types, terminal
+from spark_bridge.common import option_types, terminal
 
 if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus, LatencyStatus, OperatorStatus, SidecarStatus
@@ -90,7 +90,7 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 after q, Ctrl-C, SIGTERM and ``--once``; 1, with one line, if the sidecar cannot be asked."""
-    from spark_bridge.errors import SidecarError
+    from spark_bridge.common.errors import SidecarError
 
     try:
         fetch = _fetch_from(options)
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _fetch_from(options: argparse.Namespace) -> Fetch:
     from protocol.wire.keys import IDENTITY_BYTES, KeyRing
-    from spark_bridge.certificates import certificate_digest
+    from spark_bridge.common.certificates import certificate_digest
     from spark_bridge.standalone.control_client import ControlAddress, ask
     from spark_bridge.standalone.secret_file import read_secret
     from spark_bridge.standalone.status_bytes import unpack_status
@@ -136,7 +136,7 @@ def _print_tables(fetch: Fetch, interval_s: float, *, once: bool) -> None:
 
 
 def _show_live(fetch: Fetch, interval_s: float) -> None:
-    from spark_bridge.errors import SidecarError
+    from spark_bridge.common.errors import SidecarError
 
     with _screen() as key_within:
         while True:

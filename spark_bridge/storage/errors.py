@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 
 
 class StorageError(SidecarError):

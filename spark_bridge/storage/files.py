@@ -22,9 +22,9 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from spark_bridge.common.secret_texts import Secrets, check_no_password
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.local_files import LocalFiles, NotRegular
-from spark_bridge.subtask.secret_texts import Secrets, check_no_password
 
 CheckHead = Callable[[bytes, int], None]
 

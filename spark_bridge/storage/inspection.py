@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from protocol.describing import line, plain
-from spark_bridge import option_types, terminal
+from spark_bridge.common import option_types, terminal
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
 from spark_bridge.storage.layout import SUFFIX

@@ -13,7 +13,7 @@ from protocol.arguments import Rule, check_fields
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
-from spark_bridge.subtask.secret_texts import check_no_password
+from spark_bridge.common.secret_texts import check_no_password
 
 Permit = Callable[[], None]
 

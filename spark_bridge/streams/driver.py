@@ -26,9 +26,8 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from actors.coordination import CoordinatorStore, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination import CoordinatorStore, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.host.alone import HostAlone
-from actors.coordination.source import SplitEnumeratorContext
 from actors.coordination.turns import in_turns
 from actors.coordination.user_calls import call_each
 from actors.logs import get_logger
@@ -42,7 +41,7 @@ from protocol.source_events import (
     parse_stream_batch,
 )
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
-from spark_bridge.errors import StreamRefused
+from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import StoragePort
 

@@ -12,13 +12,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from protocol.wire.keys import KeyRing, Purpose, identity_of
-from spark_bridge.certificates import Encryption
-from spark_bridge.errors import StreamRefused
+from spark_bridge.common.certificates import Encryption
+from spark_bridge.common.control import ControlEndpoint
+from spark_bridge.common.errors import StreamRefused
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import serve_control
 from spark_bridge.streams.driver import StreamPlanner
 from spark_bridge.streams.task import StreamClient
-from spark_bridge.subtask.control import ControlEndpoint
 
 __all__ = ["Streams"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, HeadgateError
 from protocol.source_events import StreamBatch, stream_batch_event
-from spark_bridge.subtask.control import ControlEndpoint, exchange
+from spark_bridge.common.control import ControlEndpoint, exchange
 from spark_bridge.subtask.source import SplitReader
 
 __all__ = ["StreamClient", "StreamFailed", "batch_between", "reader_of_batch"]

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from spark_bridge.bootstrap import ensure_msgpack
+from spark_bridge.common.bootstrap import ensure_msgpack
 
 ensure_msgpack()
 
 from protocol.errors import AttemptOver  # noqa: E402 - msgpack must be importable first
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity  # noqa: E402
 from spark_bridge.subtask.context import SubtaskContext  # noqa: E402
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity  # noqa: E402
 from spark_bridge.subtask.errors import (  # noqa: E402
     CannotReachSidecar,
     CheckpointDeclinedByOperator,

@@ -15,8 +15,8 @@ from typing import Protocol, SupportsFloat, SupportsIndex, runtime_checkable
 
 from protocol.errors import LocalProtocolError
 from protocol.subtask.types import MailboxItem
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import SubtaskChannel
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import TimedOut
 
 __all__ = ["Calls", "Counters"]

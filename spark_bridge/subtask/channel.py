@@ -66,10 +66,10 @@ from protocol.wire.messages import (
     confirmed_by,
     describe_wait,
 )
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.attached import attach, detach
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.current_connection import CurrentConnection
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, TimedOut
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.own_reads import WATCH_S, OwnReads

@@ -22,11 +22,11 @@ from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Downward, Message
-from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.subtask.waker import Waker
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.tls import TlsStream
+    from spark_bridge.common.tls import TlsStream
 
 __all__ = ["Connection", "ConnectionBroken"]
 
@@ -75,7 +75,7 @@ class Connection:
         tls = None
         if pin:
             # Only here, because the import of ssl takes a tenth of the time in which a new worker imports this package.
-            from spark_bridge.subtask.tls import TlsStream, client_context
+            from spark_bridge.common.tls import TlsStream, client_context
 
             tls = TlsStream(client_context(), pin=pin)
         connection = cls(_connect(endpoint.host, endpoint.port, deadline, waker), waker, tls, endpoint.wire_limits)

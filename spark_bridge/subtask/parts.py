@@ -49,12 +49,12 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.calls import Calls, Counters
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, index_of
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
 

@@ -13,8 +13,8 @@ import time
 from protocol.describing import type_name
 from protocol.errors import AttemptOver, RemoteProtocolError
 from protocol.wire.messages import AttemptEnded, Downward, Refused, Register, Registered
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused
 from spark_bridge.subtask.waker import Waker
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from protocol.describing import describe, is_a, is_encodable, readable, traceback_of
 from protocol.errors import AttemptOver, InputRefused
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import SubtaskChannel
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.io_loop import serve
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts

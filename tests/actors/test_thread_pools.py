@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from actors import Actor, ActorContext
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
 from actors.threads import ACTIONS, DRIVER, USER, ThreadPool
 from tests.actors.actors_under_test import running_system
 

@@ -15,7 +15,7 @@ from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.errors import RequestFailed
 from protocol.wire.messages import RefusalCode
-from spark_bridge.errors import CoordinatorStartError, SidecarError
+from spark_bridge.common.errors import CoordinatorStartError, SidecarError
 from tests.actors.coordination.operator_world import RecordingCoordinator
 from tests.conformance.application import OPERATOR, application
 from tests.conformance.harness import SlowSnapshot

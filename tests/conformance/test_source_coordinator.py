@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from actors.coordination import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
-from actors.coordination.messages import StartOperator
-from actors.coordination.source import STATIC
+from actors.coordination.engine.messages import StartOperator
+from actors.coordination.sources.source import STATIC
 from protocol.attempts import FailureKind, FailureReason, GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.source_events import decode_split

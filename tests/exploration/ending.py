@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from actors.coordination.inputs import NamedInput
+from actors.coordination.engine.inputs import NamedInput
 from tests.exploration.subtask_end import Life
 from tests.exploration.vocabulary import demand
 from tests.exploration.world import (

@@ -399,7 +399,7 @@ class SubtaskEnd:
             running and self.finishes and done and machine.may_finish,
             self.life is Life.LEAVING and machine.all_confirmed,
             machine.next_deadline() is not None,
-            done and not machine.statistics().closed_for and only_words_unconfirmed(machine),
+            done and not machine.statistics().closed_for and only_reports_unconfirmed(machine),
             machine._outbound.stream.last_seq,
             running
             and self.started
@@ -414,7 +414,7 @@ def has_capacity(machine: SubtaskMachine, part: int) -> bool:
     return machine._outbound._has_capacity(s.EventSubmitted(b"1>1", part=part))
 
 
-def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
+def only_reports_unconfirmed(machine: SubtaskMachine) -> bool:
     """Whether only checkpoint messages are unconfirmed: the coordinator's next message, if any, confirms them."""
     return all(type(item) in OF_CHECKPOINT for item in machine._outbound.stream.unconfirmed())
 

@@ -30,7 +30,7 @@ from protocol.wire.messages import (
     Resume,
     Resumed,
 )
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.common.tls import TlsStream, client_context
 from tests.fuzz import mutations, samples
 from tests.fuzz.line import CHALLENGE_BYTES, HELLO_BYTES, Line
 

@@ -17,8 +17,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import encode_message
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import Confirm
-from spark_bridge.certificates import Encryption, encryption
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.common.certificates import Encryption, encryption
+from spark_bridge.common.tls import TlsStream, client_context
 from tests.fuzz import mutations
 from tests.fuzz.attackers import AT_MOST_ONE_LINE, DRIP_S, ONE_LINE, Attack, Intruder, assert_told_nothing
 from tests.fuzz.line import Line

@@ -24,7 +24,7 @@ import structlog
 
 from protocol.facts import TaskOutcome
 from protocol.wire.keys import KeyRing
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
 from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import DriverHalf, running_driver_half
 

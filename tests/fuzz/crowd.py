@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from protocol.wire.handshake import PROTOCOL_VERSION
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.common.tls import TlsStream, client_context
 
 IN_A_ROW = 32
 """The number of connections to a port that are being opened at the same time."""

@@ -25,8 +25,8 @@ from actors.coordination import (
     SubtaskGateway,
     parts_of,
 )
-from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.messages import RequestCheckpoint, StartOperator, TrackerMessage
+from actors.coordination.engine.operator_config import UNBOUNDED
 from benchmarks.no_spark import QuietRelay
 from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import CheckpointConfig

@@ -38,7 +38,7 @@ from actors.coordination import (
     StaticSplitEnumerator,
     user_calls,
 )
-from actors.coordination import coordinator as shell
+from actors.coordination.engine import coordinator as shell
 from headgate import Group, Permits, SharedValue, SplitReader, WorkQueue
 from headgate.sources import FileSource, HybridSource, KafkaSource, PostgresSource, RedisStreamsSource, Source, SplitAt
 from headgate.testing import PartEvent, Task, World, running_operator
@@ -69,7 +69,11 @@ STEP_CALLS_MAX = 40_000
 """How many functions one step of a coordinator's method may call: some milliseconds. A list of 1,000 parts needs most.
 """
 PRODUCT = str(Path(__file__).parents[2])
-OURS = ("actors.coordination.source", "actors.coordination.enumerators", "actors.coordination.pending_splits")
+OURS = (
+    "actors.coordination.sources.source",
+    "actors.coordination.sources.enumerators",
+    "actors.coordination.sources.pending_splits",
+)
 PACKAGES = ("spark_bridge", "protocol", "tests.fuzz", "tests.spark_bridge.sinks", "collections", "builtins", "_io")
 KEPT_BYTES_MAX = 2 * 2**20
 """What the coordinators here may keep: their bounds, where they have a setting, are far below."""

@@ -16,7 +16,7 @@ from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder, frame
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Message
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.common.tls import TlsStream, client_context
 from tests.fuzz.records import APPLICATION_DATA, NotedSecrets, RecordLayer
 
 PATIENCE_S = 120.0

@@ -20,8 +20,8 @@ from protocol.wire.framing import frame
 from protocol.wire.handshake import NONCE_BYTES
 from protocol.wire.keys import IDENTITY_BYTES, Key, Purpose, identity_of
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.standalone.control_client import ControlAddress, ask
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES
 from tests.fuzz.honest import HonestTask
 from tests.fuzz.line import Line

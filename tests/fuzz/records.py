@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
-from spark_bridge.subtask.tls import TlsStream, client_context
+from spark_bridge.common.tls import TlsStream, client_context
 
 __all__ = [
     "ALERT",

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from protocol.wire.keys import KeyRing
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.subtask import TaskEndpoint
 from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Intruder
 from tests.fuzz.below import BELOW

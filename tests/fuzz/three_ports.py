@@ -29,7 +29,7 @@ from typing import Any
 import anyio
 
 from protocol.wire.keys import KeyRing, Purpose
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.secret_file import read_secret

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from protocol.wire.keys import Key, KeyRing, Purpose
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.secret_file import read_secret
 from tests.fuzz.line import Line

@@ -27,7 +27,7 @@ from random import Random
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.checkpoint_requests import CheckpointFailed
 from benchmarks.crowd import OWN_FILES, TIMEOUT_S, Child, CrowdRuntime, PretendedSpark, running_child
 from benchmarks.many_endpoints import allow_files, resident_bytes
 from protocol.barrier_tracker import CheckpointConfig
@@ -46,7 +46,7 @@ from protocol.facts import (
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.driver.config import SidecarConfig
 from tests.load.checker import DOWN, UP, Durations, Sequence, Tally
 from tests.load.endpoints import UNASKED

@@ -22,7 +22,7 @@ from benchmarks.many_endpoints import Endpoints, Subtask, main, say
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.subtask.types import MailboxBarrier, MailboxEvent
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from tests.load.checker import DOWN, UP, Sequence, Tally
 
 UNASKED = -1

@@ -9,19 +9,19 @@ from tests.mutants.mutant import catalogue
 ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
-  @ actors.coordination.open_gateways:OpenGateways.open
+  @ actors.coordination.engine.open_gateways:OpenGateways.open
   - sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
   + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
   + line.tell_direct, bounds, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
   + sends._budgets, sends.over = attempt, line.tell_direct, {}, None
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
-  @ actors.coordination.coordinator:CoordinatorActor._tell_ready
+  @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
   - ready = await self._guarded(context, name, calls)
   + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(context, name, calls)
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
-  @ actors.coordination.coordinator:CoordinatorActor._tell_ready
+  @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
   - if ready:
   + if True:
 never-begins [feared; H66 H48]
@@ -31,79 +31,79 @@ never-begins [feared; H66 H48]
   + pass
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
-  @ actors.coordination.open_gateways:OpenGateways.reject_sends
+  @ actors.coordination.engine.open_gateways:OpenGateways.reject_sends
   - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
   + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._live.pop(attempt.task_attempt_id, None)
   -             self.taken.forget(attempt)
   + pass
 cut-one-message-late [feared; H40 H41]
   The gateways hear of the cut one message of the coordinator later.
-  @ actors.coordination.coordinator:CoordinatorActor._take_snapshot
+  @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
   - self._announcer.announce(list(self._live.values()), CutReached(checkpoint_id))
   + async def late() -> None:
   +             [line.tell_direct(CutReached(checkpoint_id)) for line in self._live.values()]
   +         context.self_ref.tell(CallHandler(late))
 cut-overtaken-where-it-was-put-off [prototype; H41 H79]
   A gateway that is notified of the cut later gets an event of after the cut before that.
-  @ actors.coordination.announcer:GatewayLine.tell_direct
+  @ actors.coordination.engine.announcer:GatewayLine.tell_direct
   - if self._put_off:
   + if False:
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
-  @ actors.coordination.coordinator:CoordinatorActor._guarded
+  @ actors.coordination.engine.coordinator:CoordinatorActor._guarded
   - self.raise_global_failure(method, error, context)
   + context.log.warning('swallowed', error=repr(error))
 answers-another-attempt [G14; H33]
   The answer to a request goes to the attempt that has been alive for longest.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_request
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
   - message.gateway_ref.tell_direct(AnswerSubmitted(
   + next(iter(self._live.values())).tell_direct(AnswerSubmitted(
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
   + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.
-  @ actors.coordination.gateway:GatewayActor._confirm_event
+  @ actors.coordination.engine.gateway:GatewayActor._confirm_event
   - self._sends.give_back(confirmation)
   + pass
 old-connection-ends-the-new-one [feared; H24]
   The end of a connection that was replaced counts as the end of the new one.
-  @ actors.coordination.gateway:GatewayActor._lose_connection
+  @ actors.coordination.engine.gateway:GatewayActor._lose_connection
   - if self._connection is not None and self._connection.connection_id == message.connection_id:
   + if self._connection is not None:
 old-connection-is-heard [feared; H24 H30]
   Messages of a connection that was replaced are taken.
   Argued: the numbers make it harmless (H22, H30): what comes on a connection that was replaced is either known or
   the very next
-  @ actors.coordination.gateway:GatewayActor._take_messages
+  @ actors.coordination.engine.gateway:GatewayActor._take_messages
   - if connection is None or connection.connection_id != message.connection_id:
   + if connection is None:
 gateways-outlive-their-run [feared; H57 H26]
   When a run ends its gateways stay open.
   Argued: a second line of defence: the ledger reports every attempt as finished or failed before it ends the run,
   and each report closes a gateway
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._tell_coordinator
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close_all("the run has ended")
   + pass
 gateway-outlives-its-success [feared; H26]
   The gateway of a subtask that has finished stays open.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._tell_coordinator
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close(attempt, "it has finished")
   + pass
 abort-not-told-to-subtasks [G5; H45 H44]
   Subtasks do not hear that a checkpoint was aborted: their valves stay closed.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._end_checkpoint
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
   - self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
   + pass
 abort-not-told-to-the-coordinator [G5; H45 H16]
   The coordinator does not hear that a checkpoint was aborted.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._end_checkpoint
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
   - self._coordinator_ref.tell(effect)
   -             if not in_doubt:
   + pass
@@ -125,12 +125,12 @@ direct-while-busy [feared; H5 H22 H30]
   + pass
 failure-of-before-the-reset [feared; H15]
   A failure of before a reset fails the run that comes after it.
-  @ actors.coordination.failure:FailureLatch.raise_failure
+  @ actors.coordination.engine.failure:FailureLatch.raise_failure
   - if self._latched or resets < self.resets:
   + if self._latched:
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
-  @ actors.coordination.given:why_not_resettable
+  @ actors.coordination.host.given:why_not_resettable
   - name = type_name(part.coordinator)
   + return ''
 class-kept-over-runs [feared; H68]

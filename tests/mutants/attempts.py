@@ -197,7 +197,7 @@ kill-by-id [feared; H75]
   + return None
 success-is-not-told [feared; H86]
   The coordinator is not told that an attempt has finished.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
   + pass
 finished-on-the-tasks-word [feared; H86]
@@ -216,7 +216,7 @@ superseded-before-the-success [feared; H86]
   +     self.out.append(SubtaskFinished(entry.attempt))
 suspects-the-dead [feared; H87]
   The coordinator is given hints about attempts that are over.
-  @ actors.coordination.coordinator:CoordinatorActor._give_hint
+  @ actors.coordination.engine.coordinator:CoordinatorActor._give_hint
   - if attempt.task_attempt_id not in self._live:
   + if False:
 suspects-those-that-have-ended [feared; H87]

@@ -50,22 +50,22 @@ equal-items-of-one-parent-count-once [new; H100]
   + return first
 restored-requests-for-splits-are-answered [found; H151]
   A split is assigned to the first sender of a restored request, which may not exist.
-  @ actors.coordination.source:SourceCoordinator.handle_event_from_operator
+  @ actors.coordination.sources.source:SourceCoordinator.handle_event_from_operator
   - case SplitRequested() | BacklogReported() if self._context.handles_restored:
   + case SplitRequested() | BacklogReported() if False:
 answers-to-first-senders-fail-the-job [found; H151]
   An enumerator that assigns a split to the first sender of a restored event fails the job.
-  @ actors.coordination.source:SourceCoordinator._handle_restored
+  @ actors.coordination.sources.source:SourceCoordinator._handle_restored
   - self._unsent = unsent
   + pass
 splits-for-first-senders-are-lost [new; H151]
   A split that is assigned to the first sender of a restored event does not come back.
-  @ actors.coordination.source:SourceCoordinator._handle_restored
+  @ actors.coordination.sources.source:SourceCoordinator._handle_restored
   - await self._ask(self.enumerator.add_splits_back, splits, sender)
   + pass
 progress-counts-what-is-read-again [new; H153]
   After a reset, the progress of a source counts splits in the restored state as read.
-  @ actors.coordination.source:SourceCoordinator.subtask_reset
+  @ actors.coordination.sources.source:SourceCoordinator.subtask_reset
   - self._reading[subtask] = self._reading_at.get(checkpoint_id, {}).get(subtask, 0)
   + self._reading.pop(subtask, None)
 restored-wishes-for-a-value-are-granted [found; H151]
@@ -80,22 +80,22 @@ members-of-before-leave-the-group [new; H151]
   + if False:
 hybrid-waits-for-everybody-after-a-restore [found; H132 H153]
   The next source waits for subtasks for which the checkpoint has nothing, and which may have no slot.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.start
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.start
   - if self._unread_restored is None:
   + if True:
 hybrid-waits-for-nobody-after-a-restore [new; H132 H153]
   The next source begins before restored readers have read what the checkpoint has for them.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.start
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.start
   - self._unread.update(subtask % context.parallelism for subtask in self._unread_restored)
   + pass
 hybrid-waits-for-every-lost-task [found; H132 H153]
   The next source waits for a lost task to which its checkpoint returns nothing.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.subtask_reset
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.subtask_reset
   - if subtask in self._unread_at.get(checkpoint_id, self._unread_first):
   + if True:
 hybrid-waits-for-no-lost-task [new; H132 H153]
   The next source begins before a lost reader has read what its checkpoint has for it.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.subtask_reset
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.subtask_reset
   - if subtask in self._unread_at.get(checkpoint_id, self._unread_first):
   + if False:
 aborted-checkpoints-take-counts-along [found; H153 H101]

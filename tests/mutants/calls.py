@@ -24,7 +24,7 @@ leaving-forgets-queued-jobs [found; H160]
   + if running:
 cancelled-checkpoint-is-taken-later [found; H160 H176]
   A checkpoint that only waits is taken, and refuses others, although its caller was cancelled.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._take_request
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._take_request
   - self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
   + pass
 cancelled-checkpoint-is-not-known [found; H160 H176]
@@ -34,12 +34,12 @@ cancelled-checkpoint-is-not-known [found; H160 H176]
   + pass
 snapshot-of-an-aborted-checkpoint-is-taken-later [found; H160]
   A coordinator that was busy takes a snapshot for a checkpoint that was given up meanwhile.
-  @ actors.coordination.coordinator:CoordinatorActor._take_snapshot
+  @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
   - if not self._is_pending(checkpoint_id):
   + if False:
 savepoint-of-a-cancelled-call-stays [found; H160 H176]
   The file of a savepoint stays, although its caller was cancelled and nobody knows its name.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._end_checkpoint
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
   - self._writes.take_back(checkpoint_id)
   + self._writes.kept(checkpoint_id)
 call-is-left-halfway [found; H160]

@@ -52,16 +52,16 @@ stale-acknowledgement-of-another-attempt [G7; H44]
   said of a checkpoint that it was not asked to close for, and the failure of an attempt ends every checkpoint in
   which it has a part before another one is accepted
   @ protocol.barrier_tracker.pending:PendingCheckpoint.judge
-  - if part is None or not part.is_of(word.attempt) or
+  - if part is None or not part.is_of(report.attempt) or
   + if part is None or
 stale-acknowledgement-of-another-checkpoint [G7; H44]
-  A subtask's word about a checkpoint that is over counts for the one that is pending.
+  A subtask's report about a checkpoint that is over counts for the one that is pending.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.why_stale
-  - pending = self.pending.get(word.checkpoint_id)
-  + pending = self.pending.get(word.checkpoint_id, next(iter(self.pending.values()), None))
+  - pending = self.pending.get(report.checkpoint_id)
+  + pending = self.pending.get(report.checkpoint_id, next(iter(self.pending.values()), None))
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.take
-  - pending = self.pending[word.checkpoint_id]
-  + pending = self.pending.get(word.checkpoint_id, next(iter(self.pending.values())))
+  - pending = self.pending[report.checkpoint_id]
+  + pending = self.pending.get(report.checkpoint_id, next(iter(self.pending.values())))
 subsumed-goes-on [feared; H43]
   A checkpoint that completes leaves the lower ones pending.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete

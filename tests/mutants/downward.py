@@ -212,8 +212,8 @@ confirms-before-taken [feared; H27 H30]
   @ protocol.streams:IncomingStream.confirmable_seq
   - return self._untaken[0][0] - 1 if self._untaken else self.received_seq
   + return self.received_seq
-a-word-confirms-what-is-not-taken [feared; H27 H30]
-  A word of a checkpoint confirms events that have arrived, and that the coordinator has not taken.
+a-report-confirms-what-is-not-taken [feared; H27 H30]
+  A report about a checkpoint confirms events that have arrived, and that the coordinator has not taken.
   @ protocol.streams:IncomingStream.confirmation
   - seq = self._untaken[0][0] - 1 if self._untaken else self.received_seq
   + seq = self.received_seq

@@ -70,7 +70,7 @@ buckets-without-number [found; H157]
   + if False:
 a-large-backlog-stays [found; H157]
   A task says how much is left of splits of any size, and the driver keeps them.
-  @ actors.coordination.source:SourceCoordinator.handle_event_from_operator
+  @ actors.coordination.sources.source:SourceCoordinator.handle_event_from_operator
   - if len(encode_event(event)) <= BACKLOG_BYTES_MAX:
   + if True:
 ranges-without-number [found; H157]
@@ -80,7 +80,7 @@ ranges-without-number [found; H157]
   + if False:
 an-event-to-the-last-source-of-all [found; H157]
   An event to the source -1 reaches the last one.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.handle_source_event
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.handle_source_event
   - if index >= 0:
   + if True:
 lists-without-number [found; H157]

@@ -75,12 +75,12 @@ a-claim-fails-a-streaming-operator [new; H174 H75]
   + if len(task.streaming) < 2:
 a-plain-run-hides-the-last-batch [found; H174]
   After a plain run between two batches, a batch that Spark repeats is written again.
-  @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
+  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.run_begins
   - else found.batch
   + else None
 finished-names-are-forgotten-after-another-kind-of-run [found; H174]
   An input that was finished before a run without a name, or before a micro-batch, is written again.
-  @ actors.coordination.checkpoint_labels:_names_before
+  @ actors.coordination.engine.checkpoint_labels:_names_before
   - if found is None:
   + if found is None or not isinstance(begins, NamedInput):
 a-stray-micro-batch-runs [new; H174 H175]
@@ -90,42 +90,42 @@ a-stray-micro-batch-runs [new; H174 H175]
   + if False:
 another-name-is-taken-for-an-interrupted-one [new; H174]
   A run with another input_id continues the input that was interrupted.
-  @ actors.coordination.inputs:compare
+  @ actors.coordination.engine.inputs:compare
   - return Comparison.OTHER if found.done else Comparison.INTERRUPTED
   + return Comparison.OTHER if found.done else Comparison.SAME
 another-place-continues [new; H174]
   The first run of an application continues what was the second one of an earlier application.
-  @ actors.coordination.inputs:compare
+  @ actors.coordination.engine.inputs:compare
   - return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE
   + return Comparison.SAME
 what-is-said-of-the-first-run-holds-for-the-next [found; H174]
   After restored_input="same", a run with another input skips its first records too, until a checkpoint completes.
-  @ actors.coordination.checkpoint_labels:CheckpointLabels._as_said
+  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels._as_said
   - return Comparison.SAME if repeats else comparison
   + return Comparison.SAME
 what-is-done-is-begun-while-it-is-skipped [new; H174]
   A run that skips a finished input labels its checkpoints as if the input were unfinished.
-  @ actors.coordination.checkpoint_labels:CheckpointLabels.run_begins
+  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.run_begins
   - self._label(done=same and is_done)
   + self._label(done=False)
 a-batch-that-is-over-is-that-of-every-run [new; H174]
   A plain run after a micro-batch is labelled as this batch.
-  @ actors.coordination.checkpoint_labels:CheckpointLabels.withdraw
+  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.withdraw
   - self._batch = None
   + pass
 the-last-output-is-dropped-by-the-next-run [new; H174]
   A run that begins immediately resets the operator before the previous run's final checkpoint is complete.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._must_wait
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._must_wait
   - return begins and
   + return False and
 the-coordinator-keeps-the-run-before [new; H174]
   The first run of an application with other input does not reset the coordinator.
-  @ actors.coordination.barrier_tracker:BarrierTrackerActor._start_run
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._start_run
   - if not (same or self._has_run) and
   + if False and
 an-enumeration-of-the-day-before [new; H174]
   A run with other input gets the enumerator's state, which says that everything is read.
-  @ actors.coordination.source:SourceCoordinator._build_for_run
+  @ actors.coordination.sources.source:SourceCoordinator._build_for_run
   - return self._build_checked(None) if self._forgets else enumerator
   + return enumerator
 training-of-the-day-before [found; H105 H174]
@@ -140,7 +140,7 @@ splits-in-hand-of-another-input [new; H174]
   + pass
 files-are-looked-for-once-ever [new; H174]
   A source that looks once does not look again on the next day.
-  @ actors.coordination.enumerators:DiscoveringSplitEnumerator.start
+  @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator.start
   - or not context.coordinator.input_begins_again:
   + or False:
 sinks-skip-whatever-comes [new; H174]

@@ -10,27 +10,27 @@ KEYS = catalogue(
     r"""
 a-part-of-a-password-is-shown [found; H76]
   An error of a client is shown although a part of a password is in it.
-  @ spark_bridge.subtask.secret_texts:Secrets.are_in
+  @ spark_bridge.common.secret_texts:Secrets.are_in
   - any(part in reading for reading in readings for part in self._parts)
   + False
 a-traceback-shows-the-password [new; H76]
   An error whose text is left out is chained, so a traceback shows it.
-  @ spark_bridge.subtask.secret_texts:Secrets.kept
+  @ spark_bridge.common.secret_texts:Secrets.kept
   - made.__context__ = None
   + made.__context__ = error
 a-filesystem-shows-what-its-store-says [found; H76]
   An error of a filesystem that is in use is shown, with the key that a store repeats in it.
-  @ spark_bridge.subtask.secret_texts:Secrets.guarding
+  @ spark_bridge.common.secret_texts:Secrets.guarding
   - _Guarded(used, self) if self._parts else used
   + used
 an-open-file-shows-what-its-store-says [found; H76]
   Only what a filesystem raises by itself is guarded, and not what an open file raises.
-  @ spark_bridge.subtask.secret_texts:_Guarded.__call__
+  @ spark_bridge.common.secret_texts:_Guarded.__call__
   - _Guarded(result, self._secrets) if hasattr(result, "readable") else result
   + result
 a-token-in-a-url-is-shown [found; H76]
   The URL of files may have a token in its query.
-  @ spark_bridge.subtask.secret_texts:check_no_password
+  @ spark_bridge.common.secret_texts:check_no_password
   - _SECRET_PARAMETER.search(unquoted(url))
   + None
 savepoint-roots-are-not-looked-at [found; H76]

@@ -45,7 +45,7 @@ nan-is-counted [found; H156]
   + if type(number) is float:
 a-forged-book-fails-the-job [new; H156]
   What a forged task sends fails the job of its operator.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - self._condemn(attempt, f"a forged event from the task: {error}")
   + self.raise_global_failure("handle_event_from_operator", error, context)
 json-has-what-no-reader-takes [found; H156]

@@ -20,7 +20,7 @@ a-token-in-place-of-a-number-is-shown [found; H76]
   + False
 a-quoted-login-is-accepted [found; H76]
   The URL of files may have a login whose colon is percent-encoded.
-  @ spark_bridge.subtask.secret_texts:_has_password
+  @ spark_bridge.common.secret_texts:_has_password
   - unquoted(url[login.start(1) : login.end()])
   + url[login.start(1) : login.end()]
   By: tests/spark_bridge/test_secret_texts.py::test_a_login_in_a_url_is_refused_in_every_notation
@@ -31,13 +31,13 @@ a-key-is-taken-for-its-file [found; H76]
   + True
 a-pipe-is-waited-for [found; H157]
   A pipe or a device in place of a file is opened and read.
-  @ spark_bridge.regular_files:open_regular
+  @ spark_bridge.common.regular_files:open_regular
   - not stat.S_ISREG(os.fstat(descriptor).st_mode)
   + False
   By: tests/spark_bridge/test_standalone.py::test_what_is_not_a_regular_file_is_neither_waited_for_nor_read_without_end
 a-long-name-widens-all-rows [found; H157]
   A table is as wide as its longest name.
-  @ spark_bridge.terminal:cell
+  @ spark_bridge.common.terminal:cell
   - line(text, CELL_CHARS_MAX)
   + line(text)
 a-log-is-kept-whole [found; H157]

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.jvm_classes import java_source
+from spark_bridge.bridge.jvm_classes import java_source
 from tests.release import relay_jar
 
 PRODUCT = ("protocol", "actors", "spark_bridge")
@@ -104,7 +104,7 @@ class Edit:
         return made[name]
 
     def _place(self) -> tuple[ModuleType, Any, str]:
-        place = "spark_bridge.relay_jar:jar_bytes" if self.is_java else self.where
+        place = "spark_bridge.bridge.relay_jar:jar_bytes" if self.is_java else self.where
         module_name, _, path = place.partition(":")
         *owners, name = path.split(".")
         module = importlib.import_module(module_name)

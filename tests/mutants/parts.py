@@ -33,7 +33,7 @@ work-ends-while-some-is-done [new; H100]
   + if True:
 kept-back-from-a-copy [new; H100]
   An attempt that starts beside another one does not get that one's items.
-  @ actors.coordination.source:SourceCoordinator.subtask_ready
+  @ actors.coordination.sources.source:SourceCoordinator.subtask_ready
   - await _send_splits(gateway.send_event, [decode_split(split) for _, split in recorded])
   + pass
 item-in-work-is-in-no-snapshot [new; H100]
@@ -168,29 +168,29 @@ a-key-keeps-its-type-in-the-tasks [found; H110]
   + if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - part = self._called = self._parts[index]
   + part = self._called = self._own
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
-  @ actors.coordination.coordinator:CoordinatorActor._reset
+  @ actors.coordination.engine.coordinator:CoordinatorActor._reset
   - states.get(part.name) if part.name else own
   + None if part.name else own
 parts-are-not-told-of-failures [new; H80]
   Only the main coordinator is told that an attempt has failed.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "subtask_failed"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_failed"
 parts-are-not-reset [new; H80]
   Only the main coordinator resets a subtask.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "subtask_reset"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_reset"
 event-of-a-stage-reaches-the-last-coordinator [new; H80]
   Events of all stages reach the coordinator of the last one.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_event
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - part.method("handle_event_from_operator")
   + (self._parts[-1] if part.name else part).method("handle_event_from_operator")
 event-for-a-stage-reaches-the-last-operator [new; H80]
@@ -205,7 +205,7 @@ event-of-a-stage-loses-its-name [new; H80]
   + self._channel.submit_event(payload)
 request-of-a-stage-reaches-the-last-coordinator [new; H80]
   Requests of all stages reach the coordinator of the last one.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_request
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
   - part.method("handle_request")
   + (self._parts[-1] if part.name else part).method("handle_request")
 request-of-a-stage-loses-its-name [new; H80]
@@ -215,42 +215,42 @@ request-of-a-stage-loses-its-name [new; H80]
   + self._channel.ask(encoded, timeout_s)
 calls-reach-the-stages-backwards [new; H80]
   What concerns all stages reaches the last one first.
-  @ actors.coordination.coordinator:CoordinatorActor._of_each
+  @ actors.coordination.engine.coordinator:CoordinatorActor._of_each
   - for part in self._parts.in_order:
   + for part in reversed(self._parts.in_order):
 stages-are-not-told-of-completed-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is complete.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "notify_checkpoint_complete"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "notify_checkpoint_complete"
 stages-are-not-told-of-aborted-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is aborted.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "notify_checkpoint_aborted"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "notify_checkpoint_aborted"
 stages-are-not-told-of-successes [new; H80]
   Only the main coordinator is told that a subtask has finished.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "subtask_finished"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_finished"
 stages-are-not-told-of-the-end-of-a-run [new; H80]
   Only the main coordinator is told that a run has ended.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._tell_each(context, "run_ended"
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
   + context, "run_ended"
 only-the-last-stage-is-told-of-a-suspicion [new; H80]
   The other stages are not told that an attempt may be dead.
-  @ actors.coordination.coordinator:CoordinatorActor._give_hint
+  @ actors.coordination.engine.coordinator:CoordinatorActor._give_hint
   - self._tell_each(context, hint.method
   + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._parts[-1].method(name), *args)))( \
   + context, hint.method
 state-of-a-stage-is-in-no-checkpoint [new; H80]
   The checkpoint has no state of the coordinators of the stages.
-  @ actors.coordination.coordinator:CoordinatorActor._state
+  @ actors.coordination.engine.coordinator:CoordinatorActor._state
   - join_states_in_steps(states.pop(""), states, stages)
   + join_states_in_steps(states.pop(""), {name: one for name, one in states.items() if name not in stages})
 sent-between-the-cuts-of-two-stages [new; H80]
@@ -355,32 +355,32 @@ position-before-the-output [new; H130]
   +         reading.position = position
 hybrid-hears-of-no-early-return [new; H132]
   A task that returned early and succeeded counts as still reading, so that the next source never begins.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.attempt_ended
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.attempt_ended
   - if succeeded:
   + if False:
 hybrid-hands-over-too-early [new; H132]
   The next source begins while a task still has something of the one before.
-  @ actors.coordination.enumerators:HybridSplitEnumerator._hand_over_if_read
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator._hand_over_if_read
   - or self._unread
   + or False
 hybrid-gives-reports-to-the-newest [new; H132]
   What a reader reports on a split of an earlier source reaches the enumerator of the newest one.
-  @ actors.coordination.enumerators:HybridSplitEnumerator.handle_source_event
+  @ actors.coordination.sources.enumerators:HybridSplitEnumerator.handle_source_event
   - await self._begun[index]
   + await self._begun[-1]
 hybrid-keeps-no-states [new; H132]
   The readers of a hybrid source are not given their states.
-  @ spark_bridge.subtask.hybrid:HybridReader.open
+  @ spark_bridge.sources.hybrid:HybridReader.open
   - reader.open(inner_context(context, index), its_own)
   + reader.open(inner_context(context, index), None)
 hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
-  @ spark_bridge.subtask.hybrid:HybridReader.notify_checkpoint_complete
+  @ spark_bridge.sources.hybrid:HybridReader.notify_checkpoint_complete
   - reader.notify_checkpoint_complete(checkpoint_id)
   + pass
 splits-of-a-checkpoint-go-back [new; H130]
   A reset gives back splits that the checkpoint holds for the reader.
-  @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator
+  @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
   - self._splits.on_checkpoint(checkpoint_id)
   + pass
 state-has-the-limits-of-events [feared; H164]
@@ -402,7 +402,7 @@ known-split-is-forgotten-while-it-exists [new; H164 H131]
   + if False:
 known-splits-are-lost-in-a-restore [new; H164 H131]
   A restored source finds again what was read.
-  @ actors.coordination.enumerators:DiscoveringSplitEnumerator._restore_known
+  @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator._restore_known
   - self._known.restore_in_steps(fields["known"], fields["period"])
   + self._known.restore_in_steps([], fields["period"])
 users-value-is-compared [new; H164]
@@ -412,7 +412,7 @@ users-value-is-compared [new; H164]
   + case [name] if name == _REQUEST:
 items-of-a-checkpoint-cannot-be-given-back [new; H100]
   In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
-  @ actors.coordination.source:SourceCoordinator.checkpoint_coordinator
+  @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
   - if self._context.mode is RestoreMode.STREAMING:
   + if True:
 taken-back-beside-a-copy [new; H100]

@@ -10,7 +10,7 @@ PEERS = catalogue(
     """
 encryption-has-no-end [found; H157]
   What comes after a peer has ended its encryption is kept, and never freed.
-  @ spark_bridge.subtask.tls:TlsStream._receive
+  @ spark_bridge.common.tls:TlsStream._receive
   - self.ended = True  # nothing, instead of an error, is the peer's close_notify
   + pass
 an-ended-peer-stays-connected [found; H157]
@@ -25,22 +25,22 @@ an-ended-peer-is-not-heard-to-its-end [new; H157]
   + if ended and not
 records-hold-what-they-like [found; H157]
   A peer floods with new keys, each of which the other end answers and pays for.
-  @ spark_bridge.subtask.tls:TlsStream._receive
+  @ spark_bridge.common.tls:TlsStream._receive
   - if self._hidden > HIDDEN_BYTES_MAX
   + if self._hidden > 2**40
 a-flood-of-records-is-taken-whole [found; H157]
   What the records of one read hold is checked only when all of them are decrypted.
-  @ spark_bridge.subtask.tls:TlsStream.receive
+  @ spark_bridge.common.tls:TlsStream.receive
   - if len(data) <= PORTION_BYTES:
   + if True:
 a-large-record-counts-as-hidden [new; H157]
   A record that has come in part is taken for a flood.
-  @ spark_bridge.subtask.tls:TlsStream._receive
+  @ spark_bridge.common.tls:TlsStream._receive
   - (self._last if self._incomplete else 0):
   + 0:
 a-handshake-has-no-end [found; H157]
   A handshake may be as long as a peer claims.
-  @ spark_bridge.subtask.tls:TlsStream._receive
+  @ spark_bridge.common.tls:TlsStream._receive
   - if self._left < 0:
   + if False:
 a-client-reads-on-after-the-end [found; H157]
@@ -95,10 +95,10 @@ a-frame-may-grow-for-ever [found; H158]
   + elif False:
 a-drivers-deadline-moves-with-each-byte [found; H158]
   A driver waits for as long as its peer sends a byte now and then.
-  @ spark_bridge.subtask.control:_allow_until
+  @ spark_bridge.common.control:_allow_until
   - connection.settimeout(left_s)
   + connection.settimeout(5.0)
-  @ spark_bridge.subtask.control:_allow_until
+  @ spark_bridge.common.control:_allow_until
   - if left_s <= 0:
   + if False:
 a-task-has-no-deadline-while-it-reads [found; H158]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_bridge import relay_jar
+from spark_bridge.bridge import relay_jar
 from tests.mutants.catalogue import BY_NAME
 
 

@@ -12,7 +12,7 @@ import asyncio
 import random
 
 from actors.coordination import ResetNotSupported, SourceCoordinator, StaticSplitEnumerator, SubtaskGateway
-from actors.coordination.given import built_anew_or_kept
+from actors.coordination.host.given import built_anew_or_kept
 from actors.coordination.interface import OperatorCoordinator
 from protocol.attempts import FailureKind
 from protocol.facts import StageLook

@@ -12,12 +12,12 @@ from tests.mutants.mutant import catalogue
 STORAGE = catalogue(r"""
 reset-deletes-in-doubt [E1; H64]
   The coordinator is never told which checkpoints are in doubt.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_lifecycle
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self.in_doubt.add(checkpoint_id)
   + pass
 discard-is-reported-before-it-is-durable [E1; H64]
   A discard that has failed is reported as durable.
-  @ actors.coordination.checkpoint_writes:CheckpointWrites._discard
+  @ actors.coordination.engine.checkpoint_writes:CheckpointWrites._discard
   - log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
   + self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id)); return
 discard-without-a-marker [E1; H64]

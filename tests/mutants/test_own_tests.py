@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headgate import CheckpointConfig
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
 from tests import test_arguments
 from tests.actors.coordination import test_failures_after_a_run
 from tests.fuzz import pure, test_large_events
@@ -75,7 +75,7 @@ identity-outside-the-transcript [X4; H76]
   + + (self._identify(identity) and b"") + self._in_order(peer_nonce)
 certificate-not-pinned [X7; H77]
   A task accepts any certificate, and so anybody between it and the sidecar.
-  @ spark_bridge.subtask.tls:TlsStream._shake_hands
+  @ spark_bridge.common.tls:TlsStream._shake_hands
   - if self._pin is not None:
   + if False:
 no-container-bound [X8; H62]
@@ -115,7 +115,7 @@ nesting-in-classes [the closed table; H62 H97]
   + False
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
-  @ actors.coordination.coordinator:CoordinatorActor._decoded
+  @ actors.coordination.engine.coordinator:CoordinatorActor._decoded
   - if len(payload) <= EVENT_STEP_BYTES:
   + if True:
 whole-reads [X9; H65]
@@ -270,7 +270,7 @@ another's-failure [E2: a counter of the whole sidecar; H65]
   + else True:
 silent-commit [E13: nothing was raised; H71]
   A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
-  @ actors.coordination.coordinator:CoordinatorActor.receive
+  @ actors.coordination.engine.coordinator:CoordinatorActor.receive
   - replace(settled, failed=self._failed_after)
   + settled
 """)

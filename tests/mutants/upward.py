@@ -138,7 +138,7 @@ text-replaces-the-error [found; H178]
   + except ZeroDivisionError as broken:
 reply-survives-its-attempt [feared; H85]
   The replies of an attempt that is over stay open.
-  @ actors.coordination.reply:OpenReplies.attempt_over
+  @ actors.coordination.engine.reply:OpenReplies.attempt_over
   - in self._tasks.pop(task_attempt_id, {}).values():
   + in ():
 abandoned-request-keeps-its-place [found; H85 H27]
@@ -166,17 +166,17 @@ cancellation-overtakes-its-request [feared; H85]
   + if False:
 cancelled-reply-stays-open [feared; H85 H48]
   The coordinator does not answer a request that nobody waits for.
-  @ actors.coordination.reply:OpenReplies.cancel
+  @ actors.coordination.engine.reply:OpenReplies.cancel
   - recipient.cancel()
   + pass
 deferred-request-is-answered-too [feared; H84]
   A request whose answer is deferred gets an empty one at the same time.
-  @ actors.coordination.coordinator:CoordinatorActor._handle_request
+  @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
   - and deferred is None:
   + and True:
 deferred-answer-never-leaves [feared; H84 H48]
   A settled reply tells the gateway nothing.
-  @ actors.coordination.reply:WaitingTask._submit
+  @ actors.coordination.engine.reply:WaitingTask._submit
   - self._part.submit(partial(self._gateway_ref.tell_direct, answer))
   + pass
 completes-at-the-acknowledgements [prototype; invariant H79]
@@ -191,7 +191,7 @@ covers-what-was-recorded [prototype; H32 H79]
   + (*recorded, *snapshot.held), snapshot.events_sent)
 records-requests-as-events [feared; H73 H79]
   A request that is recorded comes again as an event.
-  @ actors.coordination.taken_events:TakenEvents.take
+  @ actors.coordination.engine.taken_events:TakenEvents.take
   - HeldEvent(first_sender, payload, is_request, part)
   + HeldEvent(first_sender, payload, False, part)
 records-after-what-was-held [feared; H31 H79]

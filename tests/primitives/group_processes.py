@@ -45,6 +45,7 @@ from protocol.group import (
 )
 from protocol.machine import TimePassed
 from protocol.wire.keys import Key
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.primitives.group.messages import (
     Admitted,
     Broken,
@@ -59,7 +60,6 @@ from spark_bridge.primitives.group.messages import (
     parse_request,
 )
 from spark_bridge.primitives.group.task import GroupPart
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.primitives.stand_ins import open_alone
 
 __all__ = ["Members", "listening", "said"]

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, StaticSplitEnumerator, SubtaskGateway
-from actors.coordination.enumerators import HybridSplitEnumerator
+from actors.coordination.sources.enumerators import HybridSplitEnumerator
 from actors.coordination.statistics import OperatorStatistics
 from headgate import CheckpointConfig, FailureReason, SplitReader, SubtaskContext, SubtaskOperator, chain
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from spark_bridge.subtask.hybrid import HybridReader
+from spark_bridge.sources.hybrid import HybridReader
 from tests.simulation.checkers import demand
 
 SPLITS = 9

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from protocol.wire.keys import Key
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.primitives.group import ring as ring_module
 from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
 from spark_bridge.primitives.group.messages import Broken, Question, Yours
 from spark_bridge.primitives.group.ring import Ring, listen
 from spark_bridge.primitives.group.task import GroupPart
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.errors import PeerLost, TimedOut
 from tests.primitives.stand_ins import open_alone
 

@@ -31,6 +31,7 @@ from protocol.wire.codec import encode_event
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import encode_state
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
@@ -54,7 +55,6 @@ from spark_bridge.primitives.permits import driver as permits_driver
 from spark_bridge.primitives.shared_value import driver as shared_driver
 from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.parts import current_part
 from tests.primitives.histories import until_done
 from tests.primitives.stand_ins import open_alone

@@ -263,7 +263,7 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
     ):
         numbers = (0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(codec._WORD_BODY.pack(0x95, 35, *numbers, 0xCF, count | last))
+            decode_message(codec._REPORT_BODY.pack(0x95, 35, *numbers, 0xCF, count | last))
         with pytest.raises(RemoteProtocolError, match="must be from"):
             decode_message(codec._BARRIER_BODY.pack(0x96, 36, *numbers, 0xCF, count, 0xCF, last))
         head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, *numbers, 0xC6, 2)
@@ -289,10 +289,10 @@ def test_an_acknowledgement_that_is_too_large_does_not_leave() -> None:
         encode_message(replace(fitting, state=bytes(1001)), limits)
 
 
-def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
+def test_a_report_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
     """Signed 64-bit integers take as many bytes."""
     body = bytes((0x95, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1, 6))
-    assert len(body) == codec._WORD_BODY.size
+    assert len(body) == codec._REPORT_BODY.size
     assert decode_message(body) == m.CloseForCheckpoint(7, 8, -1, 6)
 
 

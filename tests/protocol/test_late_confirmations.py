@@ -88,7 +88,7 @@ def test_an_end_that_opens_the_valve_is_confirmed_after_what_leaves(
 
 
 @pytest.mark.parametrize("last", [m.EventMessage(7, 3, b"e"), m.CloseForCheckpoint(7, 2, 6)])
-def test_any_other_confirmation_takes_the_words_with_it(last: m.DownMessage) -> None:
+def test_any_other_confirmation_takes_the_reports_with_it(last: m.DownMessage) -> None:
     # H23: an event's confirmation leaves immediately, and that of a close in its answer
     subtask = a_subtask_at_its_barrier() if isinstance(last, m.EventMessage) else a_closed_subtask(5)
     *_, answer = told(subtask, last)
@@ -96,7 +96,7 @@ def test_any_other_confirmation_takes_the_words_with_it(last: m.DownMessage) -> 
     assert m.confirmed_by(answer) == subtask.resume_seq
 
 
-def test_a_batch_of_words_alone_is_confirmed_by_nobody_and_one_with_an_event_immediately() -> None:  # H22, H23
+def test_a_batch_of_reports_alone_is_confirmed_by_nobody_and_one_with_an_event_immediately() -> None:  # H22, H23
     subtask = a_closed_subtask(5)
     effects = subtask.handle_batch([m.BarrierMessage(7, 2, 5, 0), m.CheckpointAborted(7, 3, 5)], 1.0)
     assert subtasks.sent(effects) == []
@@ -105,17 +105,17 @@ def test_a_batch_of_words_alone_is_confirmed_by_nobody_and_one_with_an_event_imm
 
 
 @pytest.mark.parametrize(
-    "word", [m.CloseForCheckpoint(7, 1, 5), m.BarrierMessage(7, 2, 5, 0), m.CheckpointAborted(7, 3, 5)]
+    "report", [m.CloseForCheckpoint(7, 1, 5), m.BarrierMessage(7, 2, 5, 0), m.CheckpointAborted(7, 3, 5)]
 )
-def test_a_duplicate_is_confirmed_immediately_however_often_it_comes(word: m.DownMessage) -> None:
+def test_a_duplicate_is_confirmed_immediately_however_often_it_comes(report: m.DownMessage) -> None:
     # H22, H24: the first time too, although the item itself still waits for its confirmation
     subtask = a_subtask_at_its_barrier()
     told(subtask, m.CheckpointAborted(7, 3, 5))
-    assert told(subtask, word) == [m.Confirm(7, 3)]
-    assert told(subtask, word) == [m.Confirm(7, 3)]
+    assert told(subtask, report) == [m.Confirm(7, 3)]
+    assert told(subtask, report) == [m.Confirm(7, 3)]
 
 
-def test_the_subtask_resumes_after_the_words_that_it_has_not_confirmed() -> None:  # H24
+def test_the_subtask_resumes_after_the_reports_that_it_has_not_confirmed() -> None:  # H24
     subtask = a_subtask_at_its_barrier()
     subtask.handle(ConnectionLost(), 1.0)
     assert subtask.resume_seq == 2
@@ -144,7 +144,7 @@ def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:  # H2
     assert told(subtask, m.Confirm(7, 2)) == [m.RestoredEventMessage(7, 7, 5, b"5")]
 
 
-def test_a_word_confirms_what_the_subtask_sent_before() -> None:  # H24, H27
+def test_a_report_confirms_what_the_subtask_sent_before() -> None:  # H24, H27
     subtask = a_subtask(limits=WIDE)
     send(subtask, b"a")
     send(subtask, b"b")
@@ -156,7 +156,7 @@ def test_a_word_confirms_what_the_subtask_sent_before() -> None:  # H24, H27
 
 
 @pytest.mark.parametrize("kind", [m.CloseForCheckpoint, m.CheckpointAborted])
-def test_a_word_that_confirms_what_was_never_sent_is_refused(kind: Any) -> None:  # H24, H62
+def test_a_report_that_confirms_what_was_never_sent_is_refused(kind: Any) -> None:  # H24, H62
     subtask = a_subtask(limits=WIDE)
     with pytest.raises(RemoteProtocolError, match="confirms item 9, which was never sent"):
         told(subtask, kind(7, 1, 5, 9))
@@ -216,7 +216,7 @@ def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "outcome"),
+    ("report", "outcome"),
     [
         (m.CheckpointAcknowledged(7, 2, 5, b"s", (), ()), COMPLETED),
         (m.CheckpointAcknowledged(7, 2, 5, b"s", (), ()), g.CheckpointOutcome.SAVEPOINT),
@@ -224,10 +224,10 @@ def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
     ],
 )
 def test_the_answer_to_a_barrier_is_confirmed_with_the_end_of_its_checkpoint(
-    word: m.UpMessage, outcome: g.CheckpointOutcome
+    report: m.UpMessage, outcome: g.CheckpointOutcome
 ) -> None:  # H30, H45, H49
     gateway = a_gateway_at_its_barrier()
-    assert heard(gateway, word) == []
+    assert heard(gateway, report) == []
     assert done(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5, 2)]
 
 
@@ -237,7 +237,7 @@ def test_what_was_confirmed_is_not_confirmed_a_second_time() -> None:  # H24, H3
     assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 4, 6)]
 
 
-def test_a_word_confirms_the_events_that_came_before_it_and_lets_the_barrier_leave() -> None:  # H23, H42
+def test_a_report_confirms_the_events_that_came_before_it_and_lets_the_barrier_leave() -> None:  # H23, H42
     gateway = a_wide_gateway()
     submit(gateway, 1)
     assert cut(gateway, 5) == []
@@ -248,7 +248,7 @@ def test_a_word_confirms_the_events_that_came_before_it_and_lets_the_barrier_lea
     ]
 
 
-def test_a_word_that_confirms_what_was_never_sent_to_the_peer_is_refused() -> None:  # H24, H62
+def test_a_report_that_confirms_what_was_never_sent_to_the_peer_is_refused() -> None:  # H24, H62
     gateway = a_wide_gateway()
     submit(gateway, 1)
     done(gateway, g.CloseRequested(5))
@@ -261,7 +261,7 @@ def test_a_word_that_confirms_what_was_never_sent_to_the_peer_is_refused() -> No
     assert gateway.statistics().unconfirmed_events == 1
 
 
-def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # H42
+def test_a_drain_needs_the_confirmations_of_events_and_of_no_report() -> None:  # H42
     gateway = a_wide_gateway()
     submit(gateway, 1)
     assert cut(gateway, 5) == []
@@ -272,14 +272,14 @@ def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # 
 
 
 @pytest.mark.parametrize("message", [m.EventMessage(7, 2, b"e"), m.RequestMessage(7, 2, 1, b"?")])
-def test_an_event_that_comes_has_the_word_before_it_confirmed(message: m.UpMessage) -> None:
+def test_an_event_that_comes_has_the_report_before_it_confirmed(message: m.UpMessage) -> None:
     # H27, H30: the event itself is confirmed when it is taken
     gateway = a_gateway_that_heard_of_the_close()
     assert heard(gateway, message) == [m.Confirm(7, 1)]
     assert done(gateway, g.ItemTaken(2)) == [m.Confirm(7, 2)]
 
 
-def test_a_word_after_an_event_is_not_confirmed_before_the_event_is_taken() -> None:  # H27, H30
+def test_a_report_after_an_event_is_not_confirmed_before_the_event_is_taken() -> None:  # H27, H30
     gateway = a_wide_gateway()
     done(gateway, g.CloseRequested(5))
     heard(gateway, m.EventMessage(7, 1, b"e"))
@@ -289,7 +289,7 @@ def test_a_word_after_an_event_is_not_confirmed_before_the_event_is_taken() -> N
     assert done(gateway, g.ItemTaken(1)) == [m.Confirm(7, 2)]
 
 
-def test_a_word_that_waited_for_readiness_is_confirmed_when_the_event_before_it_is_taken() -> None:  # H10, H27
+def test_a_report_that_waited_for_readiness_is_confirmed_when_the_event_before_it_is_taken() -> None:  # H10, H27
     gateway = a_gateway(WIDE_DOWN, ready=False)
     done(gateway, g.CloseRequested(5))
     batch: list[m.UpMessage] = [m.Opened(7, 1), m.EventMessage(7, 2, b"e"), m.ClosedForCheckpoint(7, 3, 5)]
@@ -313,14 +313,14 @@ def test_a_gateway_confirms_a_duplicate_immediately_however_often_it_comes() -> 
     assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
-def test_a_stale_word_is_confirmed_like_any_other() -> None:  # H44
+def test_a_stale_report_is_confirmed_like_any_other() -> None:  # H44
     gateway = a_gateway_that_heard_of_the_close()
     done(gateway, g.CheckpointOver(5, ABORTED))
     assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), ())) == []
     assert done(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 3, 6, 2)]
 
 
-def test_the_gateway_resumes_after_the_words_that_it_has_not_confirmed() -> None:  # H24
+def test_the_gateway_resumes_after_the_reports_that_it_has_not_confirmed() -> None:  # H24
     gateway = a_gateway_that_heard_of_the_close()
     gateway.handle(ConnectionLost(), 1.0)
     assert gateway.resume_seq == 1

@@ -27,7 +27,7 @@ from protocol.gateway import types as g
 from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch_event
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire import messages as m
-from protocol.wire.codec import encode_word
+from protocol.wire.codec import encode_report
 from protocol.wire.event_classes import event, find, learn_failures, learn_modules
 from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
 from protocol.wire.extension_types import ExtensionType
@@ -306,9 +306,9 @@ def test_a_large_event_comes_out_of_its_steps_as_it_went_in(value: Any) -> None:
 
 def test_a_message_with_a_field_of_another_type_has_no_short_form() -> None:
     wrong: Any = "seven"
-    assert encode_word(m.BarrierMessage(7, 1, 3, 0)) != b""
-    assert encode_word(m.BarrierMessage(7, 1, wrong, 0)) == b""
-    assert encode_word(m.Confirm(7, 1)) == b""  # it has no fixed length
+    assert encode_report(m.BarrierMessage(7, 1, 3, 0)) != b""
+    assert encode_report(m.BarrierMessage(7, 1, wrong, 0)) == b""
+    assert encode_report(m.Confirm(7, 1)) == b""  # it has no fixed length
 
 
 def test_the_server_of_a_handshake_waits_for_its_client_and_knows_no_identity_before() -> None:

@@ -20,11 +20,11 @@ from types import MappingProxyType
 
 import pyspark
 
-from spark_bridge.jvm_classes import java_source
-from spark_bridge.relay_jar import SOURCES, sources_digest
+from spark_bridge.bridge.jvm_classes import java_source
+from spark_bridge.bridge.relay_jar import SOURCES, sources_digest
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-JAR = _ROOT / "spark_bridge" / "relay.jar"
+JAR = _ROOT / "spark_bridge" / "bridge" / "relay.jar"
 _FIND_JAVA = _ROOT / ".ci" / "find-java"
 
 

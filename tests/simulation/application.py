@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from actors.coordination.inputs import RestoredInput
+from actors.coordination.engine.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event

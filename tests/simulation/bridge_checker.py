@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from actors.coordination.messages import LedgerDecided
+from actors.coordination.engine.messages import LedgerDecided
 from protocol.attempts import (
     AttemptAccepted,
     AttemptCondemned,

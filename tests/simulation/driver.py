@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from actors import ActorRef, ActorSystem, Decision, Hook
 from actors.cell import ActorCell
 from actors.coordination import OperatorConfig, parts_of
-from actors.coordination.checkpoint_requests import CheckpointFailed
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.errors import ActorError
 from actors.testing import TurnGate, next_item
 from protocol.attempts import LedgerConfig
@@ -32,10 +32,10 @@ from protocol.wire.messages import Register, Resume
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import NotSettled, SidecarError
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operator, Operators
-from spark_bridge.errors import NotSettled, SidecarError
 from spark_bridge.storage import CheckpointFile, StorageError
 from tests.simulation.application import (
     CONFIRM_S,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from actors.coordination.inputs import ActionId, RestoredInput
+from actors.coordination.engine.inputs import ActionId, RestoredInput
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.parts import split_states
 from tests.simulation.application import PARTS, STAGES

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from actors import ActorRef, AskTimeout
 from actors.cell import ActorCell, cell_of
 from actors.coordination import OperatorStatistics
-from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.gateway import GatewayActor
-from actors.coordination.messages import (
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
+from actors.coordination.engine.coordinator import CoordinatorActor
+from actors.coordination.engine.gateway import GatewayActor
+from actors.coordination.engine.messages import (
     AttachConnection,
     ConnectionClosed,
     EventArrived,

@@ -10,7 +10,7 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from actors.coordination.inputs import ActionId
+from actors.coordination.engine.inputs import ActionId
 from protocol.errors import GatewayFull
 from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection

@@ -27,9 +27,9 @@ from protocol.subtask import types as s
 from protocol.wire import messages as m
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
 from tests.simulation.application import EVENTS_MAX, OPERATOR, STAGES, Application, unpack

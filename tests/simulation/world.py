@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from actors.coordination.inputs import RestoredInput
+from actors.coordination.engine.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import InputRefused, LocalProtocolError
 from protocol.facts import EngineFact
 from protocol.machine import TimePassed
 from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
-from spark_bridge.errors import BatchRefused, NotSettled
+from spark_bridge.common.errors import BatchRefused, NotSettled
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings, own_state
 from tests.simulation.bus import HeldFacts
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.enumerators import BoundedLogEnumerator, OwnedSplitEnumerator
+from actors.coordination.sources.enumerators import BoundedLogEnumerator, OwnedSplitEnumerator
 from headgate import SourceCoordinator, StaticSplitEnumerator, chain
 from headgate.sources import DiscoveringSplitEnumerator, HybridSource, Source, SplitAt, SplitEnumerator
 from headgate.testing import Bookkeeping, KeptOutputs, check_bookkeeping

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, chain
 from headgate.sources import FileSource, HybridSource, PostgresSource, RedisStreamsSource, Source
 from headgate.testing import World, running_operator

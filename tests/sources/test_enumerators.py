@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.enumerators import FAILURES_MAX, HybridSplitEnumerator
-from actors.coordination.inputs import RestoredInput
+from actors.coordination.engine.inputs import RestoredInput
+from actors.coordination.sources.enumerators import FAILURES_MAX, HybridSplitEnumerator
 from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, SubtaskContext
 from headgate.sources import (
     DiscoveringSplitEnumerator,
@@ -29,9 +29,9 @@ from protocol.errors import LocalProtocolError
 from protocol.source_events import backlog_event, split_request_event, split_to_value
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.state import decode_state
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import POSTGRES, PostgresEnumerator
 from spark_bridge.sources.postgres.task import CHANGES_READ
-from spark_bridge.subtask.hybrid import HybridReader
 from tests.primitives.stage_histories import Numbers
 from tests.sources.test_split_reader import until_over
 

@@ -20,8 +20,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator, OwnedSplitEnumerator
-from actors.coordination.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination.sources.enumerators import (
+    DiscoveringSplitEnumerator,
+    HybridSplitEnumerator,
+    OwnedSplitEnumerator,
+)
+from actors.coordination.sources.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
 from actors.coordination.turns import FIRST_STEPS
 from benchmarks.large_states import Files, Table, files
 from headgate import CheckpointConfig, SplitReader
@@ -37,13 +41,13 @@ from protocol.wire.state import CHUNK_ENTRIES
 from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEnumerator
 from spark_bridge.primitives.work_queue.messages import ROOT, id_of_child
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import PostgresEnumerator
 from spark_bridge.sources.postgres.ranges import pack_ranges, unpack_ranges
 from spark_bridge.sources.postgres.task import PostgresReader, range_read_event
 from spark_bridge.storage import MemoryStorage, StorageSession
 from spark_bridge.streams.driver import StreamPlanner
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.hybrid import HybridReader
 from tests.sources.test_old_states import Reader, Taking, handed_out
 from tests.sources.test_split_reader import until_over
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordination.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
-from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
+from actors.coordination.sources.source import SplitEnumerator, SplitEnumeratorContext
 from headgate import SplitReader, StaticSplitEnumerator
 from protocol.kept_bytes import KeptBytes
 from protocol.source_events import SplitAt, decode_split
@@ -26,10 +26,10 @@ from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.group.task import GroupCheckpoint
 from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEnumerator
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
 from spark_bridge.streams.driver import _State
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.hybrid import HybridReader
 
 pytestmark = pytest.mark.anyio
 

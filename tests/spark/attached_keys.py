@@ -16,8 +16,8 @@ from typing import Any
 from headgate import AttachedSidecar
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Holder, Key, KeyRing, identity_of
+from spark_bridge.common.tls import client_context
 from spark_bridge.standalone.secret_file import read_secret
-from spark_bridge.subtask.tls import client_context
 from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
 from tests.spark.faults.waiting import wait_until
 from tests.spark.memory import SECRET, Name, check, children, command_of, keys_in, parent_of

@@ -18,9 +18,9 @@ from actors.coordination import SourceCoordinator
 from actors.threads import DRIVER
 from headgate import OperatorCoordinator, Sidecar
 from headgate.sources import DiscoveringSplitEnumerator
+from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.subtask import SplitReader
 from tests.spark.leftovers import nothing_left
 

@@ -22,10 +22,10 @@ from actors.coordination import SubtaskGateway
 from protocol.attempts import LedgerConfig
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay import RelayKind
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.runner import run_subtask
 from spark_bridge.task_entry import SubtaskTask, current_task
 from tests.spark.actions import one_task_each

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from protocol.restart import FixedDelay
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import RestartsExhausted
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import Action
 

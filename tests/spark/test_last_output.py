@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from actors.coordination import OperatorCoordinator
 from protocol.restart import NO_RESTART
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.errors import OutputNotCommitted, RestartsExhausted
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import OutputNotCommitted, RestartsExhausted
 from spark_bridge.subtask import SubtaskOperator
 from tests.spark.actions import Action, one_task_each
 from tests.spark.conftest import NewProgram

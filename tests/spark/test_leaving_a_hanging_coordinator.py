@@ -21,9 +21,9 @@ from structlog.testing import capture_logs
 
 from headgate.testing import RecordingCoordinator
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.errors import OutputNotCommitted, SidecarError
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits, Watching
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import OutputNotCommitted, SidecarError
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import Action, one_task_each
 from tests.spark.leftovers import nothing_left

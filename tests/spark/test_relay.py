@@ -32,10 +32,10 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from spark_bridge import jvm_classes
+from spark_bridge.bridge import jvm_classes
 from spark_bridge.bridge.relay import Relay, RelayStopped, jvm_relay, open_relay
+from spark_bridge.bridge.relay_jar import DRIVER_CLASS, jar_bytes
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.relay_jar import DRIVER_CLASS, jar_bytes
 from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
 from tests.spark.operators import Listening

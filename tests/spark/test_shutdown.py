@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge.bridge.relay import RelayStopped
+from spark_bridge.common.errors import SidecarError, SidecarNotRunning
 from spark_bridge.driver import spark_driver
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import SidecarError, SidecarNotRunning
 from tests.spark.actions import Action, coordinated, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.leftovers import nothing_left

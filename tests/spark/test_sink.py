@@ -17,9 +17,9 @@ from actors.coordination import OperatorCoordinator
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.restart import FixedDelay
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.errors import CoordinatorStartError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import CoordinatorStartError
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator

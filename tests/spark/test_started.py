@@ -24,8 +24,8 @@ import headgate
 from headgate import Sidecar, SidecarConfig, SidecarLimits
 from headgate.errors import OutputNotCommitted, SidecarError
 from spark_bridge.bridge.relay import RelayStopped
+from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.driver import leaving, started
-from spark_bridge.errors import SidecarNotRunning
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.cluster import ROOT
 from tests.spark.conftest import LOCAL, SparkOn

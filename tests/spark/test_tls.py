@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from spark_bridge.certificates import Encryption, encryption
+from spark_bridge.common.certificates import Encryption, encryption
 from spark_bridge.driver import runtime
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar

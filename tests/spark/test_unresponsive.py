@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from protocol.gateway.types import GatewayLimits
 from protocol.restart import FixedDelay
+from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.errors import RestartsExhausted
 from tests.spark.actions import coordinated
 from tests.spark.script import Script
 

@@ -28,9 +28,9 @@ from actors.coordination import (
     StaticSplitEnumerator,
     SubtaskGateway,
 )
+from spark_bridge.common.errors import CoordinatorStartError, SidecarError
 from spark_bridge.driver.config import Addresses, SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.errors import CoordinatorStartError, SidecarError
 from spark_bridge.server.server import ServerStartError
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from tests.spark.actions import coordinated, one_task_each, what_the_user_reads

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from actors.coordination import ResetNotSupported
-from actors.coordination.inputs import ActionId
+from actors.coordination.engine.inputs import ActionId
 from protocol.attempts import RunEnded, RunStarted
 from protocol.facts import ApplicationEnded, JobEnded, JobStarted
 from spark_bridge.bridge.runs import ACTIONS_KEPT, RunningJobs

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_bridge.addresses import parse_address, written
+from spark_bridge.common.addresses import parse_address, written
 
 
 @pytest.mark.parametrize(

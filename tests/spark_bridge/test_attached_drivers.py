@@ -16,10 +16,10 @@ import pytest
 
 from actors.coordination import OperatorCoordinator
 from protocol.wire.keys import KeyRing
-from spark_bridge.certificates import certificate_digest
+from spark_bridge.common.certificates import certificate_digest
+from spark_bridge.common.errors import SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.process import Ports, SidecarProcess

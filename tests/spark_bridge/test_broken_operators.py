@@ -15,19 +15,19 @@ import anyio
 import pytest
 
 from actors import ActorError, Reply
-from actors.coordination.barrier_tracker import BarrierTrackerActor
-from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.gateway import GatewayActor
-from actors.coordination.messages import RequestCheckpoint
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
+from actors.coordination.engine.coordinator import CoordinatorActor
+from actors.coordination.engine.gateway import GatewayActor
+from actors.coordination.engine.messages import RequestCheckpoint
 from headgate.testing import RecordingCoordinator
 from protocol.barrier_tracker import BarrierTracker
 from protocol.errors import HeadgateError
 from protocol.gateway.machine import GatewayMachine
 from protocol.restart import DEFAULT_RESTART
 from protocol.wire.messages import RefusalCode
+from spark_bridge.common.errors import OperatorBroken
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import Restarter
-from spark_bridge.errors import OperatorBroken
 from tests.actors.coordination.operator_world import Answer
 from tests.conformance.application import OPERATOR, Application, SparkTask, application
 

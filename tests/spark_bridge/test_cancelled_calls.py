@@ -31,9 +31,9 @@ from headgate.testing import running_operator
 from protocol.errors import HeadgateError
 from protocol.facts import ApplicationEnded, JobStarted
 from protocol.restart import FixedDelay
+from spark_bridge.common.errors import SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import CheckpointFile, MemoryStorage, StorageError
 from spark_bridge.subtask import SplitReader

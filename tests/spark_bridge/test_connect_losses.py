@@ -21,7 +21,8 @@ from protocol.facts import ApplicationEnded
 from protocol.restart import FixedDelay
 from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import ApplicationLost, RelayError
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
+from spark_bridge.common.errors import ConnectRefused, RestartsExhausted, ServerLost, SidecarError
 from spark_bridge.connect import attached, relay, sessions
 from spark_bridge.connect.attached import LOOKS_PER_RENEWAL, AttachedSession
 from spark_bridge.connect.opening import Wanted
@@ -29,7 +30,6 @@ from spark_bridge.connect.relay import PINGS_PER_LEASE, ConnectRelay
 from spark_bridge.connect.remote_session import HERE, RemoteSession
 from spark_bridge.connect.sessions import run_across_sessions
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.errors import ConnectRefused, RestartsExhausted, ServerLost, SidecarError
 from spark_bridge.subtask import TaskEndpoint
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_jvm_link import FakeJvm

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_bridge.bridge.relay_jar import jar_bytes
 from spark_bridge.command import main
-from spark_bridge.relay_jar import jar_bytes
 from spark_bridge.standalone.secret_file import read_secret
 
 

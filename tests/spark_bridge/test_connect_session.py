@@ -17,13 +17,13 @@ import pytest
 import structlog.testing
 
 from protocol.wire.keys import KeyRing, Purpose
+from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, LISTENER_CLASS, jar_bytes
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import remote_session
 from spark_bridge.connect.opening import OPEN_TAG, Artifact, Installed, Wanted, opening_of
 from spark_bridge.connect.remote_session import BESIDE, HERE, RemoteSession
 from spark_bridge.connect.task import ExecutorLook
 from spark_bridge.driver import shipping
-from spark_bridge.errors import ConnectRefused
-from spark_bridge.relay_jar import FUNCTION_CLASS, LISTENER_CLASS, jar_bytes
 from spark_bridge.task_entry import ACTION_TAG
 
 

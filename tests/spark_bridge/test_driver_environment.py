@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
     check_worker_python,
@@ -23,7 +24,6 @@ from spark_bridge.driver.environment import (
     task_failures_max,
     task_slots,
 )
-from spark_bridge.errors import SidecarError
 
 
 class Context:

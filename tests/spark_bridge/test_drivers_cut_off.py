@@ -26,12 +26,12 @@ from protocol.wire.framing import frame
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Purpose
 from spark_bridge.bridge.relay import awaited
+from spark_bridge.common.control import CONTROL_LIMITS
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError
 from spark_bridge.standalone import process as standalone
 from spark_bridge.standalone.process import Ports, SidecarProcess
-from spark_bridge.subtask.control import CONTROL_LIMITS
 from tests.fuzz.driver_half import HONEST, PARALLELISM, HonestCoordinator
 from tests.fuzz.line import Line
 from tests.fuzz.played_driver import PATIENCE_S, PlayedDriver, PlayedJvm

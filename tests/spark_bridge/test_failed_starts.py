@@ -21,11 +21,11 @@ from spark_bridge.bridge.relay import RelayRefused, jvm_relay
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_relay import JvmRelay
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Opening, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession
-from spark_bridge.errors import ConnectRefused
 from tests.spark_bridge.test_jvm_link import KEYS
 
 

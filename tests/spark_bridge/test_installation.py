@@ -14,7 +14,7 @@ import pytest
 
 from headgate.testing import running_operator
 from spark_bridge.command import main
-from spark_bridge.installation import _question_and_answer, java_major
+from spark_bridge.driver.installation import _question_and_answer, java_major
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

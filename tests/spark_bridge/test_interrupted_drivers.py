@@ -23,10 +23,10 @@ from pyspark import SparkContext
 from actors.coordination import OperatorCoordinator
 from protocol.errors import EventEncodeError
 from protocol.wire.keys import Key, KeyRing
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError
 from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.process import Ports, SidecarProcess

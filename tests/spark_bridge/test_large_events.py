@@ -24,8 +24,8 @@ from actors.coordination import (
     SubtaskGateway,
     parts_of,
 )
-from actors.coordination.messages import StartOperator
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.messages import StartOperator
+from actors.coordination.engine.operator_config import UNBOUNDED
 from protocol.attempts import LedgerConfig
 from protocol.errors import EventEncodeError
 from protocol.facts import JobStarted, StageSubmitted

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from actors.coordination import OperatorCoordinator
+from spark_bridge.common.errors import OutputNotCommitted
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits, Watching
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import OutputNotCommitted
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 
 pytestmark = pytest.mark.anyio

@@ -16,9 +16,9 @@ from protocol.attempts import RunStarted
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operators
-from spark_bridge.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
 from spark_bridge.storage import MemoryStorage
 from tests.spark_bridge.test_operators import running_operators
 

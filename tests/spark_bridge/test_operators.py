@@ -18,9 +18,9 @@ from protocol.wire.messages import RestoreMode, SubtaskState
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
-from spark_bridge.errors import SidecarError
 from spark_bridge.storage import MemoryStorage, Storage, StorageSession
 
 

@@ -9,10 +9,10 @@ import zipfile
 
 import pytest
 
-from spark_bridge.relay_jar import jar_bytes, sources_digest
+from spark_bridge.bridge.relay_jar import jar_bytes, sources_digest
 from tests.release.relay_jar import build, javac, javac_release, manifest_of
 
-AGAIN = "run `make relay`, and commit spark_bridge/relay.jar"
+AGAIN = "run `make relay`, and commit spark_bridge/bridge/relay.jar"
 
 
 def test_the_jar_was_built_from_the_sources_of_this_commit() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import FixedDelay
+from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.restarts import Restarter, run_blocking
-from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import StorageFenced
 
 

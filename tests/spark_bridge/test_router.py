@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from actors.coordination.messages import AttachConnection, ConnectionClosed, MessagesArrived
+from actors.coordination.engine.messages import AttachConnection, ConnectionClosed, MessagesArrived
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of
 from protocol.wire.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume

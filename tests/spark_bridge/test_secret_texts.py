@@ -44,10 +44,10 @@ from headgate.sinks import (
 )
 from headgate.sources import FileSource, KafkaSource, PostgresSource, RedisStreamsSource
 from protocol import arguments
+from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sinks.files.directory import SinkDirectory
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.storage import StorageError
-from spark_bridge.subtask.secret_texts import Secrets
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from protocol.wire.codec import encode_message
 from protocol.wire.messages import AttemptEnded, Confirm, UpMessage
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
 from spark_bridge.server.connection import Connection
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE
 from tests.fuzz.line import Line

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pyspark import SparkContext
 
-from spark_bridge.bootstrap import VENDORED
+from spark_bridge.common.bootstrap import VENDORED
 from spark_bridge.driver.shipping import archive_contents, ship_packages, write_archive
 
 # A worker has the archive and the standard library. `-S` leaves out site-packages.
@@ -148,7 +148,7 @@ def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
     said, _ = in_bare_python(
         unpacked(write_archive(tmp_path), tmp_path / "bare", without=f"{VENDORED}/fsspec/"),
         program="import spark_bridge.subtask\n"
-        "from spark_bridge.bootstrap import VENDORED\n"
+        "from spark_bridge.common.bootstrap import VENDORED\n"
         "try:\n    import spark_bridge.sinks.files.task\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n",

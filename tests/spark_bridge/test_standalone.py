@@ -23,9 +23,9 @@ import pytest
 
 from actors.coordination import CheckpointFailed
 from protocol.wire.keys import KeyRing
-from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
 from spark_bridge.command import main
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.certificates import Encryption, TlsCertificate, certificate_digest, encryption
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.command import find
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver import started
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.environment import is_remote
-from spark_bridge.errors import SidecarError
 
 
 class Context:

@@ -34,16 +34,16 @@ from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.wire.handshake import PROTOCOL_VERSION, ServerHandshake
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import Confirm, EventMessage
-from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
+from spark_bridge.common import control
+from spark_bridge.common.certificates import Encryption, TlsCertificate, certificate_digest, encryption
+from spark_bridge.common.control import ControlEndpoint, ControlUnreachable
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import SidecarError
+from spark_bridge.common.tls import HANDSHAKE_BYTES_MAX, TlsStream, client_context
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
-from spark_bridge.subtask import control
 from spark_bridge.subtask.connection import Connection as TaskConnection
-from spark_bridge.subtask.control import ControlEndpoint, ControlUnreachable
-from spark_bridge.subtask.endpoint import TaskEndpoint
-from spark_bridge.subtask.tls import HANDSHAKE_BYTES_MAX, TlsStream, client_context
 from tests.fuzz.line import Line as HostileLine
 from tests.fuzz.records import (
     ALERT,
@@ -307,7 +307,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
     script = (
         "import sys; sys.modules['cryptography'] = None\n"
         "from protocol.wire.keys import KeyRing\n"
-        "from spark_bridge.certificates import encryption\n"
+        "from spark_bridge.common.certificates import encryption\n"
         "encryption(True, KeyRing(bytes(32)))"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

@@ -19,7 +19,7 @@ import pytest
 
 from protocol.wire.keys import KeyRing
 from spark_bridge.command import main
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.status import LatencyStatus
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import serve_control

@@ -40,11 +40,11 @@ from headgate.errors import CoordinatorStartError
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver import config
 from spark_bridge.driver.restarts import is_lazy, run_with_restarts
-from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
 from spark_bridge.subtask.parts import OperatorParts
 from tests.conformance.application import application

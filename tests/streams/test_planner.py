@@ -31,13 +31,13 @@ from headgate.testing import running_operator
 from protocol.source_events import StreamBatch, decode_split
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
-from spark_bridge.certificates import encryption
-from spark_bridge.errors import StreamRefused
+from spark_bridge.common.certificates import encryption
+from spark_bridge.common.control import ControlUnreachable
+from spark_bridge.common.errors import StreamRefused
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner, _PlanningContext
 from spark_bridge.streams.server import Streams
 from spark_bridge.streams.task import StreamFailed, batch_between, reader_of_batch
-from spark_bridge.subtask.control import ControlUnreachable
 
 pytestmark = pytest.mark.anyio
 

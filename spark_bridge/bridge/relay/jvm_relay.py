@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.wire.keys import IDENTITY_BYTES, Key, KeyRing, Purpose
+from spark_bridge.bridge.jvm_classes import new_packaged_object
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -26,9 +27,8 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
-from spark_bridge.certificates import Encryption
-from spark_bridge.jvm_classes import new_packaged_object
-from spark_bridge.relay_jar import DRIVER_CLASS, jar
+from spark_bridge.bridge.relay_jar import DRIVER_CLASS, jar
+from spark_bridge.common.certificates import Encryption
 from spark_bridge.server.server import ServerStartError
 
 BUFFER_CAPACITY = 10_000

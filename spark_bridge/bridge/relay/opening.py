@@ -26,7 +26,7 @@ from spark_bridge.bridge.relay.jvm_link import deliver
 from spark_bridge.bridge.relay.jvm_relay import BUFFER_CAPACITY, JvmRelay
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
 from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.certificates import Encryption
+from spark_bridge.common.certificates import Encryption
 
 RelayKind = Literal["jvm", "py4j"]
 

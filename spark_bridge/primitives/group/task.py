@@ -42,8 +42,8 @@ from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from spark_bridge.common.endpoint import TaskEndpoint
     from spark_bridge.subtask.context import SubtaskContext
-    from spark_bridge.subtask.endpoint import TaskEndpoint
 
 __all__ = ["PIECE_BYTES", "GroupCheckpoint", "GroupInTask", "GroupMember", "GroupPart"]
 

@@ -17,12 +17,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sinks.parquet.driver import ParquetCommitter
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
-from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["DeltaCommitter"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import SCHEMA, checked
+from spark_bridge.common.extras import require
+from spark_bridge.common.urls import check_absolute
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
-from spark_bridge.subtask.extras import require
-from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     import pyarrow

@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from spark_bridge.bootstrap import ensure_importable
+from spark_bridge.common.bootstrap import ensure_importable
+from spark_bridge.common.urls import check_absolute, filesystem_of
 from spark_bridge.sinks.files.moves import move_on
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 ensure_importable("fsspec")
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from protocol.describing import a_type
-from spark_bridge.bootstrap import ensure_importable
+from spark_bridge.common.bootstrap import ensure_importable
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
 ensure_importable("fsspec")

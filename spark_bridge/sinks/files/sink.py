@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, checked, given
+from spark_bridge.common.urls import check_absolute
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
-from spark_bridge.subtask.urls import check_absolute
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.files.driver import FileCommitter

@@ -19,12 +19,12 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NamespaceAlreadyExistsError
 from pyiceberg.table import Table, TableProperties
 
+from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sinks.parquet.driver import ParquetCommitter
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
-from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["IcebergCommitter"]
 

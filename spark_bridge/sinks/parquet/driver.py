@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkDataLost
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
-from spark_bridge.subtask.secret_texts import Secrets
 
 __all__ = ["ParquetCommitter"]
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from spark_bridge.bootstrap import ensure_importable
+from spark_bridge.common.bootstrap import ensure_importable
+from spark_bridge.common.urls import check_absolute, filesystem_of
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 ensure_importable("fsspec")
 

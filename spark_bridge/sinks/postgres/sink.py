@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.arguments import TEXT, checked
+from spark_bridge.common.extras import require
 from spark_bridge.sinks.rows import check_columns
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
-from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.postgres.table import PostgresTable

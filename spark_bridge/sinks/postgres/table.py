@@ -11,8 +11,8 @@ from typing import Literal
 import psycopg
 from psycopg import sql
 
+from spark_bridge.common.conninfo import connect, parameters
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.conninfo import connect, parameters
 
 __all__ = ["Mode", "PostgresTable", "gid_of"]
 

@@ -11,8 +11,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from spark_bridge.common.secret_texts import Secrets, check_login
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.subtask.secret_texts import Secrets, check_login
 
 __all__ = ["RedisStream", "connect"]
 

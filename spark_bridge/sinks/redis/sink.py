@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, checked
+from spark_bridge.common.extras import require
 from spark_bridge.sinks.rows import check_columns
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
-from spark_bridge.subtask.extras import require
 
 if TYPE_CHECKING:
     from spark_bridge.sinks.redis.keys import RedisStream

@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import DiscoveringSplitEnumerator
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, Rule, checked
+from spark_bridge.common.urls import check_absolute, filesystem_of
 from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-from spark_bridge.subtask.urls import check_absolute, filesystem_of
 
 if TYPE_CHECKING:
     import pyarrow

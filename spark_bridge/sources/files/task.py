@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_bridge.subtask.extras import require
+from spark_bridge.common.extras import require
+from spark_bridge.common.urls import filesystem_of
 from spark_bridge.subtask.source import SplitReader
-from spark_bridge.subtask.urls import filesystem_of
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from actors.coordination.sources.enumerators import (
+    BoundedLogEnumerator,
+    DiscoveringSplitEnumerator,
+    OwnedSplitEnumerator,
+)
 from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.describing import show
 from protocol.source_events import SplitAt

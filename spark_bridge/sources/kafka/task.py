@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge.common.extras import require
+from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
-from spark_bridge.subtask.extras import require
-from spark_bridge.subtask.secret_texts import Secrets
 from spark_bridge.subtask.source import SplitReader
 
 CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"

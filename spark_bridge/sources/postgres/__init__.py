@@ -5,7 +5,7 @@
 Nothing is loaded here, because executors import this package too.
 """
 
-from spark_bridge.subtask.extras import require
+from spark_bridge.common.extras import require
 
 require("psycopg", "postgres")
 require("pyarrow", "dataframe")

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from actors.coordination import SplitEnumerator
-from actors.coordination.pending_splits import PendingSplits
-from actors.coordination.source import SplitEnumeratorContext
+from actors.coordination import SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.sources.pending_splits import PendingSplits
 from actors.coordination.turns import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked, given
@@ -36,11 +35,11 @@ from protocol.wire.state import (
     encode_entry,
     encode_state_in_steps,
 )
+from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
 from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
 from spark_bridge.sources.source import Source
-from spark_bridge.subtask.conninfo import connect
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceDataLost
 from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Transaction, transactions
 from spark_bridge.sources.postgres.ranges import unpack_ranges
-from spark_bridge.subtask.conninfo import connect
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 from actors.coordination import SplitEnumerator
-from actors.coordination.enumerators import BoundedLogEnumerator, DiscoveringSplitEnumerator, OwnedSplitEnumerator
+from actors.coordination.sources.enumerators import (
+    BoundedLogEnumerator,
+    DiscoveringSplitEnumerator,
+    OwnedSplitEnumerator,
+)
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked, given
 from protocol.describing import show
 from protocol.source_events import SplitAt

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge.common.extras import require
+from spark_bridge.common.secret_texts import Secrets, check_login
 from spark_bridge.sources.errors import SourceUnreachable
-from spark_bridge.subtask.extras import require
-from spark_bridge.subtask.secret_texts import Secrets, check_login
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:

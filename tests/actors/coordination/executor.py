@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.coordination.messages import AttachConnection, ConnectionClosed
+from actors.coordination.engine.messages import AttachConnection, ConnectionClosed
 from headgate.testing import Task as PublicTask
 from headgate.testing._task import MemoryConnection
 from protocol.subtask.types import BarrierArrived, RequestAbandoned

@@ -23,10 +23,10 @@ from actors.coordination import (
     RecreateOnReset,
     parts_of,
 )
-from actors.coordination.barrier_tracker import UNBOUNDED
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.inputs import BatchInput, RestoredInput
-from actors.coordination.messages import (
+from actors.coordination.engine.barrier_tracker import UNBOUNDED
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.inputs import BatchInput, RestoredInput
+from actors.coordination.engine.messages import (
     AnnounceBatch,
     AskLabelledWork,
     AwaitSettled,
@@ -39,7 +39,7 @@ from actors.coordination.messages import (
     StartOperator,
     TrackerMessage,
 )
-from actors.coordination.operator_config import BarrierInjector
+from actors.coordination.engine.operator_config import BarrierInjector
 from actors.testing import Candidate, DeterministicKit, Schedule, deterministic_system
 from headgate.testing import Answer as PublicAnswer
 from headgate.testing import RecordingCoordinator

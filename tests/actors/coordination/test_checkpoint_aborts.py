@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from actors import ActorStopped
-from actors.coordination.messages import AwaitSettled, RequestCheckpoint, TrackerMessage
+from actors.coordination.engine.messages import AwaitSettled, RequestCheckpoint, TrackerMessage
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import AbortRequested
 from protocol.wire.messages import RestoreMode

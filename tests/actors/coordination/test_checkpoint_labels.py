@@ -8,9 +8,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from actors.coordination.checkpoint_labels import CheckpointLabels
-from actors.coordination.inputs import ActionId, BatchInput, InputPosition, NamedInput, NoInput, UnnamedInput
-from actors.coordination.messages import BatchDone, LabelledWork
+from actors.coordination.engine.checkpoint_labels import CheckpointLabels
+from actors.coordination.engine.inputs import ActionId, BatchInput, InputPosition, NamedInput, NoInput, UnnamedInput
+from actors.coordination.engine.messages import BatchDone, LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode

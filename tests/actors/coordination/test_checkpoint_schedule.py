@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import CheckpointFailed
-from actors.coordination.messages import Settled
+from actors.coordination.engine.messages import Settled
 from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import (

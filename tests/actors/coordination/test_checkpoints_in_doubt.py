@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from actors.coordination import RecreateOnReset
-from actors.coordination.operator_config import DiscardRefused
+from actors.coordination.engine.operator_config import DiscardRefused
 from tests.actors.coordination.operator_world import (
     RecordingCoordinator,
     World,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import CoordinatorContext
-from actors.coordination.messages import StartOperator
+from actors.coordination.engine.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import (

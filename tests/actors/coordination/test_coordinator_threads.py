@@ -14,8 +14,8 @@ import anyio.to_thread
 
 from actors import ActorSystem
 from actors.coordination import BarrierTrackerActor, OperatorConfig, OperatorPorts, OperatorStatistics, parts_of
-from actors.coordination.barrier_tracker import UNBOUNDED
-from actors.coordination.messages import StartOperator
+from actors.coordination.engine.barrier_tracker import UNBOUNDED
+from actors.coordination.engine.messages import StartOperator
 from tests.actors.coordination.operator_world import RecordingCoordinator
 
 

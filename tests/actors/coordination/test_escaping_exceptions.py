@@ -20,7 +20,7 @@ from actors.coordination import (
     StaticSplitEnumerator,
     parts_of,
 )
-from actors.coordination.messages import StartOperator
+from actors.coordination.engine.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
 from tests.actors.coordination.operator_world import (

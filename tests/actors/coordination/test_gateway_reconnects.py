@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.messages import ConnectionClosed, MessagesArrived
+from actors.coordination.engine.messages import ConnectionClosed, MessagesArrived
 from protocol.attempts import AttemptCondemned, ConnectionExpired
 from protocol.errors import AttemptOver
 from protocol.wire.codec import encode_event

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, get_args
 
-from actors.coordination.gateway import _EFFECTS, TAKEN_EVERY
-from actors.coordination.messages import MessagesArrived
+from actors.coordination.engine.gateway import _EFFECTS, TAKEN_EVERY
+from actors.coordination.engine.messages import MessagesArrived
 from protocol.gateway.types import DeliverEvent, GatewayEffect, SendToAttempt
 from protocol.wire.messages import (
     BarrierMessage,

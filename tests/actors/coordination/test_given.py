@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import OperatorCoordinator, RecreateOnReset, ResetNotSupported
-from actors.coordination.given import built_anew_or_kept
+from actors.coordination.host.given import built_anew_or_kept
 from protocol.attempts import GlobalFailureRaised
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
 

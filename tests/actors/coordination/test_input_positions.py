@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.inputs import (
+from actors.coordination.engine.inputs import (
     INPUT_ID_CHARS_MAX,
     ActionId,
     BatchInput,

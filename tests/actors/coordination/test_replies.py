@@ -15,7 +15,7 @@ import pytest
 
 from actors import AskTimeout
 from actors.coordination import RecreateOnReset, Reply
-from actors.coordination.messages import ClientRequest, ViewGateways
+from actors.coordination.engine.messages import ClientRequest, ViewGateways
 from protocol.attempts import FailureReason
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError, RequestFailed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import OperatorConfig
-from actors.coordination.messages import StartOperator
+from actors.coordination.engine.messages import StartOperator
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.codec import encode_event

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.coordination.messages import Settled
+from actors.coordination.engine.messages import Settled
 from protocol.barrier_tracker import AbortRequested
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_tasks, waiting_for
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.cell import cell_of
 from actors.coordination import parts_of
-from actors.coordination.coordinator import METHODS, CoordinatorActor
+from actors.coordination.engine.coordinator import METHODS, CoordinatorActor
 from headgate import OperatorCoordinator
 from headgate.testing import PartEvent
 from tests.actors.coordination.operator_world import running_tasks

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.reply import Reply
+from actors.coordination.engine.reply import Reply
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import HeldEvent, SubtaskState
 from tests.actors.coordination.executor import Task
@@ -157,7 +157,7 @@ async def test_a_checkpoint_is_not_complete_before_the_coordinator_has_what_came
 
 async def test_without_a_record_no_checkpoint_completes_and_none_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """H32: the counts are the net under everything else."""
-    monkeypatch.setattr("actors.coordination.taken_events.TakenEvents.record", lambda self, checkpoint_id: None)
+    monkeypatch.setattr("actors.coordination.engine.taken_events.TakenEvents.record", lambda self, checkpoint_id: None)
     async with unheld(1) as (world, (task,)):
         task.busy = True
         answer = await world.checkpoint()

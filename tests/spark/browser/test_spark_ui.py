@@ -23,7 +23,7 @@ import structlog.testing
 from pyspark.sql import SparkSession
 
 from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator, Watching
-from spark_bridge import jvm_classes
+from spark_bridge.bridge import jvm_classes
 from spark_bridge.observability import spark_ui
 from tests.browser.fixtures import NewVisit, Visit
 from tests.browser.test_page import WIDTHS

@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import KEY_BYTES, KeyRing
 from spark_bridge.bridge.relay import RelayedFact
-from spark_bridge.certificates import encryption
+from spark_bridge.common.certificates import encryption
 from spark_bridge.connect.opening import Artifact
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from headgate import NO_RESTART, Sidecar, SidecarConfig
 from protocol.facts import TaskPlace, TaskState
 from spark_bridge.bridge.relay import RelayStopped
+from spark_bridge.common.errors import ServerLost
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession
-from spark_bridge.errors import ServerLost
 from tests.spark.connect.jobs import Held, Numbers, read
 from tests.spark.connect.server import ConnectServer
 from tests.spark.faults.waiting import wait_until

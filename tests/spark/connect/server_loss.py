@@ -16,7 +16,7 @@ from contextlib import suppress
 from pyspark import cloudpickle
 
 from headgate import Sidecar
-from spark_bridge.errors import ServerLost
+from spark_bridge.common.errors import ServerLost
 from tests.spark.actions import Action
 from tests.spark.connect import jobs
 from tests.spark.connect.server import ConnectServer

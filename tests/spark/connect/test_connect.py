@@ -15,9 +15,9 @@ import pytest
 
 from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_of
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
-from spark_bridge.errors import ConnectRefused
 from tests.spark import held
 from tests.spark.connect.attached_keys import keys_around
 from tests.spark.connect.foreign_jobs import (

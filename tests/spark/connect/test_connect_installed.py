@@ -23,11 +23,11 @@ from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
 from protocol.wire.keys import Holder, KeyRing, Purpose
 from spark_bridge import command
 from spark_bridge.bridge.relay import RelayedFact
+from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import attached
 from spark_bridge.connect import relay as connect_relay
 from spark_bridge.connect.opening import Installed, Wanted
 from spark_bridge.connect.relay import ConnectRelay
-from spark_bridge.errors import ConnectRefused
 from spark_bridge.standalone.secret_file import read_secret
 from tests.spark.connect import strict_server
 from tests.spark.connect.attached_keys import keys_around

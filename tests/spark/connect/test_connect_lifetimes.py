@@ -28,8 +28,8 @@ from headgate import (
 )
 from headgate.errors import RestartsExhausted
 from spark_bridge.command import main
+from spark_bridge.common.errors import ConnectRefused, ServerLost
 from spark_bridge.connect.relay import ConnectRelay
-from spark_bridge.errors import ConnectRefused, ServerLost
 from tests.release.pythons import find_python
 from tests.spark.connect.bench import by_two_lines
 from tests.spark.connect.beside import exchange, run_through_a_kill

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headgate import Sidecar, SidecarConfig, Watching
 from headgate.sources import FileSource
-from spark_bridge.errors import ConnectRefused
+from spark_bridge.common.errors import ConnectRefused
 from tests.spark import test_sources, test_two_phase_sinks
 from tests.spark.connect import frames, strict_server
 from tests.spark.connect.frames import FrameJobs

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_bridge.jvm_classes import new_compiled_object
+from spark_bridge.bridge.jvm_classes import new_compiled_object
 
 QUEUE = "headgate"
 CLASS_NAME = "headgate.tests.BusGate"

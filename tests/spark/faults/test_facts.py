@@ -20,7 +20,7 @@ from protocol.attempts import FailureKind, LedgerConfig
 from protocol.facts import EngineFact, JobEnded, TaskEnded, TaskOutcome, TaskStarted
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
-from spark_bridge import jvm_classes
+from spark_bridge.bridge import jvm_classes
 from spark_bridge.bridge.relay import jvm_relay
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar

@@ -22,7 +22,8 @@ from pyspark.sql import SparkSession
 from protocol.errors import HandshakeFailed
 from protocol.restart import FixedDelay
 from protocol.wire.keys import NO_IDENTITY, Key, identity_of
-from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import RestartsExhausted, SidecarError
 from spark_bridge.primitives.chain import chain
 from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
@@ -30,7 +31,6 @@ from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreac
 from spark_bridge.storage import CheckpointStorage
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.connection import Connection
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.counting import Counting

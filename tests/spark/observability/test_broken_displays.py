@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from headgate import OperatorCoordinator, Sidecar, SubtaskContext
-from spark_bridge import jvm_classes
+from spark_bridge.bridge import jvm_classes
 from spark_bridge.observability import event_log, progress, spark_metrics, spark_ui
 from spark_bridge.observability.displays import FAILURES_MAX
 from tests.spark.actions import one_task_each

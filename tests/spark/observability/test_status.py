@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate import Sidecar
-from spark_bridge.errors import SidecarNotRunning
+from spark_bridge.common.errors import SidecarNotRunning
 from tests.spark.actions import Action, one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script

@@ -22,15 +22,15 @@ from structlog.testing import capture_logs
 
 from actors import Actor, ActorContext
 from actors.coordination import OperatorCoordinator
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.logs import failures, get_logger
 from actors.testing import deterministic_system
 from headgate.testing import RecordingCoordinator
 from protocol.facts import TaskOutcome
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig, Watching
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.runtime import SidecarRuntime
-from spark_bridge.errors import SidecarError
 from spark_bridge.observability import event_log, journal, observer, progress, spark_metrics, spark_ui, trace
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import explain

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from actors.coordination.operator_config import UNBOUNDED
+from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.testing import deterministic_system
 from protocol.attempts import (
     AttemptAccepted,

@@ -13,12 +13,12 @@ import pytest
 from pyspark import SparkContext
 
 from protocol.wire.keys import KeyRing
+from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.observability import html
 from spark_bridge.observability.html import handle_html, shown_within, sidecar_html
 from spark_bridge.observability.status import CallStatus
-from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.spark_bridge.observability.statuses import attempt, operator, run, sidecar
 
 KEY = KeyRing(bytes(32)).task_key("words")

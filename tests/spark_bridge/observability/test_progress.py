@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability import progress
 from spark_bridge.observability.progress import Progress
 from tests.spark_bridge.observability.screen import screen_of

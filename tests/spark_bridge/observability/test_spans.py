@@ -38,7 +38,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
-from spark_bridge.errors import SidecarError
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.spans import CHECKPOINTS_LINKED, Spans
 

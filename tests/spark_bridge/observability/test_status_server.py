@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from actors import AskTimeout
+from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig, Watching
-from spark_bridge.errors import SidecarNotRunning
 from spark_bridge.observability import status_server
 from spark_bridge.observability.status_server import (
     CONNECTIONS_MAX,

@@ -26,8 +26,8 @@ from protocol.attempts import FailureKind, FailureReason, OperatorReset, RunEnde
 from protocol.barrier_tracker import CheckpointTriggered, NotifyCheckpointAborted
 from protocol.describing import as_json
 from protocol.ids import ExecutionAttempt
-from spark_bridge import terminal
 from spark_bridge.command import main
+from spark_bridge.common import terminal
 from spark_bridge.observability.event_log import note_of
 from spark_bridge.observability.history import NOTES, read_timeline
 from spark_bridge.observability.journal import Journal

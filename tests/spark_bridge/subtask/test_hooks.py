@@ -36,8 +36,8 @@ from protocol.wire.messages import (
     SubtaskState,
     UrgentEventMessage,
 )
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask import AttemptOver, SubtaskContext, SubtaskOperator, TaskIdentity, run_subtask
-from spark_bridge.subtask.hybrid import HybridReader
 from spark_bridge.subtask.parts import COUNTERS
 from spark_bridge.subtask.source import SplitReader
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, barrier

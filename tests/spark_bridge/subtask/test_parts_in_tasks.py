@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.parts import OperatorPart, PartTable
+from protocol.parts import PartTable
 from protocol.wire.codec import decode_event
-from protocol.wire.messages import Confirm, EventMessage, Opened
+from protocol.wire.messages import Confirm, EventMessage, Opened, OperatorPart
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.group.task import GroupInTask
 from spark_bridge.primitives.permits.driver import Permits
@@ -27,8 +27,8 @@ from spark_bridge.primitives.shared_value.driver import SharedValue
 from spark_bridge.primitives.shared_value.task import SharedValueInTask
 from spark_bridge.primitives.work_queue.driver import WorkQueue
 from spark_bridge.primitives.work_queue.task import WorkQueueInTask
+from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask import SplitReader, SubtaskContext, TaskIdentity, run_subtask
-from spark_bridge.subtask.hybrid import HybridReader
 from spark_bridge.subtask.parts import OperatorParts, TaskPart, current_part, runs_in_task
 from tests.spark_bridge.subtask.operators import Calling, Recorder
 from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, RunningTask, registered

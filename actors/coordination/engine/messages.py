@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from actors import Reply
-from actors.coordination.announcer import GatewayLine
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.gateway_sight import GatewayView
+from actors.coordination.engine.announcer import GatewayLine
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.gateway_sight import GatewayView
+from actors.coordination.engine.inputs import BatchInput
 from actors.coordination.host.gateway import AttemptSends, SendEvent
-from actors.coordination.inputs import BatchInput
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CheckpointView,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.arguments import given
-from spark_bridge.bootstrap import ensure_importable
-from spark_bridge.subtask.secret_texts import Secrets, check_no_password
+from spark_bridge.common.bootstrap import ensure_importable
+from spark_bridge.common.secret_texts import Secrets, check_no_password
 
 __all__ = ["check_absolute", "filesystem_of"]
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 __all__ = ["explain", "overwritten", "refuse_foreign_packages"]
 
 _OURS = ("protocol", "actors")
-_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def refuse_foreign_packages() -> None:

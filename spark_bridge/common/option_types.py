@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.arguments import LABEL, PORT, SECONDS, TEXT, Rule, between, given
-from spark_bridge.addresses import HOST
+from spark_bridge.common.addresses import HOST
 
 __all__ = ["host", "label", "open_port", "path", "port", "seconds", "text"]
 

@@ -9,7 +9,7 @@ output without the label, or the label without the output. ``inputs`` decides wh
 
 from __future__ import annotations
 
-from actors.coordination.inputs import (
+from actors.coordination.engine.inputs import (
     ActionId,
     BatchInput,
     Comparison,

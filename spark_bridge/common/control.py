@@ -20,7 +20,7 @@ from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.framing import FrameDecoder, WireLimits, frame
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Key
-from spark_bridge.subtask.tls import check_certificate, client_context
+from spark_bridge.common.tls import check_certificate, client_context
 
 __all__ = ["CONTROL_LIMITS", "ControlEndpoint", "ControlUnreachable", "exchange"]
 

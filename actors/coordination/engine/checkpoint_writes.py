@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors import ActorContext, Background
-from actors.coordination.messages import TrackerMessage
-from actors.coordination.operator_config import DiscardRefused
+from actors.coordination.engine.messages import TrackerMessage
+from actors.coordination.engine.operator_config import DiscardRefused
 from protocol.barrier_tracker import CheckpointDiscarded, CheckpointStored, CheckpointStoreFailed, CompletedCheckpoint
 from protocol.describing import describe
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from actors import ActorContext, ActorRef, DirectActor
-from actors.coordination.announcer import GatewayLine
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.gateway_sight import GatewaySight
-from actors.coordination.host.gateway import AttemptSends, SendEvent
-from actors.coordination.messages import (
+from actors.coordination.engine.announcer import GatewayLine
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.deadline import DeadlineTimer
+from actors.coordination.engine.gateway_sight import GatewaySight
+from actors.coordination.engine.messages import (
     AttachConnection,
     AttemptHint,
     CancellationArrived,
@@ -33,7 +32,8 @@ from actors.coordination.messages import (
     TrackerMessage,
     failing,
 )
-from actors.coordination.operator_config import BarrierInjector
+from actors.coordination.engine.operator_config import BarrierInjector
+from actors.coordination.host.gateway import AttemptSends, SendEvent
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
 from actors.exits import as_exception

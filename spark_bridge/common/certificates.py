@@ -17,9 +17,9 @@ from typing import Any
 
 from protocol.arguments import TEXT, check_fields
 from protocol.wire.keys import KeyRing
-from spark_bridge.errors import SidecarError
-from spark_bridge.regular_files import open_regular, read_small
-from spark_bridge.subtask.tls import digest_of
+from spark_bridge.common.errors import SidecarError
+from spark_bridge.common.regular_files import open_regular, read_small
+from spark_bridge.common.tls import digest_of
 
 __all__ = ["Encryption", "TlsCertificate", "certificate_digest", "encryption"]
 

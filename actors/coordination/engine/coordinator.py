@@ -22,15 +22,10 @@ from typing import Any
 import anyio
 
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
-from actors.coordination.announcer import Announcer, GatewayLine
 from actors.coordination.call_watch import Call, CallWatch
-from actors.coordination.failure import FailureLatch
-from actors.coordination.host.context import Outcome
-from actors.coordination.host.gateway import Gateway
-from actors.coordination.host.gateways import GatewayTable
-from actors.coordination.host.incarnation import Sender
-from actors.coordination.host.part import Part, Parts
-from actors.coordination.messages import (
+from actors.coordination.engine.announcer import Announcer, GatewayLine
+from actors.coordination.engine.failure import FailureLatch
+from actors.coordination.engine.messages import (
     AttemptHint,
     CallHandler,
     CancellationArrived,
@@ -47,7 +42,7 @@ from actors.coordination.messages import (
     TrackerMessage,
     failing,
 )
-from actors.coordination.reply import (
+from actors.coordination.engine.reply import (
     OpenReplies,
     Reply,
     WaitingClient,
@@ -55,9 +50,14 @@ from actors.coordination.reply import (
     attempt_keys,
     describe_failure,
 )
+from actors.coordination.engine.taken_events import TakenEvents
+from actors.coordination.host.context import Outcome
+from actors.coordination.host.gateway import Gateway
+from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.incarnation import Sender
+from actors.coordination.host.part import Part, Parts
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
-from actors.coordination.taken_events import TakenEvents
 from actors.coordination.turns import in_turns
 from actors.coordination.user_calls import call_each, call_user, is_fatal, true_cause
 from actors.exits import as_exception

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from spark_bridge.subtask.secret_texts import Secrets, check_login
+from spark_bridge.common.secret_texts import Secrets, check_login
 
 __all__ = ["connect", "parameters"]
 

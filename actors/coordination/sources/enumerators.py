@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 
-from actors.coordination.pending_splits import PendingSplits
-from actors.coordination.source import SplitEnumerator, SplitEnumeratorContext
+from actors.coordination.sources.pending_splits import PendingSplits
+from actors.coordination.sources.source import SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.turns import Begun, in_turns
 from actors.coordination.user_calls import call_each
 from actors.threads import USER

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.describing import type_name
-from spark_bridge import foreign_packages
+from spark_bridge.common import foreign_packages
 
 __all__ = ["JAVA_MAJOR_MIN", "add_commands", "check_packages", "find_java", "java_major"]
 
@@ -95,7 +95,7 @@ def check_packages() -> str:
     found = foreign_packages.overwritten()
     if found is not None:
         raise CheckFailed(found)
-    return f"ok, in {Path(__file__).resolve().parent.parent}"
+    return f"ok, in {Path(__file__).resolve().parent.parent.parent}"
 
 
 def find_java() -> str:
@@ -158,8 +158,8 @@ class _WithSpark:
         return f"ok, {pyspark.__version__}"
 
     def check_workers(self) -> str:
+        from spark_bridge.common.errors import SidecarError
         from spark_bridge.driver.environment import check_worker_python
-        from spark_bridge.errors import SidecarError
 
         context = self._spark.sparkContext
         try:
@@ -170,8 +170,8 @@ class _WithSpark:
 
     def ask_from_a_task(self) -> str:
         from spark_bridge.bridge.relay import RelayError
+        from spark_bridge.common.errors import SidecarError
         from spark_bridge.driver.sidecar import Sidecar
-        from spark_bridge.errors import SidecarError
 
         try:
             with Sidecar(self._spark) as sidecar:

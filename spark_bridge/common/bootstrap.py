@@ -27,7 +27,7 @@ def ensure_importable(package: str) -> None:
     """Make ``package`` importable, if the driver ships it. Raises as ``ensure_msgpack``."""
     if importlib.util.find_spec(package) is not None:
         return
-    vendored = str(Path(__file__).parent.parent / VENDORED)
+    vendored = str(Path(__file__).parent.parent.parent / VENDORED)
     added = vendored not in sys.path
     if added:
         sys.path.append(vendored)  # last, so that everything on the user's path takes precedence

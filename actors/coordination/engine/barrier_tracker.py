@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actors import ActorContext, ActorRef, DirectActor, Reply
-from actors.coordination.announcer import Announcer
-from actors.coordination.checkpoint_labels import CheckpointLabels
-from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
-from actors.coordination.checkpoint_writes import CheckpointWrites
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.failure import FailureLatch
-from actors.coordination.given import ResetNotSupported, why_not_resettable
-from actors.coordination.host.part import Parts
-from actors.coordination.messages import (
+from actors.coordination.engine.announcer import Announcer
+from actors.coordination.engine.checkpoint_labels import CheckpointLabels
+from actors.coordination.engine.checkpoint_requests import CheckpointFailed, CheckpointRequests
+from actors.coordination.engine.checkpoint_writes import CheckpointWrites
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.coordinator import CoordinatorActor
+from actors.coordination.engine.deadline import DeadlineTimer
+from actors.coordination.engine.failure import FailureLatch
+from actors.coordination.engine.messages import (
     AnnounceBatch,
     AnnounceNext,
     AskLabelledWork,
@@ -50,8 +48,10 @@ from actors.coordination.messages import (
     WithdrawBatch,
     WithdrawCheckpoint,
 )
-from actors.coordination.open_gateways import OpenGateways
-from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.engine.open_gateways import OpenGateways
+from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.host.given import ResetNotSupported, why_not_resettable
+from actors.coordination.host.part import Parts
 from actors.coordination.statistics import OperatorStatistics, PartStatistics
 from protocol.attempts import (
     AttemptAccepted,

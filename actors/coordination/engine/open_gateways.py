@@ -12,19 +12,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from actors import ActorContext, ActorRef
-from actors.coordination.announcer import Announcer, GatewayLine
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.gateway import GatewayActor
-from actors.coordination.gateway_sight import GatewaySight, GatewayView
-from actors.coordination.host.gateway import AttemptSends
-from actors.coordination.messages import (
+from actors.coordination.engine.announcer import Announcer, GatewayLine
+from actors.coordination.engine.connection import AttemptConnection
+from actors.coordination.engine.gateway import GatewayActor
+from actors.coordination.engine.gateway_sight import GatewaySight, GatewayView
+from actors.coordination.engine.messages import (
     AttachConnection,
     CoordinatorMessage,
     GatewayMessage,
     SubtaskReadyWithGateway,
     TrackerMessage,
 )
-from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.host.gateway import AttemptSends
 from actors.coordination.statistics import OperatorStatistics
 from protocol.barrier_tracker import RestoreAttempt
 from protocol.errors import AttemptOver

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from actors import Reply as AskReply
-from actors.coordination.announcer import GatewayLine
+from actors.coordination.engine.announcer import GatewayLine
+from actors.coordination.engine.messages import GatewayMessage, RequestDeferred
 from actors.coordination.host.incarnation import Sender
-from actors.coordination.messages import GatewayMessage, RequestDeferred
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
 from actors.exits import as_exception

@@ -32,7 +32,7 @@ from typing import Any, Self
 from anyio.lowlevel import checkpoint
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.pending_splits import PendingSplits
+from actors.coordination.sources.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
 from actors.coordination.turns import Begun, in_turns
 from actors.coordination.user_calls import call_each
