@@ -115,6 +115,10 @@ _ACKNOWLEDGED_ENDS = [Struct(f">BBH{parts}QBQ") for parts in range(PARTS_MAX + 1
 _ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
 
 
+# Of integers that are all in range, the union of their bits is in range too, and of others it is not: one comparison
+# instead of several (benchmarks/instructions.py).
+
+
 def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
     """Encode one message as a complete frame.
 
@@ -124,10 +128,14 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     """
     try:
         if type(message) is EventMessage:
-            task, seq, size = message.task_attempt_id, message.seq, len(message.payload)
-            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max and message.part >= 0:
-                head = _EVENT_HEAD.pack(26 + size, 0x95, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
-                return b"".join((head, message.payload, _PART_BYTES[message.part]))
+            task, seq, payload, part = message.task_attempt_id, message.seq, message.payload, message.part
+            size = len(payload)
+            if seq and 0 <= task | seq | part <= INT_MAX and size <= limits.event_bytes_max:
+                return (
+                    _EVENT_HEAD.pack(26 + size, 0x95, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
+                    + payload
+                    + _PART_BYTES[part]
+                )
         elif type(message) is Confirm:
             task, seq = message.task_attempt_id, message.seq
             if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
@@ -149,9 +157,6 @@ def encode_report(message: Message) -> bytes:
         return encode(message, DEFAULT_LIMITS)
     except (TypeError, StructError):
         return b""
-
-
-# Of integers that are all in range, the union of their bits is in range too, and of others it is not.
 
 
 def _encode_report(report: Any, limits: WireLimits) -> bytes:
@@ -243,7 +248,7 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq, mark_payload, size = _EVENT_BODY.unpack_from(body)
         if (
             (mark_seq == 0xCF and mark_payload == 0xC6 and size == len(body) - 26)
-            and (0 < seq <= INT_MAX and task <= INT_MAX)
+            and (seq and task | seq <= INT_MAX)
             and size <= limits.event_bytes_max
             and (part := body[-1]) < PARTS_MAX
         ):
