@@ -73,11 +73,6 @@ restored-wishes-for-a-value-are-granted [found; H151]
   @ spark_bridge.primitives.shared_value.driver:_Coordinator.handle_event_from_operator
   - if self._context.handles_restored:
   + if False:
-members-of-before-leave-the-group [new; H151]
-  A restored message makes a member of today leave its group.
-  @ spark_bridge.primitives.group.driver:_GroupCoordinator.handle_event_from_operator
-  - if self._context.handles_restored:
-  + if False:
 hybrid-waits-for-everybody-after-a-restore [found; H132 H153]
   The next source waits for subtasks for which the checkpoint has nothing, and which may have no slot.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator.start
