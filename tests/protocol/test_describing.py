@@ -168,8 +168,8 @@ def _texts_of(name: str, body: list[ast.stmt]) -> list[int]:
 
 
 NOT_OF_USERS = {
-    "installation.py": "a command that runs Spark by itself",
-    "foreign_packages.py": "errors of imports",
+    "driver/installation.py": "a command that runs Spark by itself",
+    "common/foreign_packages.py": "errors of imports",
     "storage/files.py": "errors of filesystems",
     "bridge/": "errors of Py4J and of the JVM",
     "connect/": "errors of the client and of the JVM",

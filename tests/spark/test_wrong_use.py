@@ -312,9 +312,9 @@ COORDINATORS: list[tuple[Any, type[Exception], str]] = [
     (
         object(),
         TypeError,
-        "coordinator must be an OperatorCoordinator, a function .* or a Chain, not <object",
+        "coordinator must be an OperatorCoordinator, a RecreateOnReset, a function .* or a Chain, not <object",
     ),
-    (object, TypeError, "coordinator must be an OperatorCoordinator, a function .* or a Chain, not <class"),
+    (object, TypeError, "coordinator must be an OperatorCoordinator, a RecreateOnReset, a function .* or a Chain, not <class"),
     (RaisesIn, TypeError, "a function without arguments, .* or a Chain, not <class"),
     *((mistaken(), TypeError, text) for mistaken, text in MISTAKES),
     *((mistaken, TypeError, text) for mistaken, text in MISTAKES),
