@@ -314,7 +314,11 @@ COORDINATORS: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         "coordinator must be an OperatorCoordinator, a RecreateOnReset, a function .* or a Chain, not <object",
     ),
-    (object, TypeError, "coordinator must be an OperatorCoordinator, a RecreateOnReset, a function .* or a Chain, not <class"),
+    (
+        object,
+        TypeError,
+        "coordinator must be an OperatorCoordinator, a RecreateOnReset, a function .* or a Chain, not <class",
+    ),
     (RaisesIn, TypeError, "a function without arguments, .* or a Chain, not <class"),
     *((mistaken(), TypeError, text) for mistaken, text in MISTAKES),
     *((mistaken, TypeError, text) for mistaken, text in MISTAKES),
