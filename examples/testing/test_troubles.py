@@ -151,7 +151,7 @@ async def test_a_mute_task_is_killed_when_it_has_not_confirmed_in_time() -> None
     diary = Diary()
     async with running_operator(diary, parallelism=1, gateway=GatewayLimits(confirm_timeout_s=5.0)) as world:
         (task,) = await world.launch_all()
-        task.mute = True
+        task.silent = True
         task.send("not heard")
         diary.gateways[0].send_event_nowait("do you hear me?")
         await world.advance(5.0)
@@ -199,7 +199,7 @@ async def test_a_revoked_success_is_a_failure_and_the_subtask_runs_again() -> No
 
 
 class Echo(Task):
-    """Says everything that it hears."""
+    """Sends back every event that it gets."""
 
     def work(self) -> None:
         heard = len(self.events)

@@ -116,7 +116,7 @@ class Task:
 
     busy: bool
     unresponsive: bool
-    mute: bool
+    silent: bool
     late_confirmations: bool
     declines: str
     state: bytes
@@ -130,8 +130,8 @@ class Task:
         """Whether the operator does not handle its mailbox. Events are confirmed meanwhile, but not handled."""
         self.unresponsive = False
         """Whether the whole process is frozen: it reads and confirms nothing."""
-        self.mute = False
-        """Whether nothing that it says arrives, although it reads and works. When it is False again, all arrives."""
+        self.silent = False
+        """Whether nothing that it sends arrives, although it reads and works. When it is False again, all arrives."""
         self.late_confirmations = False
         """Whether only its confirmations of events do not arrive. When it is False again, they do."""
         self.declines = ""
@@ -407,7 +407,7 @@ class Task:
         is_confirmation = isinstance(message, Confirm)
         # Each kind keeps its order.
         is_behind = any(isinstance(one, Confirm) is is_confirmation for one in self._unsaid)
-        if self.mute or is_behind or (self.late_confirmations and is_confirmation):
+        if self.silent or is_behind or (self.late_confirmations and is_confirmation):
             self._unsaid.append(message)
         elif self.connection is not None:
             self.connection.came = True

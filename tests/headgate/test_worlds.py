@@ -45,7 +45,7 @@ async def test_whatever_is_held_back_arrives_in_order_and_once(seed: int) -> Non
         for _ in range(60):
             match dice.randrange(6):
                 case 0:
-                    task.mute = not task.mute
+                    task.silent = not task.silent
                 case 1:
                     task.late_confirmations = not task.late_confirmations
                 case 2:
@@ -58,7 +58,7 @@ async def test_whatever_is_held_back_arrives_in_order_and_once(seed: int) -> Non
                     await world.settle()
                 case 5:
                     await world.advance(0.01)
-        task.mute = task.late_confirmations = False
+        task.silent = task.late_confirmations = False
         await world.advance(1.0)
         assert (coordinator.events, task.events) == (list(range(ups)), list(range(downs))), seed
         task.finish()
@@ -177,7 +177,7 @@ async def test_a_checkpoint_that_is_complete_is_not_given_up() -> None:
 async def test_the_task_of_a_given_up_checkpoint_is_told() -> None:
     async with running_operator(parallelism=1, mode="streaming", checkpoint=TOLERANT) as world:
         (task,) = await world.launch_all()
-        task.mute = True
+        task.silent = True
         answer = world.begin_checkpoint()
         await world.settle()
         await world.abort_checkpoint(answer)
