@@ -18,6 +18,11 @@ event-down-loses-its-part [new; H150]
   @ protocol.subtask.inbound:SubtaskInbound.take
   - effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
   + effects.append(PutInMailbox(MailboxEvent(item.payload)))
+event-of-an-impossible-part-arrives [new; H150 H62]
+  A frame of an event names a part that no operator can have, and is decoded.
+  @ protocol.wire.codec:decode_message
+  - and (part := body[-1]) < PARTS_MAX
+  + and (part := body[-1]) < 256
 held-event-loses-its-part [new; H150 H31]
   What the valve held of a part is restored as the user's own.
   @ protocol.subtask.outbound:SubtaskOutbound._snapshot_held

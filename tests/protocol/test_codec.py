@@ -271,6 +271,14 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[2].pack(0x90, 0xC5, 16, count, 1, 0xCF, last))
 
 
+@pytest.mark.parametrize("last", range(m.PARTS_MAX, 256))
+def test_the_fixed_layout_refuses_what_is_no_part(last: int) -> None:  # H62, H150
+    body = encode_message(m.EventMessage(7, 1, b"\xc0", m.PARTS_MAX - 1))[4:]
+    assert decode_message(body).part == m.PARTS_MAX - 1  # type: ignore[union-attr]
+    with pytest.raises(RemoteProtocolError):
+        decode_message(body[:-1] + bytes([last]))
+
+
 def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
     end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0)
     for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
