@@ -272,7 +272,7 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
 
 
 @pytest.mark.parametrize("last", range(m.PARTS_MAX, 256))
-def test_the_fixed_layout_refuses_what_is_no_part(last: int) -> None:  # H62, H150
+def test_the_fixed_layout_refuses_an_impossible_part(last: int) -> None:  # H62, H150
     body = encode_message(m.EventMessage(7, 1, b"\xc0", m.PARTS_MAX - 1))[4:]
     assert decode_message(body).part == m.PARTS_MAX - 1  # type: ignore[union-attr]
     with pytest.raises(RemoteProtocolError):
