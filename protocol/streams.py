@@ -15,7 +15,8 @@ A received item is not yet confirmed. The receiver may withhold the confirmation
 confirmation covers an item that is not taken. So the sender's window also bounds what waits at the receiver (H27), and
 a resume reports what is taken, not what was merely received.
 
-What counts against a bound is counted for each part of the operator (H150): a list has one figure for each.
+What counts against a bound is counted for each part of the operator (H150): by the receiver here, as ``Share``; by the
+sender where it has its bounds, which also cover what has not entered the stream.
 
 Nothing here knows what the items mean.
 """
@@ -74,26 +75,15 @@ class OutgoingStream(Generic[ItemT]):
     """The items that were sent and are not confirmed.
 
     An entry is ``(item, size, tag, part)``. ``size`` is in bytes if the item counts against a bound; it is None for the
-    protocol's own items, which are few and never refused. ``tag`` is the owner's number for the item, or None.
-    ``events`` and ``bytes``: what is unconfirmed of each of ``parts`` parts.
+    protocol's own items, which are few and never refused. ``tag`` is the owner's number for the item, or None. The
+    owner counts what is unconfirmed, because it looks at each confirmed entry in any case.
     """
 
-    __slots__ = ("_entries", "bytes", "events", "last_seq")
+    __slots__ = ("_entries", "last_seq")
 
-    def __init__(self, parts: int = 1) -> None:
+    def __init__(self) -> None:
         self._entries: list[Entry[ItemT]] = []  # an empty deque takes 700 bytes more
         self.last_seq = 0
-        self.events = [0] * parts
-        self.bytes = [0] * parts
-
-    @property
-    def events_unconfirmed(self) -> int:
-        """Of all parts, for people who look."""
-        return sum(self.events)
-
-    @property
-    def bytes_unconfirmed(self) -> int:
-        return sum(self.bytes)
 
     @property
     def confirmed_seq(self) -> int:
@@ -105,9 +95,6 @@ class OutgoingStream(Generic[ItemT]):
     def append(self, item: ItemT, size: int | None = None, tag: int | None = None, part: int = 0) -> None:
         """Keep ``item``, whose number must be ``last_seq + 1``."""
         self.last_seq += 1
-        if size is not None:
-            self.events[part] += 1
-            self.bytes[part] += size
         self._entries.append((item, size, tag, part))
 
     def confirm(self, seq: int) -> list[Entry[ItemT]]:
@@ -123,14 +110,10 @@ class OutgoingStream(Generic[ItemT]):
         if count <= 0:
             return []
         if not kept:
-            confirmed, self._entries = entries, []
-        else:
-            confirmed = entries[:count]
-            del entries[:count]
-        for _, size, _, part in confirmed:
-            if size is not None:
-                self.events[part] -= 1
-                self.bytes[part] -= size
+            self._entries = []
+            return entries
+        confirmed = entries[:count]
+        del entries[:count]
         return confirmed
 
     def resume(self, seq: int) -> list[Entry[ItemT]]:
@@ -155,32 +138,44 @@ class OutgoingStream(Generic[ItemT]):
     def clear(self) -> None:
         """Forget all items: the attempt is over. Their numbers stay used."""
         self._entries.clear()
-        self.events = [0] * len(self.events)
-        self.bytes = [0] * len(self.bytes)
+
+    def counted(self, part: int | None = None) -> tuple[int, int]:
+        """How many items count against a bound, of this part or of all, and their bytes: a walk over all entries."""
+        sizes = [size for _, size, _, its in self._entries if size is not None and part in (None, its)]
+        return len(sizes), sum(sizes)
+
+    def parts_of(self, kind: type[ItemT]) -> list[int]:
+        """The parts of the unconfirmed items of this kind, in order."""
+        return [part for item, _, _, part in self._entries if isinstance(item, kind)]
 
     def check_invariants(self) -> None:
-        for part in range(len(self.events)):
-            sizes = [size for _, size, _, its in self._entries if size is not None and its == part]
-            assert self.events[part] == len(sizes)
-            assert self.bytes[part] == sum(sizes)
         assert 0 <= self.confirmed_seq <= self.last_seq
         for seq, item in enumerate(self.unconfirmed(), start=self.confirmed_seq + 1):
             assert getattr(item, "seq", seq) == seq, "an item does not carry its own place"
 
 
+class Share:
+    """What one part has in a stream: how many events and requests, and their bytes."""
+
+    __slots__ = ("bytes", "events")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.bytes = 0
+
+
 class IncomingStream:
     """Counts the items that were received, and how many of them may be confirmed.
 
-    ``events`` and ``bytes``: what is received and not taken of each of ``parts`` parts.
+    ``shares``: what is received and not taken of each of ``parts`` parts.
     """
 
-    __slots__ = ("_untaken", "bytes", "events", "received_seq", "told_seq")
+    __slots__ = ("_untaken", "received_seq", "shares", "told_seq")
 
     def __init__(self, parts: int = 1) -> None:
         self.received_seq = 0
         self.told_seq = 0  # the last confirmation that was made
-        self.events = [0] * parts
-        self.bytes = [0] * parts
+        self.shares = [Share() for _ in range(parts)]
         self._untaken: list[tuple[int, int, int]] = []  # number, size, part
 
     @property
@@ -190,7 +185,7 @@ class IncomingStream:
 
     @property
     def untaken_bytes(self) -> int:
-        return sum(self.bytes)
+        return sum(share.bytes for share in self.shares)
 
     @property
     def confirmable_seq(self) -> int:
@@ -217,8 +212,9 @@ class IncomingStream:
         self.received_seq += 1
         if size is not None:
             self._untaken.append((self.received_seq, size, part))
-            self.events[part] += 1
-            self.bytes[part] += size
+            share = self.shares[part]
+            share.events += 1
+            share.bytes += size
 
     def take(self, seq: int, parts: Container[int] | None = None) -> None:
         """Everything up to ``seq`` is taken. Naming items again that were taken before is fine.
@@ -228,12 +224,13 @@ class IncomingStream:
         if parts is not None:
             self._take_of(seq, parts)
             return
-        count = 0
+        count, shares = 0, self.shares
         for number, size, part in self._untaken:
             if number > seq:
                 break
-            self.events[part] -= 1
-            self.bytes[part] -= size
+            share = shares[part]
+            share.events -= 1
+            share.bytes -= size
             count += 1
         del self._untaken[:count]
 
@@ -242,8 +239,9 @@ class IncomingStream:
         for entry in self._untaken:
             number, size, part = entry
             if number <= seq and part in parts:
-                self.events[part] -= 1
-                self.bytes[part] -= size
+                share = self.shares[part]
+                share.events -= 1
+                share.bytes -= size
             else:
                 left.append(entry)
         self._untaken = left
@@ -251,14 +249,13 @@ class IncomingStream:
     def clear(self) -> None:
         """Forget what is not taken: the attempt is over, and nothing more will be confirmed."""
         self._untaken.clear()
-        self.events = [0] * len(self.events)
-        self.bytes = [0] * len(self.bytes)
+        self.shares = [Share() for _ in self.shares]
 
     def check_invariants(self) -> None:
         seqs = [seq for seq, _, _ in self._untaken]
         assert seqs == sorted(set(seqs))
         assert not seqs or seqs[-1] <= self.received_seq
-        for part in range(len(self.events)):
+        for part, share in enumerate(self.shares):
             sizes = [size for _, size, its in self._untaken if its == part]
-            assert (self.events[part], self.bytes[part]) == (len(sizes), sum(sizes))
+            assert (share.events, share.bytes) == (len(sizes), sum(sizes))
         assert self.told_seq <= self.confirmable_seq

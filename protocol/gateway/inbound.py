@@ -158,8 +158,12 @@ class GatewayInbound:
             return True
         kind = type(item)
         if kind in PAYLOAD:
-            self._check_window(item)
-            self.stream.advance(len(item.payload), item.part)
+            size = len(item.payload)
+            self._check_window(item, size)
+            self.stream.advance(size, item.part)
+            if kind is EventMessage and self._ready and self._peer is _OPEN and not self._delivered:  # as most items
+                effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot, item.part))
+                return False
         else:
             if kind is CheckpointAcknowledged or kind is Finished:
                 self._check_parts(item)
@@ -170,22 +174,25 @@ class GatewayInbound:
         self._take_item(item, now, effects)
         return False
 
-    def _check_window(self, item: _Payload) -> None:
+    def _check_window(self, item: _Payload, size: int) -> None:
         """Refuse a peer that exceeds its window (H27). Nothing has been changed so far."""
-        came, limits, part = self.stream, self._limits, item.part
-        if part >= self._table.count:
-            raise RemoteProtocolError(f"{self._attempt} sends for part {part}, but there are {self._table.count}")
-        count = came.events[part]
-        if count and (
-            count >= limits.upward_events_max or came.bytes[part] + len(item.payload) > limits.upward_bytes_max
-        ):
+        limits, part = self._limits, item.part
+        try:
+            share = self.stream.shares[part]
+        except IndexError:
+            raise RemoteProtocolError(
+                f"{self._attempt} sends for part {part}, but there are {self._table.count}"
+            ) from None
+        if share.events and (share.events >= limits.upward_events_max or share.bytes + size > limits.upward_bytes_max):
             raise RemoteProtocolError(f"{self._attempt} has sent more than its window allows")
+        if isinstance(item, EventMessage):  # as most items
+            return
         if isinstance(item, RequestMessage):
             if item.request_id in self._unanswered:
                 raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
             if self._open_requests[part] + self._outbound.answers_pending[part] >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
-        elif item.__class__ is not EventMessage:  # not isinstance(): most items are events (benchmarks/instructions.py)
+        else:
             self._check_sender(item)
 
     def _check_parts(self, item: CheckpointAcknowledged | Finished) -> None:
@@ -194,9 +201,7 @@ class GatewayInbound:
         if why := self._table.mismatch(item.events_sent, held):
             raise RemoteProtocolError(f"{self._attempt} reports {why}")
 
-    def _check_sender(self, item: _Payload) -> None:
-        if not isinstance(item, RestoredEventMessage | RestoredRequestMessage):
-            return
+    def _check_sender(self, item: RestoredEventMessage | RestoredRequestMessage) -> None:
         if self._table.outside[item.part]:
             raise RemoteProtocolError(f"{self._attempt} restores an event of a part that is in no checkpoint")
         if self._senders is not None and item.sender not in self._senders:
@@ -285,9 +290,7 @@ class GatewayInbound:
         return False
 
     def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
-        if isinstance(item, EventMessage) and not self._delivered:  # the usual case
-            effects.append(DeliverEvent(item.seq, item.payload, None, self._snapshot, item.part))
-        elif type(item) in OF_CHECKPOINT:
+        if type(item) in OF_CHECKPOINT:
             self._deliver_report(item, now, effects)
         elif isinstance(item, (EventMessage, RequestMessage, RestoredEventMessage, RestoredRequestMessage)):
             if self._delivered and not self._table.outside[item.part] and (self._aside or self._is_at_bound()):

@@ -233,17 +233,16 @@ class GatewayMachine:
             return effects
         self._heard_at = now
         when = _LATER
-        broken: RemoteProtocolError | None = None
         try:
             for message in messages:
                 wish = self._receive(message, now, effects)
                 if wish > when:
                     when = wish
         except RemoteProtocolError as error:
-            broken = error
-        self._send_confirm(effects, when)
-        if broken is not None:
-            effects.append(DropConnection(str(broken)))
+            self._send_confirm(effects, when)
+            effects.append(DropConnection(str(error)))
+        else:
+            self._send_confirm(effects, when)
         return effects
 
     def next_deadline(self) -> float | None:
@@ -315,8 +314,8 @@ class GatewayMachine:
         outbound = self._outbound
         return GatewayStatistics(
             *outbound.held(),
-            outbound.stream.events_unconfirmed,
-            outbound.stream.bytes_unconfirmed,
+            outbound.unconfirmed_events,
+            outbound.unconfirmed_bytes,
             self._inbound.stream.untaken_events,
             self._inbound.stream.untaken_bytes,
             tuple(outbound.closed),
@@ -423,7 +422,7 @@ class GatewayMachine:
     # An item of a checkpoint confirms whatever can be confirmed, so it needs no ``Confirm`` after it.
 
     def _submit_event(self, input: EventSubmitted, now: float, effects: Effects) -> None:
-        self._outbound.submit_event(input, now, effects)
+        self._outbound.submit(input, input.part, not input.loss_tolerant, now, effects)
 
     def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
         self._outbound.submit_answer(input, self._inbound.answer(input.request_id), now, effects)
@@ -455,11 +454,11 @@ class GatewayMachine:
             return _LATER
         kind = type(message)
         if kind is not EventMessage:
-            if kind in OF_CHECKPOINT:
-                return self._receive_report(message, now, effects)
-            if isinstance(message, Confirm):
+            if kind is Confirm:
                 self._outbound.confirm(message.seq, effects)
                 return _LATER
+            if kind in OF_CHECKPOINT:
+                return self._receive_report(message, now, effects)
             if isinstance(message, PLAIN):
                 if isinstance(message, Heartbeat):  # a sign of life, as its bytes were
                     return _LATER

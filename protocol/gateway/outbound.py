@@ -149,6 +149,8 @@ class GatewayOutbound:
         "stopped_at",
         "stream",
         "tolerated",
+        "unconfirmed_bytes",
+        "unconfirmed_events",
     )
 
     def __init__(
@@ -168,7 +170,9 @@ class GatewayOutbound:
         self._id = attempt.task_attempt_id
         self._limits = limits
         self._incoming = incoming  # of which items of checkpoints confirm what has come
-        self.stream: OutgoingStream[DownItem] = OutgoingStream(table.count)
+        self.stream: OutgoingStream[DownItem] = OutgoingStream()
+        self.unconfirmed_events = 0  # and answers, in the stream
+        self.unconfirmed_bytes = 0
         # Held: the id that holds it, its place among all that were submitted, itself, its part.
         self._held: list[tuple[int, int, Submitted, int]] = []
         self._held_bytes = 0
@@ -265,26 +269,22 @@ class GatewayOutbound:
 
     # --- events and answers -------------------------------------------------------------------------------
 
-    def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
-        """Hold the event or send it. The shell has made sure that there is capacity (H27)."""
-        self._submit(event, event.part, not event.loss_tolerant, now, effects)
-
     def submit_answer(self, answer: AnswerSubmitted, part: int, now: float, effects: Effects) -> None:
         """Like an event (H33). The bound on the peer's open requests bounds the answers."""
         self.answers_pending[part] += 1
-        self._submit(answer, part, True, now, effects)
+        self.submit(answer, part, True, now, effects)
 
-    def _submit(self, submitted: Submitted, part: int, awaited: bool, now: float, effects: Effects) -> None:
-        if self._outside[part]:  # it passes the valve, and no checkpoint waits for it (H152)
-            self._send_submitted(submitted, part, now, effects)
-            return
-        self._order += 1
-        self._submitted += awaited
-        if self.closed:
-            self._held.append((self.closed[-1], self._order, submitted, part))
-            self._held_bytes += len(submitted.payload)
-        else:
-            self._send_submitted(submitted, part, now, effects)
+    def submit(self, submitted: Submitted, part: int, awaited: bool, now: float, effects: Effects) -> None:
+        """Hold the event or answer, or send it. The shell has made sure that there is capacity (H27)."""
+        inside = not self._outside[part]
+        if inside:  # otherwise it passes the valve, and no checkpoint waits for it (H152)
+            self._order += 1
+            self._submitted += awaited
+            if self.closed:
+                self._held.append((self.closed[-1], self._order, submitted, part))
+                self._held_bytes += len(submitted.payload)
+                return
+        self._send_submitted(submitted, part, inside, now, effects)
 
     def start_processing(self, effects: Effects) -> None:
         """Let the operator begin, after everything that was submitted so far (H66)."""
@@ -294,21 +294,23 @@ class GatewayOutbound:
         self._last_event_seq = self.stream.last_seq + 1  # a barrier that travels apart must not come before it either
         self._send_item(StartProcessing(self._id, self._last_event_seq), effects)
 
-    def _send_submitted(self, submitted: Submitted, part: int, now: float, effects: Effects) -> None:
+    def _send_submitted(self, submitted: Submitted, part: int, inside: bool, now: float, effects: Effects) -> None:
         stream = self.stream
         seq = stream.last_seq + 1
         payload = submitted.payload
+        size = len(payload)
         item: DownItem
         if isinstance(submitted, EventSubmitted):
             item = (UrgentEventMessage if submitted.urgent else EventMessage)(self._id, seq, payload, part)
-            stream.append(item, len(payload), submitted.event_id, part)
+            stream.append(item, size, submitted.event_id, part)
             awaited = not submitted.loss_tolerant
         else:
             item = AnswerMessage(self._id, seq, submitted.request_id, submitted.error, payload)
-            stream.append(item, len(payload), None, part)
+            stream.append(item, size, None, part)
             awaited = True
+        self.unconfirmed_events += 1
+        self.unconfirmed_bytes += size
         reading = now if self.stopped_at is None else self.stopped_at
-        inside = not self._outside[part]
         (self.awaited if awaited else self.tolerated).append((seq, reading - self._paused_s, inside))
         if inside:
             self._last_event_seq = seq
@@ -330,17 +332,26 @@ class GatewayOutbound:
         self._trim(self.stream.confirm(seq), seq, effects)
 
     def _trim(self, entries: list[Entry[DownItem]], seq: int, effects: Effects) -> None:
-        for item, _, event_id, part in entries:
+        for _, size, event_id, part in entries:
+            if size is None:
+                continue
+            self.unconfirmed_events -= 1
+            self.unconfirmed_bytes -= size
             if event_id is not None:
                 effects.append(ConfirmEvent(event_id))
-            elif type(item) is AnswerMessage:
+            else:  # an answer
                 self.answers_pending[part] -= 1
-        awaited, tolerated = self.awaited, self.tolerated
+        tolerated = self.tolerated
         while tolerated and tolerated[0][0] <= seq:
             tolerated.pop(0)
-        if awaited and awaited[0][0] <= seq:
-            while awaited and awaited[0][0] <= seq:
-                self._settled += awaited.pop(0)[2]
+        count = 0
+        for number, _, inside in self.awaited:
+            if number > seq:
+                break
+            self._settled += inside
+            count += 1
+        if count:
+            del self.awaited[:count]
             if self.closed:
                 self._send_barriers(effects)
 
@@ -354,6 +365,7 @@ class GatewayOutbound:
             if isinstance(held, EventSubmitted):
                 effects.append(FailEvent(held.event_id, AttemptOver(reason)))
         self.stream.clear()
+        self.unconfirmed_events = self.unconfirmed_bytes = 0
         self._held.clear()
         self._held_bytes = 0
         self.awaited.clear()
@@ -493,7 +505,7 @@ class GatewayOutbound:
         while held and not (closed and closed[0] <= held[0][0]):
             _, _, submitted, part = held.pop(0)
             self._held_bytes -= len(submitted.payload)
-            self._send_submitted(submitted, part, now, effects)
+            self._send_submitted(submitted, part, True, now, effects)
         if self._start_held and not held:
             self._start_held = False
             self.start_processing(effects)
@@ -508,23 +520,36 @@ class GatewayOutbound:
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
+        assert (self.unconfirmed_events, self.unconfirmed_bytes) == self.stream.counted()
+        assert not self.attached or self.stopped_at is None
+        self._check_checkpoints()
+        self._check_held()
+        self._check_clocks()
+        answers = [part for _, _, submitted, part in self._held if isinstance(submitted, AnswerSubmitted)]
+        answers += self.stream.parts_of(AnswerMessage)
+        assert self.answers_pending == [answers.count(part) for part in range(len(self._outside))]
+
+    def _check_checkpoints(self) -> None:
         assert self.closed == sorted(set(self.closed))
         cut = {n for n, c in self._checkpoints.items() if c.phase in CUT}
         assert set(self.closed) == (cut if self.closes else set())
         assert not (self._aborted and self.closes)
         assert self._latest_cut is None or all(n > self._latest_cut for n in self._aborted)
+
+    def _check_held(self) -> None:
         assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
-        for label, _, _, _ in self._held:
+        for label, _, _, part in self._held:
             assert self.closed, "held, and nothing will ever release it"
             assert self.closed[0] <= label, "held, though it may leave"
+            assert not self._outside[part], "held, though it is outside of checkpoints"
         assert self._held or not self._start_held
         orders = [order for _, order, _, _ in self._held]
         assert orders == sorted(orders), "held events have lost their order"
+
+    def _check_clocks(self) -> None:
         tolerant = sum(1 for _, _, e, _ in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
         waited_for = sum(inside for _, _, inside in self.awaited)
         assert self._submitted - self._settled == len(self._held) - tolerant + waited_for
-        assert not any(self._outside[part] for _, _, _, part in self._held)
-        assert not self.attached or self.stopped_at is None
         clocks = [seq for seq, _, _ in (*self.awaited, *self.tolerated)]
         assert len(clocks) == len(set(clocks)), "an item has two clocks"
         assert all(self.stream.confirmed_seq < seq <= self.stream.last_seq for seq in clocks)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from typing import NoReturn
 
 from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
@@ -72,6 +73,7 @@ class SubtaskInbound:
         "_id",
         "_outbound",
         "_outside",
+        "_parts",
         "_started",
         "_unmet",
         "handles_urgent",
@@ -84,6 +86,7 @@ class SubtaskInbound:
         self, task_attempt_id: int, incoming: IncomingStream, outbound: SubtaskOutbound, table: PartTable
     ) -> None:
         self._id = task_attempt_id
+        self._parts = table.count
         self._outside = table.outside
         self._outbound = outbound
         self.stream = incoming
@@ -98,15 +101,15 @@ class SubtaskInbound:
     def take(self, item: DownItem, effects: Effects) -> None:
         """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, if it is out of turn."""
         if isinstance(item, EventMessage):
-            self._check_part(item.part)
+            part = item.part
+            if part >= self._parts:
+                self._refuse_part(part)
             self.stream.advance()
             if self.urgent.idle:
-                effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
+                effects.append(PutInMailbox(MailboxEvent(item.payload, part)))
             else:
-                self.urgent.put(MailboxEvent(item.payload, item.part), effects)
+                self.urgent.put(MailboxEvent(item.payload, part), effects)
         elif isinstance(item, UrgentEventMessage):
-            self._check_part(item.part)
-            self.stream.advance()
             self._take_urgent(item, effects)
         elif isinstance(item, AnswerMessage):
             self.stream.advance()
@@ -134,15 +137,17 @@ class SubtaskInbound:
 
     def _take_urgent(self, item: UrgentEventMessage, effects: Effects) -> None:
         part = item.part
+        if part >= self._parts:
+            self._refuse_part(part)
+        self.stream.advance()
         if self.handles_urgent and part not in self.parts_without_urgent:
             after = self._unmet[-1] if self._unmet and not self._outside[part] else None
             self.urgent.come(item.payload, part, after, effects)
         else:
             self.urgent.put(MailboxEvent(item.payload, part), effects)
 
-    def _check_part(self, part: int) -> None:
-        if part >= len(self._outside):
-            raise RemoteProtocolError(f"an event for part {part}, but there are {len(self._outside)}")
+    def _refuse_part(self, part: int) -> NoReturn:
+        raise RemoteProtocolError(f"an event for part {part}, but there are {self._parts}")
 
     def _take_answer(self, item: AnswerMessage, effects: Effects) -> None:
         if self._unmet and not self._outbound.asked_outside(item.request_id):

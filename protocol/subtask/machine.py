@@ -118,6 +118,7 @@ class SubtaskStatus(Enum):
     OVER = "over"  # the coordinator has ended the attempt, or cannot be reached
 
 
+_FINISHED = SubtaskStatus.FINISHED  # in Python 3.11, to look up an attribute of an Enum class takes ten times as long
 _A, _I, _X, _E = Reaction.ACT, Reaction.IGNORE, Reaction.ILLEGAL, Reaction.ENDED
 
 LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
@@ -219,15 +220,14 @@ class SubtaskMachine:
         """
         effects: Effects = []
         confirm = False
-        broken: RemoteProtocolError | None = None
         try:
             for message in messages:
                 confirm |= self._receive(message, effects)
         except RemoteProtocolError as error:
-            broken = error
-        self._send_confirm(effects, immediately=confirm)
-        if broken is not None:
-            effects.append(DropConnection(str(broken)))
+            self._send_confirm(effects, immediately=confirm)
+            effects.append(DropConnection(str(error)))
+        else:
+            self._send_confirm(effects, immediately=confirm)
         return effects
 
     def next_deadline(self) -> float | None:
@@ -339,9 +339,7 @@ class SubtaskMachine:
         for request_id in self._outbound.open_requests():
             effects.append(ResolveRequest(request_id, f"the attempt is over: {reason}", b""))
         effects.append(EndAttempt(reason))
-        self._outbound.forget()
-        self._outbound.stream.clear()
-        self._outbound.attached = False
+        self._outbound.end()
         self._inbound.stream.clear()
         self._inbound.forget()
         self._detached_at = None
@@ -433,17 +431,20 @@ class SubtaskMachine:
             where = "connected" if self._outbound.attached else "not connected"
             effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
             return False
-        if not isinstance(message, EventMessage):
-            if isinstance(message, Confirm):
-                self._outbound.confirm(message.seq, effects)
-                return False
-            if type(message) in OF_CHECKPOINT:
-                return self._receive_report(cast(OfCheckpoint, message), effects)
-            if isinstance(message, ENDS):
-                self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
-                return False
-            if isinstance(message, PLAIN):
-                raise RemoteProtocolError(f"unexpected {type_name(message)} on an established connection")
+        if isinstance(message, EventMessage) and self._state is not _FINISHED:  # as most messages
+            if self._inbound.stream.is_new(message.seq):
+                self._inbound.take(message, effects)
+            return True
+        if isinstance(message, Confirm):
+            self._outbound.confirm(message.seq, effects)
+            return False
+        if type(message) in OF_CHECKPOINT:
+            return self._receive_report(cast(OfCheckpoint, message), effects)
+        if isinstance(message, ENDS):
+            self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
+            return False
+        if isinstance(message, PLAIN):
+            raise RemoteProtocolError(f"unexpected {type_name(message)} on an established connection")
         if self._inbound.stream.is_new(message.seq):
             self._take_item(message, effects)
             return isinstance(message, PAYLOAD)
@@ -462,7 +463,7 @@ class SubtaskMachine:
         return not is_new
 
     def _take_item(self, item: DownItem, effects: Effects) -> None:
-        if self._state is SubtaskStatus.FINISHED:
+        if self._state is _FINISHED:
             self._inbound.take_after_finish(item, effects)
         else:
             self._inbound.take(item, effects)
@@ -472,16 +473,17 @@ class SubtaskMachine:
 
     def _send_confirm(self, effects: Effects, *, immediately: bool) -> None:
         """Confirm what has come. If that is not urgent, only together with something else, and only if it is new."""
+        if not self._outbound.attached:
+            return
         incoming = self._inbound.stream
-        seq = incoming.confirmable_seq
-        if not self._outbound.attached or not seq:
+        if immediately:
+            seq = incoming.told_seq = incoming.confirmable_seq
+        elif effects and any(isinstance(effect, SendToCoordinator) for effect in effects):
+            seq = incoming.confirmation()
+        else:
             return
-        if not immediately and (
-            seq == incoming.told_seq or not any(isinstance(effect, SendToCoordinator) for effect in effects)
-        ):
-            return
-        incoming.told_seq = seq
-        effects.append(SendToCoordinator(Confirm(self._id, seq)))
+        if seq:
+            effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskStatus) -> None:
         self._state = state

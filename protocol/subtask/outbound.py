@@ -34,7 +34,7 @@ from enum import Enum
 
 from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.parts import OWN_PART, PartTable, positions
-from protocol.streams import IncomingStream, OutgoingStream
+from protocol.streams import Entry, IncomingStream, OutgoingStream
 from protocol.subtask.types import (
     CapacityAvailable,
     EventSubmitted,
@@ -62,7 +62,7 @@ Submitted = EventSubmitted | RequestSubmitted
 Effects = list[SubtaskEffect]
 
 HELD_OVERHEAD_BYTES = 16
-"""The maximum overhead of a held event in a snapshot, in bytes: a list, a number, a length, a flag."""
+"""The maximum overhead of a held event in a snapshot, in bytes: a list, a number, a length, a flag, a part."""
 
 
 class SubtaskPhase(Enum):
@@ -74,6 +74,22 @@ class SubtaskPhase(Enum):
     SNAPSHOT = "snapshot"
 
 
+class _Window:
+    """What one part has sent.
+
+    ``events`` and ``bytes`` (of events and requests): what is held or unconfirmed, which is what its window bounds.
+    ``held_events`` and ``held_bytes``: what of that is held. ``sent``: how many have left in the whole history (H32).
+    """
+
+    __slots__ = ("bytes", "events", "held_bytes", "held_events", "outside", "sent")
+
+    def __init__(self, sent: int, *, outside: bool) -> None:
+        self.sent = sent
+        self.outside = outside
+        self.events = self.bytes = 0
+        self.held_events = self.held_bytes = 0
+
+
 class SubtaskOutbound:
     """The items from one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
@@ -81,17 +97,14 @@ class SubtaskOutbound:
         "_checkpoints",
         "_closed",
         "_held",
-        "_held_bytes",
-        "_held_events",
         "_id",
         "_incoming",
         "_latest",
         "_limits",
         "_open_requests",
-        "_outside",
         "_refused",
-        "_sent",
         "_subtask",
+        "_windows",
         "attached",
         "hold_events",
         "stream",
@@ -117,13 +130,12 @@ class SubtaskOutbound:
         self._limits = limits
         self._incoming = incoming  # of which items of checkpoints confirm what has come
         self.attached = False
-        self.stream: OutgoingStream[UpItem] = OutgoingStream(table.count)
-        self._outside = table.outside
-        # Events and requests sent in the whole history, by part (H32, H150)
-        self._sent = [*events_sent, *(0,) * (table.count - len(events_sent))]
+        self.stream: OutgoingStream[UpItem] = OutgoingStream()
+        sent = (*events_sent, *(0,) * (table.count - len(events_sent)))
+        self._windows = [
+            _Window(count, outside=outside) for count, outside in zip(sent, table.outside, strict=True)
+        ]  # by part (H150)
         self._held: deque[Submitted | HeldEvent] = deque()
-        self._held_events = [0] * table.count  # by part
-        self._held_bytes = [0] * table.count
         for event in held:
             self._hold(event)
         self._open_requests: dict[int, int] = {}  # with their parts
@@ -137,15 +149,22 @@ class SubtaskOutbound:
 
     def attach(self, received_seq: int, effects: Effects) -> None:
         """Drop what the peer has, send the rest again, then what fits into the window now (H24)."""
-        self.stream.resume(received_seq)
+        self._trim(self.stream.resume(received_seq))
         self.attached = True
         effects.extend([SendToCoordinator(item) for item in self.stream.unconfirmed()])
         self._use_capacity(effects)
 
     def confirm(self, seq: int, effects: Effects) -> None:
         """The coordinator has taken everything up to ``seq``."""
-        self.stream.confirm(seq)
+        self._trim(self.stream.confirm(seq))
         self._use_capacity(effects)
+
+    def _trim(self, entries: list[Entry[UpItem]]) -> None:
+        for _, size, _, part in entries:
+            if size is not None:
+                window = self._windows[part]
+                window.events -= 1
+                window.bytes -= size
 
     def confirmation(self) -> int:
         """What an item of a checkpoint confirms: nothing without a connection, as a new one begins with ``Confirm``."""
@@ -161,31 +180,38 @@ class SubtaskOutbound:
 
     def submit(self, submitted: Submitted, effects: Effects) -> None:
         """Hold or send it. Raises ``GatewayFull`` if the window is full, or a snapshot could not carry more (H27)."""
-        part = submitted.part
-        outside = self._outside[part]
-        # What is outside of checkpoints never waits for one, so its sender can wait for capacity at any time.
-        unbounded = (
-            isinstance(submitted, EventSubmitted)
-            and not outside
-            and (submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot()))
-        )
-        if not unbounded and not self._has_capacity(submitted):
-            self._refused.setdefault(part, submitted)
-            raise GatewayFull(self._describe_window(part))
+        window = self._windows[submitted.part]
+        waits = False
+        if not self._has_capacity(submitted, window):
+            if not self._is_unbounded(submitted, window):
+                self._refused.setdefault(submitted.part, submitted)
+                raise GatewayFull(self._describe_window(submitted.part))
+            # If events wait for the window, there is no capacity; only an event that needs none could overtake them.
+            waits = window.held_events > 0 or not self._fits(submitted)
         if isinstance(submitted, RequestSubmitted):
             if submitted.request_id in self._open_requests:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
-            self._open_requests[submitted.request_id] = part
-        # If events wait for the window, there is no capacity; only an event that needs none could overtake them.
-        if not outside and (self._closed or (unbounded and (self._held_events[part] or not self._fits(submitted)))):
+            self._open_requests[submitted.request_id] = submitted.part
+        if waits or (self._closed and not window.outside):
             self._hold(submitted)
         else:
-            self._send_submitted(submitted, effects)
+            window.events += 1
+            window.bytes += len(submitted.payload)
+            self._send_submitted(submitted, window, effects)
+
+    def _is_unbounded(self, submitted: Submitted, window: _Window) -> bool:
+        """Whether it is accepted without capacity. What is outside of checkpoints never waits for one, so its sender
+        can wait for capacity at any time."""
+        return (
+            isinstance(submitted, EventSubmitted)
+            and not window.outside
+            and (submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot()))
+        )
 
     def _describe_window(self, part: int) -> str:
-        limits = self._limits
+        limits, window = self._limits, self._windows[part]
         return (
-            f"task {self._id}: {self._held_events[part]} events held, {self.stream.events[part]} unconfirmed, "
+            f"task {self._id}: {window.held_events} events held, {window.events - window.held_events} unconfirmed, "
             f"{self._open_requests_of(part)} open requests; the window is {limits.window_events} events "
             f"and {limits.window_bytes} bytes, of which a checkpoint may hold {limits.held_events_max} events "
             f"and {limits.snapshot_bytes_max // 2} bytes. Send less at a time, or raise upward_events_max or "
@@ -194,20 +220,31 @@ class SubtaskOutbound:
 
     def _hold(self, submitted: Submitted | HeldEvent) -> None:
         self._held.append(submitted)
-        self._held_events[submitted.part] += 1
-        self._held_bytes[submitted.part] += len(submitted.payload)
+        window, size = self._windows[submitted.part], len(submitted.payload)
+        window.events += 1
+        window.bytes += size
+        window.held_events += 1
+        window.held_bytes += size
 
-    def _let_go(self, submitted: Submitted | HeldEvent) -> None:
-        """It is no longer held."""
-        self._held_events[submitted.part] -= 1
-        self._held_bytes[submitted.part] -= len(submitted.payload)
+    def _let_go(self, submitted: Submitted | HeldEvent) -> _Window:
+        """It is no longer held. It counts in its window until it is confirmed; return that window."""
+        window = self._windows[submitted.part]
+        window.held_events -= 1
+        window.held_bytes -= len(submitted.payload)
+        return window
+
+    def _drop(self, submitted: Submitted | HeldEvent) -> None:
+        """It is no longer held, and will never leave."""
+        window = self._let_go(submitted)
+        window.events -= 1
+        window.bytes -= len(submitted.payload)
 
     @property
     def events_sent(self) -> Positions:
         """How many events and requests have been sent in the whole history, by part (H32, H150)."""
-        return positions(self._sent)
+        return positions([window.sent for window in self._windows])
 
-    def _send_submitted(self, submitted: Submitted | HeldEvent, effects: Effects) -> None:
+    def _send_submitted(self, submitted: Submitted | HeldEvent, window: _Window, effects: Effects) -> None:
         seq = self.stream.last_seq + 1
         payload, part = submitted.payload, submitted.part
         item: UpItem
@@ -219,8 +256,8 @@ class SubtaskOutbound:
             item = RestoredRequestMessage(self._id, seq, submitted.sender, payload, part)
         else:
             item = RestoredEventMessage(self._id, seq, submitted.sender, payload, part)
-        if not self._outside[part]:
-            self._sent[part] += 1
+        if not window.outside:
+            window.sent += 1
         self.stream.append(item, len(payload), None, part)
         if self.attached:
             effects.append(SendToCoordinator(item))
@@ -240,9 +277,9 @@ class SubtaskOutbound:
         if self._closed:
             return
         while held and self._fits(held[0]):
-            self._let_go(held[0])
-            self._send_submitted(held.popleft(), effects)
-        if held and self._held_events[held[0].part] < len(held):
+            submitted = held.popleft()
+            self._send_submitted(submitted, self._let_go(submitted), effects)
+        if held and self._windows[held[0].part].held_events < len(held):
             self._release_others(effects)
 
     def _release_others(self, effects: Effects) -> None:
@@ -251,8 +288,7 @@ class SubtaskOutbound:
         left: deque[Submitted | HeldEvent] = deque()
         for submitted in self._held:
             if submitted.part not in waiting and self._fits(submitted):
-                self._let_go(submitted)
-                self._send_submitted(submitted, effects)
+                self._send_submitted(submitted, self._let_go(submitted), effects)
             else:
                 waiting.add(submitted.part)
                 left.append(submitted)
@@ -260,39 +296,44 @@ class SubtaskOutbound:
 
     def _fits(self, submitted: Submitted | HeldEvent) -> bool:
         """Whether the peer's window has capacity for an event that may leave."""
-        count = self.stream.events[submitted.part]
+        window = self._windows[submitted.part]
+        count = window.events - window.held_events
         if count >= self._limits.window_events:
             return False
-        return not count or self.stream.bytes[submitted.part] + len(submitted.payload) <= self._limits.window_bytes
+        unconfirmed_bytes = window.bytes - window.held_bytes
+        return not count or unconfirmed_bytes + len(submitted.payload) <= self._limits.window_bytes
 
-    def _has_capacity(self, submitted: Submitted) -> bool:
+    def _has_capacity(self, submitted: Submitted, window: _Window) -> bool:
         """Whether a new event may be accepted: held and unconfirmed events together must fit into the window, and what
         a closed valve holds into a snapshot."""
-        limits, part, stream = self._limits, submitted.part, self.stream
-        count = self._held_events[part] + stream.events[part]
+        limits, count = self._limits, window.events
         if count >= limits.window_events:
             return False
-        if isinstance(submitted, RequestSubmitted) and self._open_requests_of(part) >= limits.window_events:
+        if (
+            self._open_requests
+            and isinstance(submitted, RequestSubmitted)
+            and self._open_requests_of(submitted.part) >= limits.window_events
+        ):
             return False
         size = len(submitted.payload)
-        if count and self._held_bytes[part] + stream.bytes[part] + size > limits.window_bytes:
+        if count and window.bytes + size > limits.window_bytes:
             return False
-        if not (self._closed and self._held) or self._outside[part]:
+        if not (self._closed and self._held) or window.outside:
             return True
         held_bytes = self._held_size() + size + HELD_OVERHEAD_BYTES
         return len(self._held) < limits.held_events_max and held_bytes <= limits.snapshot_bytes_max // 2
 
     def _held_size(self) -> int:
         """How many bytes the held events take in a snapshot, at most."""
-        return sum(self._held_bytes) + HELD_OVERHEAD_BYTES * len(self._held)
+        return sum(window.held_bytes for window in self._windows) + HELD_OVERHEAD_BYTES * len(self._held)
 
     def _open_requests_of(self, part: int) -> int:
-        return list(self._open_requests.values()).count(part) if self._open_requests else 0
+        return list(self._open_requests.values()).count(part)
 
     def _announce_capacity(self, effects: Effects) -> None:
         """Once for each part, when what was refused first would be accepted (H27)."""
         for part, submitted in list(self._refused.items()):
-            if self._has_capacity(submitted):
+            if self._has_capacity(submitted, self._windows[part]):
                 del self._refused[part]
                 effects.append(CapacityAvailable())
 
@@ -305,7 +346,7 @@ class SubtaskOutbound:
 
     def asked_outside(self, request_id: int) -> bool:
         """Whether an open request is one of a part outside of checkpoints."""
-        return self._outside[self._open_requests.get(request_id, OWN_PART)]
+        return self._windows[self._open_requests.get(request_id, OWN_PART)].outside
 
     def abandon(self, request_id: int, effects: Effects) -> None:
         """Nobody waits for the answer any more: take the request back if it is held, otherwise report that (H85)."""
@@ -314,7 +355,7 @@ class SubtaskOutbound:
         for place, submitted in enumerate(self._held):
             if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
                 del self._held[place]
-                self._let_go(submitted)
+                self._drop(submitted)
                 del self._open_requests[request_id]
                 self._use_capacity(effects)
                 return
@@ -331,12 +372,20 @@ class SubtaskOutbound:
     def forget(self) -> None:
         """The operator sends nothing more. Items in the stream may still leave."""
         for submitted in self._held:
-            self._let_go(submitted)
+            self._drop(submitted)
         self._held.clear()
         self._open_requests.clear()
         self._refused.clear()
         self._checkpoints.clear()
         self._closed.clear()
+
+    def end(self) -> None:
+        """The attempt is over: nothing leaves any more."""
+        self.forget()
+        self.stream.clear()
+        for window in self._windows:
+            window.events = window.bytes = 0
+        self.attached = False
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -436,9 +485,9 @@ class SubtaskOutbound:
     def statistics(self) -> SubtaskStatistics:
         return SubtaskStatistics(
             len(self._held),
-            sum(self._held_bytes),
-            self.stream.events_unconfirmed,
-            self.stream.bytes_unconfirmed,
+            sum(window.held_bytes for window in self._windows),
+            sum(window.events - window.held_events for window in self._windows),
+            sum(window.bytes - window.held_bytes for window in self._windows),
             len(self._open_requests),
             tuple(self._closed),
         )
@@ -447,10 +496,12 @@ class SubtaskOutbound:
         self.stream.check_invariants()
         closed = [n for n, phase in self._checkpoints.items() if phase is not SubtaskPhase.SNAPSHOT]
         assert sorted(self._closed) == (sorted(closed) if self.hold_events else [])
-        for part, events in enumerate(self._held_events):
+        for part, window in enumerate(self._windows):
             held = [one for one in self._held if one.part == part]
-            assert events == len(held)
-            assert self._held_bytes[part] == sum(len(one.payload) for one in held)
+            assert (window.held_events, window.held_bytes) == (len(held), sum(len(one.payload) for one in held))
+            unconfirmed = (window.events - window.held_events, window.bytes - window.held_bytes)
+            assert unconfirmed == self.stream.counted(part)
+            assert unconfirmed[0] <= self._limits.window_events
             assert not held or self._closed or not self._fits(held[0]), "held, though it may leave"
-            assert not (held and self._outside[part]), "held, though it is outside of checkpoints"
-            assert self.stream.events[part] <= self._limits.window_events
+            assert not (held and window.outside), "held, though it is outside of checkpoints"
+            assert not (window.outside and window.sent), "in a position, though it is outside of checkpoints"

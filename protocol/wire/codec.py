@@ -38,7 +38,7 @@ from protocol.wire.events import (
     encode_event,
     run_steps,
 )
-from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, positions, text
+from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, fit_text
 from protocol.wire.framing import CLAIMS_UNCHECKED, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
     PARTS_MAX,
@@ -86,10 +86,10 @@ _UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.Un
 # --- messages -----------------------------------------------------------------------------------------------
 
 # Frame length; msgpack array of 5; tag; u64 task attempt id; u64 seq; bin32 length. The payload follows, then the part.
-_EVENT_HEAD = Struct(">IBBBQBQBI")
-_EVENT_BODY = Struct(">BBBQBQBI")
+_EVENT_HEAD = Struct(">I3sQBQBI")
+_EVENT_BODY = Struct(">3xQBQBI")
 _EVENT_PREFIX = bytes((0x95, EVENT_TAG, 0xCF))
-_PART_BYTES = [bytes((part,)) for part in range(PARTS_MAX)]
+_PART_BYTES = {part: bytes((part,)) for part in range(PARTS_MAX)}
 # Frame length; msgpack array of 3; tag; u64 task attempt id; u64 seq.
 _CONFIRM_FRAME = Struct(">IBBBQBQ")
 _CONFIRM_BODY = Struct(">BBBQBQ")
@@ -128,21 +128,20 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     """
     try:
         if type(message) is EventMessage:
-            task, seq, payload, part = message.task_attempt_id, message.seq, message.payload, message.part
+            task, seq, part = message.task_attempt_id, message.seq, message.part
+            payload = message.payload
             size = len(payload)
-            if seq and 0 <= task | seq | part <= INT_MAX and size <= limits.event_bytes_max:
-                return (
-                    _EVENT_HEAD.pack(26 + size, 0x95, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
-                    + payload
-                    + _PART_BYTES[part]
-                )
+            # A negative number is in no layout: packing it fails.
+            if seq and task | seq | part <= INT_MAX and size <= limits.event_bytes_max:
+                head = _EVENT_HEAD.pack(26 + size, _EVENT_PREFIX, task, 0xCF, seq, 0xC6, size)
+                return head + payload + _PART_BYTES[part]
         elif type(message) is Confirm:
             task, seq = message.task_attempt_id, message.seq
             if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
                 return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
         elif (encode := _OF_CHECKPOINT.get(type(message))) is not None:
             return encode(message, limits) or _encode_checked(message, limits)
-    except (TypeError, StructError, IndexError):
+    except (TypeError, StructError, LookupError):
         pass  # a field has a wrong type, or is out of range; the checks below name it
     return _encode_checked(message, limits)
 
@@ -213,19 +212,13 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     if entry is None:
         raise LocalProtocolError(f"{type_name(message)} is not a message of this protocol")
     tag, row = entry
-    values: list[Any] = [tag]
-    for name, check in row:
-        value = getattr(message, name)
-        if check is text and type(value) is str:
-            value = fit_text(value, limits.text_chars_max)
-        try:
-            if check is positions and type(value) is bytes:  # as they come, so the check would turn them round
-                raise ValueError("must be a tuple of numbers, is bytes")
-            values.append(check(value, limits))
-        except (ValueError, OverflowError) as error:
-            raise LocalProtocolError(f"{type_name(message)}.{name} {error}") from None
+    place = ""
     try:
-        body = _pack(values)
+        values = [check(getattr(message, place := name), limits) for name, check in row]
+    except (ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"{type_name(message)}.{place} {error}") from None
+    try:
+        body = _pack([tag, *values])
     except (ValueError, OverflowError) as error:
         raise LocalProtocolError(f"{type_name(message)} cannot be encoded: {error}") from error
     if len(body) > limits.message_bytes_max:
@@ -236,30 +229,25 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     return frame(body)
 
 
-def fit_text(prose: str, chars_max: int) -> str:
-    """Escape lone surrogates (a file name in an exception), and truncate a text that is too long, with a mark."""
-    prose = prose.encode("utf-8", "backslashreplace").decode("utf-8")
-    return prose if len(prose) <= chars_max else prose[: chars_max - 1] + "…"
-
-
 def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
     """Decode the message in one frame body. Raises ``RemoteProtocolError`` that says what is wrong with it."""
-    if len(body) >= 26 and body[:3] == _EVENT_PREFIX:
-        _, _, _, task, mark_seq, seq, mark_payload, size = _EVENT_BODY.unpack_from(body)
+    length = len(body)
+    if length >= 26 and body[:3] == _EVENT_PREFIX:
+        task, mark_seq, seq, mark_payload, size = _EVENT_BODY.unpack_from(body)
         if (
-            (mark_seq == 0xCF and mark_payload == 0xC6 and size == len(body) - 26)
+            (mark_seq == 0xCF and mark_payload == 0xC6 and size == length - 26)
             and (seq and task | seq <= INT_MAX)
             and size <= limits.event_bytes_max
             and (part := body[-1]) < PARTS_MAX
         ):
             return EventMessage(task, seq, body[25:-1], part)
-    elif len(body) == 20 and body[:3] == _CONFIRM_PREFIX:
+    elif length == 20 and body[:3] == _CONFIRM_PREFIX:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
     elif (decode := _CHECKPOINT_BODIES.get(body[:3])) is not None and (of_checkpoint := decode(body)) is not None:
         return of_checkpoint
-    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED else None
+    message = _decode_small(body, limits) if length <= CLAIMS_UNCHECKED else None
     return _decode_checked(body, limits) if message is None else message
 
 
@@ -369,10 +357,11 @@ class _Values:
     have. Decoded as a whole, nested lists could take a thousand times the message's bytes.
     """
 
-    __slots__ = ("_body", "_entries_left", "_entry_kind", "_values")
+    __slots__ = ("_body", "_entries_left", "_entry_kind", "_size", "_values")
 
     def __init__(self, body: bytes, limits: WireLimits) -> None:
         self._body = body
+        self._size = len(body)
         # The decoder in Python applies the limit to list_length too. It allocates nothing for a claim.
         entries_max = _ENTRY_FIELDS_MAX if _continues() else max(limits.held_events_max, 32)
         self._values = _unpacker(body, entries_max, self._make_entry)
@@ -385,7 +374,7 @@ class _Values:
 
     @property
     def at_end(self) -> bool:
-        return bool(self._values.tell() == len(self._body))
+        return bool(self._values.tell() == self._size)
 
     def list_length(self) -> int:
         return int(self._values.read_array_header())
@@ -412,14 +401,14 @@ class _Values:
     def _make_entry(self, values: list[Any]) -> Any:
         """Called for each list inside a list of entries, once for each of 65,536: so the number of values is not
         checked here."""
-        self._entries_left -= 1
-        if self._entries_left < 0:
+        if not self._entries_left:
             raise ValueError("must hold lists of single values")
+        self._entries_left -= 1
         return tuple.__new__(self._entry_kind, values)
 
     def _next_byte(self) -> int:
         place = self._values.tell()
-        return self._body[place] if place < len(self._body) else 0
+        return self._body[place] if place < self._size else 0
 
 
 def _unpacker(data: bytes, entries_max: int, list_hook: Callable[[list[Any]], Any]) -> Any:

@@ -2,13 +2,14 @@
 
 """The wire format as a table: the tag of each message, and what each field may contain (H60, H62).
 
-Both ends use the same checks. The peer's mistake is a remote error; the caller's own is a local error, raised at the
+Both ends use the same checks, except that a text is truncated, and positions are turned into bytes, before they are
+sent. The peer's mistake is a remote error; the caller's own is a local error, raised at the
 end that made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import partial
 from math import isfinite
@@ -39,6 +40,7 @@ from protocol.wire.messages import (
     Message,
     Opened,
     OperatorPart,
+    Positions,
     RefusalCode,
     Refused,
     Register,
@@ -59,6 +61,8 @@ from protocol.wire.messages import (
 INT_MAX = 2**63 - 1
 TOKEN_BYTES_MAX = 64
 _COUNT_BYTES = 8
+_POSITIONS_RULE = f"must have at most {PARTS_MAX} numbers, of which the last one is not 0"
+_COUNTS = [Struct(f">{count}Q") for count in range(PARTS_MAX + 1)]
 
 # A check returns the value to use, or raises ValueError with the rest of a sentence that begins with the field's name.
 
@@ -107,6 +111,16 @@ def text(value: Any, limits: WireLimits) -> str:
     return value
 
 
+def _fitted_text(value: Any, limits: WireLimits) -> str:
+    return text(fit_text(value, limits.text_chars_max) if type(value) is str else value, limits)
+
+
+def fit_text(prose: str, chars_max: int) -> str:
+    """Escape lone surrogates (a file name in an exception), and truncate a text that is too long, with a mark."""
+    prose = prose.encode("utf-8", "backslashreplace").decode("utf-8")
+    return prose if len(prose) <= chars_max else prose[: chars_max - 1] + "…"
+
+
 def _bytes(value: Any, limits: WireLimits) -> bytes:
     if type(value) is not bytes:
         raise ValueError(f"must be bytes, is {type_name(value)}")
@@ -125,21 +139,30 @@ def _token(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
-def positions(value: Any, limits: WireLimits) -> Any:
-    """Return ``Positions`` as the bytes of their numbers (u64, big-endian), and such bytes as ``Positions``."""
-    counts: tuple[int, ...] = value if type(value) is tuple else _numbers(_bytes(value, limits))
-    if len(counts) > PARTS_MAX or (counts and not counts[-1]):
-        raise ValueError(f"must have at most {PARTS_MAX} numbers, of which the last one is not 0")
+def _positions(value: Any, limits: WireLimits) -> Positions:
+    """Return ``Positions``, which come as the bytes of their numbers (u64, big-endian)."""
+    size = len(_bytes(value, limits))
+    if size % _COUNT_BYTES or size > PARTS_MAX * _COUNT_BYTES:
+        raise ValueError(f"must have {_COUNT_BYTES} bytes for each of at most {PARTS_MAX} parts, has {size}")
+    counts = _COUNTS[size // _COUNT_BYTES].unpack(value)
+    _check_positions(counts, limits)
+    return counts
+
+
+def _packed_positions(value: Any, limits: WireLimits) -> bytes:
+    if type(value) is not tuple:
+        raise ValueError(f"must be a tuple of numbers, is {type_name(value)}")
+    if len(value) > PARTS_MAX:
+        raise ValueError(_POSITIONS_RULE)
+    _check_positions(value, limits)
+    return _COUNTS[len(value)].pack(*value)
+
+
+def _check_positions(counts: Positions, limits: WireLimits) -> None:
+    if counts and not counts[-1]:
+        raise ValueError(_POSITIONS_RULE)
     for count in counts:
         _integer(count, limits)
-    return counts if value is not counts else Struct(f">{len(counts)}Q").pack(*counts)
-
-
-def _numbers(data: bytes) -> tuple[int, ...]:
-    count, rest = divmod(len(data), _COUNT_BYTES)
-    if rest or count > PARTS_MAX:
-        raise ValueError(f"must have {_COUNT_BYTES} bytes for each of at most {PARTS_MAX} parts, has {len(data)}")
-    return Struct(f">{count}Q").unpack(data)
 
 
 def _flag(value: Any, limits: WireLimits) -> bool:
@@ -160,21 +183,20 @@ def _entries(
     if not kinds <= {list, tuple, kind} or not set(map(len, value)) <= {len(checks)}:
         raise ValueError(f"must hold lists of {len(checks)}: {', '.join(kind._fields)}")
     for index, check in enumerate(checks if value else ()):
-        _check_column(list(map(itemgetter(index), value)), check, limits)
+        # If the values of a column have one type, its extremes tell whether all of them pass.
+        column = list(map(itemgetter(index), value))
+        types = set(map(type, column))
+        if types == {int}:
+            to_check: Collection[Any] = {min(column), max(column)}  # most often they are the same
+        elif types == {bytes}:
+            to_check = [max(column, key=len)]
+        elif types == {bool}:
+            to_check = column[:1]
+        else:
+            to_check = column
+        for field in to_check:
+            check(field, limits)
     return tuple(value) if kinds <= {kind} else tuple(kind(*entry) for entry in value)
-
-
-def _check_column(column: list[Any], check: Check, limits: WireLimits) -> None:
-    """Check one field of all entries. If the values have one type, its extremes tell whether all of them pass."""
-    kinds = set(map(type, column))
-    if kinds == {int}:
-        column = [min(column), max(column)]
-    elif kinds == {bytes}:
-        column = [max(column, key=len)]
-    elif kinds == {bool}:
-        column = column[:1]
-    for value in column:
-        check(value, limits)
 
 
 _NATURAL: Check = _integer
@@ -207,9 +229,9 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (12, Opened, (_NATURAL, _POSITIVE, _flag)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
-    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, positions, _NATURAL)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _positions, _NATURAL)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text, _NATURAL)),
-    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, positions)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _positions)),
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (20, Heartbeat, (_NATURAL,)),
@@ -220,7 +242,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
         Registered,
         (
             *(_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds),
-            *(_POSITIVE, _POSITIVE, positions, _token, _seconds, _flag, _flag, text, _PARTS),
+            *(_POSITIVE, _POSITIVE, _positions, _token, _seconds, _flag, _flag, text, _PARTS),
         ),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
@@ -244,4 +266,9 @@ def _row(kind: type[Message], checks: tuple[Check, ...]) -> Row:
 
 
 BY_TAG: dict[int, tuple[type[Message], Row]] = {tag: (kind, _row(kind, checks)) for tag, kind, checks in _WIRE}
-BY_KIND: dict[type[Message], tuple[int, Row]] = {kind: (tag, _row(kind, checks)) for tag, kind, checks in _WIRE}
+"""How to check what has come: the class of each tag, and its fields in order."""
+_WHEN_SENT: dict[Check, Check] = {text: _fitted_text, _positions: _packed_positions}
+BY_KIND: dict[type[Message], tuple[int, Row]] = {
+    kind: (tag, _row(kind, tuple(_WHEN_SENT.get(check, check) for check in checks))) for tag, kind, checks in _WIRE
+}
+"""How to check what is sent."""

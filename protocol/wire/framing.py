@@ -165,10 +165,11 @@ class FrameDecoder:
 
         Otherwise return nothing, and change nothing: ``feed`` has to take the data. It would return the same.
         """
-        if self._buffer or self._failure is not None or len(data) < 5:
+        size = len(data)
+        if self._buffer or size < 5:
             return b""
         (length,) = _LENGTH.unpack_from(data)
-        return data[4:] if len(data) == 4 + length and length <= self._frame_bytes_max else b""
+        return data[4:] if size == 4 + length and length <= self._frame_bytes_max else b""
 
     def take_incomplete(self, bytes_min: int) -> bytes:
         """Return the bytes of the incomplete frame and forget them, if there are so many; the caller gets the rest."""
@@ -181,6 +182,7 @@ class FrameDecoder:
         self._buffer = bytearray()
         why = "an empty frame" if length == 0 else f"a frame of {length} bytes, over {self._frame_bytes_max}"
         self._failure = RemoteProtocolError(f"{why}: {WRONG_PEER}")
+        self._frame_bytes_max = 0  # so no later frame is ``whole``
         raise self._failure
 
 

@@ -411,7 +411,8 @@ class SubtaskEnd:
 
 def has_capacity(machine: SubtaskMachine, part: int) -> bool:
     """Whether the operator would not have to wait for capacity to send."""
-    return machine._outbound._has_capacity(s.EventSubmitted(b"1>1", part=part))
+    outbound = machine._outbound
+    return outbound._has_capacity(s.EventSubmitted(b"1>1", part=part), outbound._windows[part])
 
 
 def only_reports_unconfirmed(machine: SubtaskMachine) -> bool:

@@ -167,8 +167,8 @@ stored-before-the-cut [feared; H40 H78]
 one-of-many-may-be-torn [feared; H32]
   The usual snapshot of a subtask is not compared with what the coordinator had taken at its cut.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - if not outside and (self._closed or (unbounded
-  + if not outside and (False or (unbounded
+  - if waits or (self._closed and not window.outside):
+  + if waits:
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
   - if part.events_taken != sent and not part.agrees(sent):
   + if False:

@@ -20,8 +20,9 @@ drains-on-failure [FLINK-23233; H42]
 confirms-when-sent [FLINK-23233; H23]
   An event is confirmed when it is written, not when it is in the mailbox.
   @ protocol.gateway.outbound:GatewayOutbound._send_submitted
-  - stream.append(item, len(payload), submitted.event_id, part)
-  + stream.append(item, len(payload), None, part); effects.append(ConfirmEvent(submitted.event_id))
+  - stream.append(item, size, submitted.event_id, part)
+  + stream.append(item, size, None, part); self.answers_pending[part] += 1; \
+  + effects.append(ConfirmEvent(submitted.event_id))
 reopens-at-barrier-injection [FLINK-28606; H41]
   The gateway reopens when the barrier leaves, not at the subtask's own acknowledgement.
   @ protocol.gateway.machine:GatewayMachine._reach_cut
@@ -66,8 +67,8 @@ barrier-twice [feared; H22]
 events-twice [feared; H22]
   An event is put twice into the mailbox.
   @ protocol.subtask.inbound:SubtaskInbound.take
-  - effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
-  + effects.extend([PutInMailbox(MailboxEvent(item.payload, item.part))] * 2)
+  - effects.append(PutInMailbox(MailboxEvent(item.payload, part)))
+  + effects.extend([PutInMailbox(MailboxEvent(item.payload, part))] * 2)
 urgent-after-the-barrier [feared; H92]
   A barrier does not wait until the handlers of the urgent events before it have returned.
   @ protocol.subtask.urgent:UrgentOrder._may_pass
@@ -85,7 +86,7 @@ urgent-is-overtaken [feared; H91]
   + return came_before <= (self._handled if awaits_return else self._came)
 urgent-passes-the-valve [feared; H92 H41]
   An urgent event that is sent after a cut does not wait for the valve.
-  @ protocol.gateway.outbound:GatewayOutbound._submit
+  @ protocol.gateway.outbound:GatewayOutbound.submit
   - if self.closed:
   + if self.closed and not (isinstance(submitted, EventSubmitted) and submitted.urgent):
 urgent-is-ordinary [feared; H90]
@@ -116,7 +117,7 @@ urgent-waits-forever [feared; H48 H92]
   + pass
 urgent-handler-is-refused [feared; H92]
   What a handler sends while a snapshot waits for it finds no capacity.
-  @ protocol.subtask.outbound:SubtaskOutbound.submit
+  @ protocol.subtask.outbound:SubtaskOutbound._is_unbounded
   - submitted.in_snapshot or (submitted.in_urgent and self._awaits_snapshot())
   + submitted.in_snapshot
 ends-before-its-urgent-events [feared; H93]
@@ -174,12 +175,12 @@ unconfirmed-not-failed [feared; H26]
   + for event_id in ():
 answers-pass-the-valve [G14; H33 H41 H84]
   The answer to a request passes the closed gateway.
-  @ protocol.gateway.outbound:GatewayOutbound._submit
+  @ protocol.gateway.outbound:GatewayOutbound.submit
   - if self.closed:
   + if self.closed and isinstance(submitted, EventSubmitted):
 drain-forgets-answers [G14; H33 H42]
   A checkpoint does not wait for the answers of before its cut.
-  @ protocol.gateway.outbound:GatewayOutbound._submit
+  @ protocol.gateway.outbound:GatewayOutbound.submit
   - self._submitted += awaited
   + self._submitted += awaited and isinstance(submitted, EventSubmitted)
 waits-for-the-loss-tolerant [G10; H28]
@@ -219,7 +220,7 @@ a-report-confirms-what-is-not-taken [feared; H27 H30]
   + seq = self.received_seq
 barrier-apart-without-a-valve [prototype; H79]
   Barriers travel apart, and nothing is held.
-  @ protocol.gateway.outbound:GatewayOutbound._submit
+  @ protocol.gateway.outbound:GatewayOutbound.submit
   - if self.closed:
   + if self.closed and not self._apart:
 answer-overtakes-the-barrier [prototype; H33 H79]

@@ -16,7 +16,7 @@ event-up-loses-its-part [new; H150]
 event-down-loses-its-part [new; H150]
   What is sent to a part of a task comes to the user's own part.
   @ protocol.subtask.inbound:SubtaskInbound.take
-  - effects.append(PutInMailbox(MailboxEvent(item.payload, item.part)))
+  - effects.append(PutInMailbox(MailboxEvent(item.payload, part)))
   + effects.append(PutInMailbox(MailboxEvent(item.payload)))
 event-of-an-impossible-part-arrives [new; H150 H62]
   A frame of an event names a part that no operator can have, and is decoded.
@@ -36,8 +36,8 @@ put-aside-loses-its-part [new; H150 H79]
 position-of-all-parts-together [A1; H150 H32]
   The positions in a snapshot count what all parts have sent as the user's own.
   @ protocol.subtask.outbound:SubtaskOutbound._send_submitted
-  - self._sent[part] += 1
-  + self._sent[0] += 1
+  - window.sent += 1
+  + self._windows[0].sent += 1
 put-aside-is-counted-for-the-users-own [new; H150 H79]
   What was put aside of a part is taken from the position of the user's own.
   @ protocol.parts:_moved
@@ -56,17 +56,17 @@ a-part-behind-is-covered [new; H150]
 window-up-is-shared [new; H150 H27]
   A task's part that has filled its window holds back the others.
   @ protocol.subtask.outbound:SubtaskOutbound._has_capacity
-  - count = self._held_events[part] + stream.events[part]
-  + count = sum(self._held_events) + sum(stream.events)
+  - limits, count = self._limits, window.events
+  + limits, count = self._limits, sum(one.events for one in self._windows)
 window-of-the-peer-is-shared [new; H150 H27]
   A task whose parts each keep to their window breaks the protocol.
   @ protocol.gateway.inbound:GatewayInbound._check_window
-  - count = came.events[part]
-  + count = sum(came.events)
+  - share.events >= limits.upward_events_max or
+  + self.stream.untaken_events >= limits.upward_events_max or
 open-requests-are-shared [new; H150 H33]
   The open requests of one part take the places of another's.
   @ protocol.subtask.outbound:SubtaskOutbound._open_requests_of
-  - list(self._open_requests.values()).count(part) if self._open_requests else 0
+  - list(self._open_requests.values()).count(part)
   + len(self._open_requests)
 answers-on-their-way-are-shared [new; H150 H33]
   An unconfirmed answer of one part takes the place of another's request.
@@ -89,12 +89,15 @@ held-overtakes-its-part [new; H150 H30]
 one-part-hears-of-capacity [new; H150 H27]
   Only the part that was refused last learns that it may send.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - self._refused.setdefault(part, submitted)
-  + self._refused.clear(); self._refused[part] = submitted
+  - self._refused.setdefault(submitted.part, submitted)
+  + self._refused.clear(); self._refused[submitted.part] = submitted
 part-beyond-the-table-is-taken-up [new; H150 H62]
   An event for a part that the operator does not have is put into the mailbox.
-  @ protocol.subtask.inbound:SubtaskInbound._check_part
-  - if part >= len(self._outside):
+  @ protocol.subtask.inbound:SubtaskInbound.take
+  - if part >= self._parts:
+  + if False:
+  @ protocol.subtask.inbound:SubtaskInbound._take_urgent
+  - if part >= self._parts:
   + if False:
 snapshot-of-an-unknown-part-is-stored [found; H150 H62]
   A task makes a checkpoint that no restore can read.
@@ -109,22 +112,22 @@ positions-of-unknown-parts-are-stored [found; H150 H62]
 outside-is-held-by-the-task [F3; H152]
   A task's permit waits for the snapshot, which waits for the permit.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - outside = self._outside[part]
-  + outside = False
+  - if waits or (self._closed and not window.outside):
+  + if waits or self._closed:
 outside-is-held-by-the-gateway [F3; H152]
   The permit for a task waits for its snapshot.
-  @ protocol.gateway.outbound:GatewayOutbound._submit
-  - if self._outside[part]:  # it passes
-  + if False:  # it passes
+  @ protocol.gateway.outbound:GatewayOutbound.submit
+  - if inside:  # otherwise it passes
+  + if True:  # otherwise it passes
 outside-sends-without-a-bound [new; H152 H27]
   What a snapshot sends of an outside part ignores its window.
-  @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - and not outside
+  @ protocol.subtask.outbound:SubtaskOutbound._is_unbounded
+  - and not window.outside
   + and True
 outside-is-counted-in-positions [new; H152 H150]
   The position in a snapshot depends on how many permits a task has asked for.
   @ protocol.subtask.outbound:SubtaskOutbound._send_submitted
-  - if not self._outside[part]:
+  - if not window.outside:
   + if True:
 outside-is-counted-in-the-cut [new; H152 H150]
   The coordinator's cut counts what outside parts have taken.
@@ -143,9 +146,9 @@ outside-is-put-aside [new; H152 H79]
   + if self._delivered and (
 barrier-waits-for-outside [new; H152 H42]
   A checkpoint waits until a task has confirmed what was sent to its outside parts.
-  @ protocol.gateway.outbound:GatewayOutbound._send_submitted
-  - inside = not self._outside[part]
-  + inside = True
+  @ protocol.gateway.outbound:GatewayOutbound.submit
+  - self._send_submitted(submitted, part, inside, now, effects)
+  + self._send_submitted(submitted, part, True, now, effects)
 answer-outside-waits-for-the-snapshot [F3; H152]
   The answer to an outside part waits for the barrier before it.
   @ protocol.subtask.inbound:SubtaskInbound._take_answer

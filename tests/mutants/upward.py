@@ -10,8 +10,8 @@ UPWARD = catalogue(r"""
 upward-not-held [FLINK-26029; H31]
   The upward valve holds nothing during a checkpoint, and nobody compares the two halves.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - if not outside and (self._closed or (unbounded
-  + if not outside and (False or (unbounded
+  - if waits or (self._closed and not window.outside):
+  + if waits:
   @ protocol.barrier_tracker.pending:Part.why_torn
   - if snapshot is None or
   + if True or

@@ -248,7 +248,7 @@ def test_numbers_out_of_range_are_refused(body: bytes) -> None:
 
 def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
     for task, seq in ((2**63, 1), (1, 0), (1, 2**63)):
-        head = codec._EVENT_BODY.pack(0x95, 1, 0xCF, task, 0xCF, seq, 0xC6, 0)
+        head = bytes((0x95, 1, 0xCF)) + codec._EVENT_BODY.pack(task, 0xCF, seq, 0xC6, 0)[3:]
         with pytest.raises(RemoteProtocolError, match="must be from"):
             decode_message(head + b"\0")
     with pytest.raises(RemoteProtocolError, match="must be from"):

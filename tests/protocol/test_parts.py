@@ -135,7 +135,7 @@ def test_positions_cover_others_if_no_part_is_behind(one: tuple[int, ...], two: 
 def test_a_stream_counts_what_is_out_and_what_is_not_taken_by_part(
     items: list[tuple[int, int]], taken: int, part: int
 ) -> None:  # H150
-    outgoing, incoming = OutgoingStream[str](3), IncomingStream(3)
+    outgoing, incoming = OutgoingStream[str](), IncomingStream(3)
     for size, its in items:
         outgoing.append("item", size, None, its)
         incoming.advance(size, its)
@@ -144,8 +144,8 @@ def test_a_stream_counts_what_is_out_and_what_is_not_taken_by_part(
     incoming.take(taken, {part})
     left = [item for place, item in enumerate(items, 1) if place > taken or item[1] != part]
     for its in range(3):
-        assert outgoing.events[its] == sum(one == its for _, one in items[taken:])
-        assert incoming.bytes[its] == sum(size for size, one in left if one == its)
+        assert outgoing.counted(its)[0] == sum(one == its for _, one in items[taken:])
+        assert incoming.shares[its].bytes == sum(size for size, one in left if one == its)
     first = next((place for place, (_, its) in enumerate(items, 1) if place > taken or its != part), len(items) + 1)
     assert incoming.confirmable_seq == first - 1
     outgoing.check_invariants()
