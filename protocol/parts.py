@@ -70,7 +70,7 @@ class PartTable:
     this.
     """
 
-    __slots__ = ("_indices", "count", "names", "outside", "parts", "taken_with", "users")
+    __slots__ = ("_all_inside", "_indices", "count", "names", "outside", "parts", "taken_with", "users")
 
     def __init__(self, parts: Sequence[OperatorPart] = (OperatorPart(""),), stages: Container[str] = ()) -> None:
         self.parts = tuple(parts)
@@ -80,8 +80,9 @@ class PartTable:
         self.users = tuple(not name or name in stages for name in self.names)
         self._indices = {name: index for index, name in enumerate(self.names)}
         inside = frozenset(index for index, outside in enumerate(self.outside) if not outside)
+        self._all_inside = len(inside) == self.count
         self.taken_with: tuple[frozenset[int] | None, ...] = (None,) * self.count
-        if len(inside) < self.count:
+        if not self._all_inside:
             self.taken_with = tuple(
                 frozenset({index}) if outside else inside for index, outside in enumerate(self.outside)
             )
@@ -110,6 +111,8 @@ class PartTable:
 
     def inside(self, counts: Sequence[int]) -> Positions:
         """The positions that belong into a checkpoint."""
+        if self._all_inside:
+            return positions(counts)
         return positions([0 if outside else count for count, outside in zip(counts, self.outside, strict=True)])
 
 

@@ -473,16 +473,16 @@ class SubtaskMachine:
 
     def _send_confirm(self, effects: Effects, *, immediately: bool) -> None:
         """Confirm what has come. If that is not urgent, only together with something else, and only if it is new."""
-        if not self._outbound.attached:
+        if not (immediately or effects) or not self._outbound.attached:
             return
         incoming = self._inbound.stream
-        if immediately:
-            seq = incoming.told_seq = incoming.confirmable_seq
-        elif effects and any(isinstance(effect, SendToCoordinator) for effect in effects):
-            seq = incoming.confirmation()
-        else:
+        seq = incoming.confirmable_seq
+        if not immediately and (
+            seq == incoming.told_seq or not any(isinstance(effect, SendToCoordinator) for effect in effects)
+        ):
             return
         if seq:
+            incoming.told_seq = seq
             effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskStatus) -> None:

@@ -325,6 +325,8 @@ class SubtaskOutbound:
 
     def _held_size(self) -> int:
         """How many bytes the held events take in a snapshot, at most."""
+        if not self._held:  # as most often
+            return 0
         return sum(window.held_bytes for window in self._windows) + HELD_OVERHEAD_BYTES * len(self._held)
 
     def _open_requests_of(self, part: int) -> int:

@@ -96,7 +96,7 @@ _CONFIRM_BODY = Struct(">BBBQBQ")
 _CONFIRM_PREFIX = bytes((0x93, CONFIRM_TAG, 0xCF))
 # Frame length; msgpack array of 5; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 confirmed.
 _REPORT_FRAME = Struct(">IBBBQBQBQBQ")
-_REPORT_BODY = Struct(">BBBQBQBQBQ")
+_REPORT_BODY = Struct(">xBxQBQBQBQ")
 # What either end says about a checkpoint in a frame of this fixed length is called a report here.
 _Report = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
 _REPORT_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Report)}
@@ -105,12 +105,12 @@ _REPORT_BYTES = _REPORT_BODY.size
 # Frame length; msgpack array of 6; tag; u64 task attempt id; u64 seq; u64 checkpoint id; u64 events before;
 # u64 confirmed.
 _BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
-_BARRIER_BODY = Struct(">BBBQBQBQBQBQ")
+_BARRIER_BODY = Struct(">3xQBQBQBQBQ")
 _BARRIER_TAG = BY_KIND[BarrierMessage][0]
 # Frame length; msgpack array of 8; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
 # follows, then a list without held events, bin16 length, u64 events sent by each part, and u64 confirmed.
 _ACKNOWLEDGED_HEAD = Struct(">IBBBQBQBQBI")
-_ACKNOWLEDGED_BODY = Struct(">BBBQBQBQBI")
+_ACKNOWLEDGED_BODY = Struct(">3xQBQBQBI")
 _ACKNOWLEDGED_ENDS = [Struct(f">BBH{parts}QBQ") for parts in range(PARTS_MAX + 1)]
 _ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
 
@@ -131,7 +131,7 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
             task, seq, part = message.task_attempt_id, message.seq, message.part
             payload = message.payload
             size = len(payload)
-            # A negative number is in no layout: packing it fails.
+            # A negative number is refused below, by what packs it.
             if seq and task | seq | part <= INT_MAX and size <= limits.event_bytes_max:
                 head = _EVENT_HEAD.pack(26 + size, _EVENT_PREFIX, task, 0xCF, seq, 0xC6, size)
                 return head + payload + _PART_BYTES[part]
@@ -245,55 +245,58 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
-    elif (decode := _CHECKPOINT_BODIES.get(body[:3])) is not None and (of_checkpoint := decode(body)) is not None:
-        return of_checkpoint
-    message = _decode_small(body, limits) if length <= CLAIMS_UNCHECKED else None
+    return _CHECKPOINT_BODIES.get(body[:3], _decode_any)(body, limits)
+
+
+def _decode_any(body: bytes, limits: WireLimits) -> Message:
+    """Decode a message that is not in the fixed layout, or has a number out of range."""
+    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED else None
     return _decode_checked(body, limits) if message is None else message
 
 
-# These decode a message in the fixed layout. None if it has another layout, or a number out of range.
+# These decode a message in the fixed layout, or as any other if it is not one.
 
 
-def _decode_report(body: bytes) -> _Report | None:
+def _decode_report(body: bytes, limits: WireLimits) -> Message:
     if len(body) == _REPORT_BYTES:
-        _, tag, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _REPORT_BODY.unpack(body)
+        tag, task, mark_seq, seq, mark_id, checkpoint_id, mark_last, confirmed = _REPORT_BODY.unpack(body)
         if mark_seq == mark_id == mark_last == 0xCF and seq and task | seq | checkpoint_id | confirmed <= INT_MAX:
             return _REPORTS[tag](task, seq, checkpoint_id, confirmed)
-    return None
+    return _decode_any(body, limits)
 
 
-def _decode_barrier(body: bytes) -> BarrierMessage | None:
+def _decode_barrier(body: bytes, limits: WireLimits) -> Message:
     if len(body) == _BARRIER_BODY.size:
         values = _BARRIER_BODY.unpack(body)
-        _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_before, before, mark_last, confirmed = values
+        task, mark_seq, seq, mark_id, checkpoint_id, mark_before, before, mark_last, confirmed = values
         if mark_seq == mark_id == mark_before == mark_last == 0xCF and (
             seq and task | seq | checkpoint_id | before | confirmed <= INT_MAX
         ):
             return BarrierMessage(task, seq, checkpoint_id, before, confirmed)
-    return None
+    return _decode_any(body, limits)
 
 
-def _decode_acknowledged(body: bytes) -> CheckpointAcknowledged | None:
+def _decode_acknowledged(body: bytes, limits: WireLimits) -> Message:
     begin = _ACKNOWLEDGED_BODY.size
     if len(body) < begin:
-        return None
-    _, _, _, task, mark_seq, seq, mark_id, checkpoint_id, mark_state, size = _ACKNOWLEDGED_BODY.unpack_from(body)
+        return _decode_any(body, limits)
+    task, mark_seq, seq, mark_id, checkpoint_id, mark_state, size = _ACKNOWLEDGED_BODY.unpack_from(body)
     end = begin + size
     parts = (len(body) - end - _ACKNOWLEDGED_ENDS[0].size) // 8
     if not 0 <= parts <= PARTS_MAX or len(body) != end + _ACKNOWLEDGED_ENDS[parts].size:
-        return None
+        return _decode_any(body, limits)
     no_entries, mark_sent, sent_bytes, *sent, mark_last, confirmed = _ACKNOWLEDGED_ENDS[parts].unpack_from(body, end)
     if (
         mark_seq == mark_id == mark_last == 0xCF
         and (mark_state == 0xC6 and no_entries == 0x90 and mark_sent == 0xC5 and sent_bytes == 8 * parts)
-        and (seq and task | seq | checkpoint_id | confirmed | max(sent, default=0) <= INT_MAX)
-        and (not sent or sent[-1])
+        and (seq and task | seq | checkpoint_id | confirmed <= INT_MAX)
+        and (not sent or (sent[-1] and max(sent) <= INT_MAX))
     ):
         return CheckpointAcknowledged(task, seq, checkpoint_id, body[begin:end], (), tuple(sent), confirmed)
-    return None
+    return _decode_any(body, limits)
 
 
-_CHECKPOINT_BODIES: dict[bytes, Callable[[bytes], Message | None]] = {
+_CHECKPOINT_BODIES: dict[bytes, Callable[[bytes, WireLimits], Message]] = {
     **{bytes((0x95, tag, 0xCF)): _decode_report for tag in _REPORTS},
     bytes((0x96, _BARRIER_TAG, 0xCF)): _decode_barrier,
     bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF)): _decode_acknowledged,

@@ -58,7 +58,8 @@ _UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.Un
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _BYTES_LIKE = frozenset({bytearray, memoryview})
 _SETS = frozenset({set, frozenset})
-_CONTAINERS = _SETS | {list, tuple, dict}
+_SEQUENCES = frozenset({list, tuple})
+_CONTAINERS = _SETS | _SEQUENCES | {dict}
 _PLAIN = _SCALARS | _CONTAINERS
 """Types of which the garbage collector shows exactly what msgpack would visit."""
 _EVENT = "the event"
@@ -106,7 +107,7 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     ):
         pass  # it has no tuples
     elif kind not in _SCALARS:
-        level: Any = value if kind is list or kind is tuple else get_referents(value) if kind is dict else ()
+        level: Any = value if kind in _SEQUENCES else ()  # a dict that is tracked has more than scalars
         if 0 < len(level) <= limits.event_entries_few:
             for entry in level:
                 if type(entry) not in _SCALARS:
@@ -124,11 +125,16 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
         data: bytes = packer.pack(value)
     except Exception as error:  # also what the fields of a registered class raise
         return _encode_otherwise(value, error, limits)
-    size = len(data)
-    if size <= _PACKER_BYTES_MAX:  # it keeps its buffer
+    if len(data) <= _PACKER_BYTES_MAX <= limits.event_bytes_max:
         _packers.append(packer)
-    if size > limits.event_bytes_max:
-        raise _too_many_bytes(size, limits)
+        return data
+    return _large_event(data, limits)
+
+
+def _large_event(data: bytes, limits: WireLimits) -> bytes:
+    """The event, if it is not too large. Its packer is not used again, because it keeps its buffer."""
+    if len(data) > limits.event_bytes_max:
+        raise _too_many_bytes(len(data), limits)
     return data
 
 
@@ -344,26 +350,29 @@ def _check_value(root: object, limits: WireLimits) -> None:
             raise EventEncodeError(_too_many_items(inner, place, limits))
         if depth > limits.event_nesting_max:
             raise EventEncodeError(f"{_EVENT} nests deeper than {limits.event_nesting_max}: flatten it")
-        keys = None
-        if type(value) in _MAPS:
-            if len(value) > limits.event_map_entries_max:
-                raise EventEncodeError(_too_large_map(value, place, limits))
-            keys = value if type(value) is dict else None
+        if type(value) in _MAPS and len(value) > limits.event_map_entries_max:
+            raise EventEncodeError(_too_large_map(value, place, limits))
         below = len(pending)
-        if keys is not None and not _SCALARS.issuperset(map(type, keys)):
-            odd = [key for key in keys if type(key) not in _SCALARS]
+        if type(value) is dict and not _SCALARS.issuperset(map(type, value)):
+            odd = [key for key in value if type(key) not in _SCALARS]
             pending.extend((key, depth + 1, (place, _Key(key))) for key in odd if not _is_leaf(key, place, limits))
         if not _SCALARS.issuperset(map(type, inner)):
-            entries = zip(value, inner, strict=True) if keys is not None else enumerate(inner)
-            for key, entry in entries:
-                if type(entry) not in _SCALARS and not _is_leaf(entry, (place, key), limits):
-                    pending.append((entry, depth + 1, (place, key)))
+            pending.extend((entry, depth + 1, under) for entry, under in _containers_in(value, inner, place, limits))
         containers += len(pending) - below
         if containers > limits.event_containers_max:
             raise EventEncodeError(
                 f"{_EVENT} has more than {limits.event_containers_max} lists and maps: send it in parts, "
                 "or send what belongs together as one bytes value"
             )
+
+
+def _containers_in(
+    value: Any, inner: Collection[Any], place: _Place | None, limits: WireLimits
+) -> Iterable[tuple[Any, _Place]]:
+    """Yield each entry of a container that has something inside it, with its place."""
+    for key, entry in zip(value, inner, strict=True) if type(value) is dict else enumerate(inner):
+        if type(entry) not in _SCALARS and not _is_leaf(entry, (place, key), limits):
+            yield entry, (place, key)
 
 
 _MAPS = frozenset({dict, set, frozenset})

@@ -102,6 +102,7 @@ def _heads() -> list[_Head | None]:
 
 
 _HEADS = _heads()
+_LISTS_AND_MAPS = frozenset({"list", "map"})
 
 
 def skim(
@@ -134,7 +135,7 @@ def skim(
             continue
         if count is None:
             count = int.from_bytes(data[position + 1 : position + 1 + width], "big")
-        if kind == "list" or kind == "map":
+        if kind in _LISTS_AND_MAPS:
             missing += count if kind == "list" else 2 * count
             containers, items = containers - 1, items - count
             if containers < 0 or items < 0:
@@ -143,13 +144,13 @@ def skim(
             continue
         leaf = _leaf(data, kind, position, position + 1 + width, count)
         codes.add(leaf.code)
-        if count >= leaf_bytes or (found is not None and leaf.code == found):
+        if count >= leaf_bytes or leaf.code == found:
             leaves.append(leaf)
         elif leaf.code == PLACEHOLDER:
             raise ValueError(f"extension type {PLACEHOLDER}")
         position = leaf.place + count
     if position != size:
-        raise ValueError("bytes follow the value" if position < size else "it ends within its last value")
+        raise ValueError(_wrong_end(position, size))
     codes.discard(NO_CODE)
     return Skimmed(leaves, codes)
 
@@ -160,6 +161,10 @@ def _leaf(data: bytes, kind: str, start: int, place: int, size: int) -> Leaf:
     if place >= len(data):
         raise ValueError("it ends within its last value")
     return Leaf(kind, start, place + 1, size, data[place])
+
+
+def _wrong_end(position: int, size: int) -> str:
+    return "bytes follow the value" if position < size else "it ends within its last value"
 
 
 def _too_many(limits: WireLimits, containers_left: int) -> str:

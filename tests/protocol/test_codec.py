@@ -248,7 +248,7 @@ def test_numbers_out_of_range_are_refused(body: bytes) -> None:
 
 def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
     for task, seq in ((2**63, 1), (1, 0), (1, 2**63)):
-        head = bytes((0x95, 1, 0xCF)) + codec._EVENT_BODY.pack(task, 0xCF, seq, 0xC6, 0)[3:]
+        head = codec._EVENT_HEAD.pack(0, codec._EVENT_PREFIX, task, 0xCF, seq, 0xC6, 0)[4:]
         with pytest.raises(RemoteProtocolError, match="must be from"):
             decode_message(head + b"\0")
     with pytest.raises(RemoteProtocolError, match="must be from"):
@@ -263,10 +263,10 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
     ):
         numbers = (0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(codec._REPORT_BODY.pack(0x95, 35, *numbers, 0xCF, count | last))
+            decode_message(codec._REPORT_FRAME.pack(0, 0x95, 35, *numbers, 0xCF, count | last)[4:])
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(codec._BARRIER_BODY.pack(0x96, 36, *numbers, 0xCF, count, 0xCF, last))
-        head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, *numbers, 0xC6, 2)
+            decode_message(codec._BARRIER_FRAME.pack(0, 0x96, 36, *numbers, 0xCF, count, 0xCF, last)[4:])
+        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x98, 15, *numbers, 0xC6, 2)[4:]
         with pytest.raises(RemoteProtocolError, match="must be from"):
             decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[2].pack(0x90, 0xC5, 16, count, 1, 0xCF, last))
 
@@ -282,7 +282,7 @@ def test_the_fixed_layout_refuses_an_impossible_part(last: int) -> None:  # H62,
 def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
     end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0)
     for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
-        head = codec._ACKNOWLEDGED_BODY.pack(0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)
+        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)[4:]
         with pytest.raises(RemoteProtocolError):
             decode_message(head + b"st" + end)
 

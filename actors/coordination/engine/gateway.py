@@ -381,7 +381,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))
 
     def _report_acknowledged(self, effect: ReportAcknowledged, now: float) -> None:
-        self._statistics.events_in_snapshots += sum(self._users[held.part] for held in effect.held)
+        if effect.held:
+            self._statistics.events_in_snapshots += sum(self._users[held.part] for held in effect.held)
         self._tracker_ref.tell_direct(
             SubtaskAcknowledged(self._attempt, effect.checkpoint_id, effect.state, effect.held, effect.events_sent)
         )
