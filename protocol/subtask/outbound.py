@@ -506,4 +506,3 @@ class SubtaskOutbound:
             assert unconfirmed[0] <= self._limits.window_events
             assert not held or self._closed or not self._fits(held[0]), "held, though it may leave"
             assert not (held and window.outside), "held, though it is outside of checkpoints"
-            assert not (window.outside and window.sent), "in a position, though it is outside of checkpoints"
