@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.attempts import LedgerConfig
 from protocol.attempts.records import (
     AttemptRecord,
+    AttemptState,
     EngineRecords,
     HeldRegistration,
     OperatorRecord,
@@ -23,8 +25,6 @@ from protocol.attempts.records import (
     WaitsFor,
     relate,
 )
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import LedgerConfig
 from protocol.facts import TaskPlace
 from protocol.wire.messages import RefusalCode, RestoreMode
 

@@ -7,12 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocol.attempts import admission
-from protocol.attempts.operator import OperatorLedger
-from protocol.attempts.reconciliation import looks_whole
-from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, StageRecord, TaskRecord
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import (
+from protocol.attempts import (
     MODES,
     AttemptCondemned,
     AttemptWord,
@@ -29,6 +24,17 @@ from protocol.attempts.types import (
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
+    admission,
+)
+from protocol.attempts.operator import OperatorLedger
+from protocol.attempts.reconciliation import looks_whole
+from protocol.attempts.records import (
+    AttemptState,
+    EngineRecords,
+    HeldRegistration,
+    OperatorRecord,
+    StageRecord,
+    TaskRecord,
 )
 from protocol.attempts.unwanted import why_unwanted
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView, view_attempts, view_run

@@ -2,7 +2,7 @@
 
 """Accepts, fails and finishes the attempts of one operator, and begins and ends its runs.
 
-Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``table.TABLE``.
+Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``records.TABLE``.
 ``admission`` decides whether a registration is accepted, ``reconciliation`` what Spark's own records mean, and
 ``unwanted`` which successes must not count. These modules only read; this one carries their decisions out. The
 package's docstring explains the rules.
@@ -10,20 +10,7 @@ package's docstring explains the rules.
 
 from __future__ import annotations
 
-from protocol.attempts import admission, reconciliation, unwanted
-from protocol.attempts.records import (
-    AttemptRecord,
-    EngineRecords,
-    HeldRegistration,
-    OperatorRecord,
-    RunRecord,
-    Seen,
-    SubtaskRecord,
-    TaskRecord,
-    remember,
-)
-from protocol.attempts.table import TABLE, AttemptState, News, Outcome
-from protocol.attempts.types import (
+from protocol.attempts import (
     MODES,
     AttemptAccepted,
     AttemptCondemned,
@@ -46,6 +33,24 @@ from protocol.attempts.types import (
     SubtaskFinished,
     SubtaskReady,
     SubtaskReset,
+    admission,
+    reconciliation,
+    unwanted,
+)
+from protocol.attempts.records import (
+    TABLE,
+    AttemptRecord,
+    AttemptState,
+    EngineRecords,
+    HeldRegistration,
+    News,
+    OperatorRecord,
+    Outcome,
+    RunRecord,
+    Seen,
+    SubtaskRecord,
+    TaskRecord,
+    remember,
 )
 from protocol.describing import type_name
 from protocol.facts import StatusReported, TaskOutcome, TaskPlace, TaskState

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.attempts import FailureKind, LedgerConfig
 from protocol.attempts.records import (
     AttemptRecord,
+    AttemptState,
     EngineRecords,
     HeldRegistration,
     OperatorRecord,
@@ -18,8 +20,6 @@ from protocol.attempts.records import (
     Seen,
     WaitsFor,
 )
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import FailureKind, LedgerConfig
 from protocol.facts import StatusReported, TaskOutcome, TaskState
 
 

@@ -9,7 +9,8 @@ bounded. A stage is forgotten when all of its jobs have ended; one without an op
 for stages whose end was lost.
 
 **Our side** (``OperatorRecord``): the run of one operator, the subtasks of the run, their attempts, and the waiting
-registrations. Only ``OperatorLedger`` changes it. All others read.
+registrations. Only ``OperatorLedger`` changes it. All others read. ``TABLE`` says which news of an attempt may come in
+which of its states, and what it leads to: the ledger dispatches on it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,82 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from protocol.attempts.table import ALIVE, AttemptState
-from protocol.attempts.types import FailureKind
+from protocol.attempts import FailureKind
 from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskPlace, TaskStarted
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Register, RestoreMode
+
+
+class AttemptState(Enum):
+    """The state of an accepted attempt."""
+
+    ACCEPTED = "accepted"  # has a gateway and restores its state
+    READY = "ready"  # announced to the coordinator
+    ENDING = "ending"  # has said that it ended well; only Spark's word can end it now
+    FINISHED = "finished"  # Spark counts it as a success; revocable
+    OVER = "over"  # reported failed; later words are ignored
+
+
+ALIVE = (AttemptState.ACCEPTED, AttemptState.READY, AttemptState.ENDING)
+
+
+class News(Enum):
+    """News of an attempt: the columns. The first four come from the task or are about its connection."""
+
+    OPENED = "opened"
+    ENDED_WELL = "ended well"
+    ENDED_BADLY = "ended badly"
+    GIVEN_UP = "expired, condemned"
+    SPARK_SUCCESS = "Spark: success"
+    SPARK_END = "Spark: other end"
+
+
+class Outcome(Enum):
+    """What news leads to: the cells."""
+
+    READY = "READY"
+    ENDING = "ENDING"
+    FINISHED = "FINISHED"
+    FAILED = "OVER"
+    KILLED = "OVER, killed"  # for its own fault, which counts towards ``attempts_max``
+    REVOKED = "OVER, revoked"
+    STALE = "-"  # nothing changes
+
+
+_NONE = Outcome.STALE
+
+_ROWS: dict[AttemptState, tuple[Outcome, ...]] = {
+    # The columns are those of News, in their order.
+    AttemptState.ACCEPTED: (
+        Outcome.READY,
+        Outcome.ENDING,
+        Outcome.FAILED,
+        Outcome.KILLED,
+        Outcome.FINISHED,
+        Outcome.FAILED,
+    ),
+    AttemptState.READY: (_NONE, Outcome.ENDING, Outcome.FAILED, Outcome.KILLED, Outcome.FINISHED, Outcome.FAILED),
+    # The operator has ended, so its connection may close, and unconfirmed events are not a failure (H25). Spark may
+    # have counted its success already: giving the attempt up now could count its output twice.
+    AttemptState.ENDING: (_NONE, _NONE, _NONE, _NONE, Outcome.FINISHED, Outcome.FAILED),
+    AttemptState.FINISHED: (_NONE, _NONE, _NONE, _NONE, _NONE, Outcome.REVOKED),
+    AttemptState.OVER: (_NONE, _NONE, _NONE, _NONE, _NONE, _NONE),
+}
+
+TABLE: dict[AttemptState, dict[News, Outcome]] = {
+    state: dict(zip(News, row, strict=True)) for state, row in _ROWS.items()
+}
+
+
+def table_text() -> str:
+    """Return the table as text: a line of headings, then a line for each state."""
+    lines = [["state", *(news.value for news in News)]]
+    lines += [[state.name, *(outcome.value for outcome in row.values())] for state, row in TABLE.items()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
 
 STRANGE_STAGES_MAX = 512
 """The maximum number of stages without an operator that are kept; the oldest is dropped first."""

@@ -7,9 +7,8 @@ The functions read what is known. ``OperatorLedger`` fails the run if they find 
 
 from __future__ import annotations
 
-from protocol.attempts.records import AttemptRecord, RunRecord, StageRecord
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import FailureKind
+from protocol.attempts import FailureKind
+from protocol.attempts.records import AttemptRecord, AttemptState, RunRecord, StageRecord
 from protocol.facts import TaskOutcome
 
 _GIVEN_UP_BY_US = (

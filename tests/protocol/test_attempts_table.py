@@ -25,7 +25,7 @@ from protocol.attempts import (
     SubtaskFinished,
     SubtaskReady,
 )
-from protocol.attempts.table import TABLE, AttemptState, News, Outcome, table_text
+from protocol.attempts.records import TABLE, AttemptState, News, Outcome, table_text
 from protocol.facts import TaskOutcome
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, opened, reg, stage, start
 

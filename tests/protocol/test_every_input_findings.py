@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from protocol.attempts import AttemptLedger
-from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
+from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import LocalProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
