@@ -37,40 +37,6 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from protocol.describing import a_type, show, with_article
 from protocol.secret_names import PEM, SECRET_WORDS, may_have_secret
 
-__all__ = [
-    "ACTION",
-    "ACTOR_NAME",
-    "ANY",
-    "ANY_NUMBER",
-    "AT_LEAST_0",
-    "AT_LEAST_1",
-    "FACTOR",
-    "FRACTION",
-    "ID",
-    "INT64",
-    "LABEL",
-    "NAME",
-    "NAME_CHARS_MAX",
-    "NOT_NEGATIVE",
-    "PORT",
-    "POSITIVE",
-    "REAL",
-    "SCHEMA",
-    "SECONDS",
-    "TEXT",
-    "WAIT",
-    "WAIT_MAX_S",
-    "Rule",
-    "between",
-    "check_attributes",
-    "check_fields",
-    "check_settings",
-    "check_wait",
-    "checked",
-    "given",
-    "moved",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 

@@ -17,30 +17,6 @@ from traceback import TracebackException
 from types import UnionType
 from typing import Any, Final, TypeGuard, TypeVar
 
-__all__ = [
-    "LEFT_OUT",
-    "NOT_FINITE",
-    "TEXT_CHARS_MAX",
-    "a_type",
-    "as_float",
-    "as_json",
-    "class_name",
-    "describe",
-    "full_name",
-    "is_a",
-    "is_encodable",
-    "line",
-    "lines",
-    "name_of",
-    "plain",
-    "readable",
-    "show",
-    "text_of",
-    "traceback_of",
-    "type_name",
-    "with_article",
-]
-
 T = TypeVar("T")
 
 SHOWN_CHARS_MAX: Final = 300

@@ -577,29 +577,3 @@ def _step(call: Called) -> Any:
 
 def _described(call: Called) -> str:
     return f"save({call.value})" if call.kind == SAVE else call.kind
-
-
-__all__ = [
-    "SAVE",
-    "Admit",
-    "AdmitAlone",
-    "Answer",
-    "BlameMember",
-    "Called",
-    "ErrorMet",
-    "Finished",
-    "GaveUp",
-    "GroupConfig",
-    "GroupEffect",
-    "GroupInput",
-    "GroupMachine",
-    "Joined",
-    "KeepCheckpoint",
-    "Left",
-    "Lost",
-    "Member",
-    "RefuseCall",
-    "RejectCall",
-    "Suspected",
-    "TellBroken",
-]

@@ -16,8 +16,6 @@ from types import CodeType, FunctionType
 from protocol.describing import type_name
 from protocol.values import value
 
-__all__ = ["NeverCalled", "errors_in_overrides", "names_never_called"]
-
 _OUR_PACKAGES = ("protocol", "actors", "spark_bridge")
 _GENERATOR_COROUTINE = inspect.CO_ITERABLE_COROUTINE  # decorated with types.coroutine
 _LIKELY = 0.8

@@ -475,6 +475,3 @@ _HANDLERS: dict[type, Callable[[AttemptLedger, Any], None]] = {
     StatusReported: AttemptLedger._status_reported,
     TimePassed: AttemptLedger._time_passed,
 }
-
-
-__all__ = ["AttemptLedger"]

@@ -23,8 +23,6 @@ from protocol.attempts.records import (
 )
 from protocol.ids import ExecutionAttempt
 
-__all__ = ["AttemptState", "AttemptView", "HeldView", "KnownAttempts", "RunView", "view_attempts", "view_run"]
-
 
 class AttemptView(NamedTuple):
     """One attempt of the current run. ``failure`` says why it is over. Host and executor are empty if not known."""
