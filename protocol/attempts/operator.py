@@ -238,12 +238,7 @@ class OperatorLedger:
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
-        stage = self.engine.stages[run.run_id]
-        computed = stage.task_count if succeeded and stage.task_count < stage.partitions else 0
-        missing = 0
-        if succeeded and stage.partitions == stage.task_count and not record.allow_fewer:
-            came = sum(bool(subtask.attempts) for subtask in run.subtasks.values())
-            missing = record.parallelism - came
+        computed, missing = self._left_out(run) if succeeded else (0, 0)
         self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed, missing))
         record.run = None
         remember(record.ended_runs, run.run_id)
@@ -253,6 +248,16 @@ class OperatorLedger:
             self.refuse(task_attempt_id, RefusalCode.ATTEMPT_OVER, f"run {run.run_id} has ended")
         if not record.held:
             record.look_at = None
+
+    def _left_out(self, run: RunRecord) -> tuple[int, int]:
+        """Of a run that succeeded, the ``computed`` and the ``missing`` of its ``RunEnded``."""
+        stage = self.engine.stages[run.run_id]
+        if stage.task_count < stage.partitions:
+            return stage.task_count, 0
+        if stage.task_count > stage.partitions or self.record.allow_fewer:
+            return 0, 0
+        came = sum(bool(subtask.attempts) for subtask in run.subtasks.values())
+        return 0, self.record.parallelism - came
 
     def _end_subtask(self, subtask: SubtaskRecord, succeeded: bool, reason: str) -> None:
         if succeeded and subtask.finished is None:

@@ -7,6 +7,7 @@ The functions read what is known and return findings. ``OperatorLedger`` carries
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.attempts import FailureKind, LedgerConfig
@@ -90,22 +91,29 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
     living = frozenset(entry.task_attempt_id for entry in run.living())
     active = engine.active_jobs(run.run_id)
     jobs = frozenset(job for job in active if now >= engine.job_seen_at[job] + config.heal_after_s)
-    asked = tuple(
-        held
-        for held in known.held.values()
-        if held.seen is Seen.NOTHING and now >= held.ask_at and (jobs or held.waits_for is WaitsFor.RIVAL or not active)
-    )
-    overdue = any(
-        held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked) and confirmed(engine, held)
-        for held in known.held.values()
-    )
+    unasked = [held for held in known.held.values() if held.seen is Seen.NOTHING and now >= held.ask_at]
+    asked = tuple(held for held in unasked if jobs or held.waits_for is WaitsFor.RIVAL or not active)
     jobless = is_jobless(known, engine)
-    return Questions(tasks | living, jobs, asked, run_is_over=overdue and jobless, has_a_job=jobless)
+    run_is_over = jobless and _any_confirmed(engine, _of_other_runs((*asked, *_were_asked(known))))
+    return Questions(tasks | living, jobs, asked, run_is_over, has_a_job=jobless)
+
+
+def _were_asked(known: OperatorRecord) -> list[HeldRegistration]:
+    """The registrations about which Spark was asked after they came, so that its answer counts."""
+    return [held for held in known.held.values() if held.seen >= Seen.ASKED]
+
+
+def _of_other_runs(registrations: Iterable[HeldRegistration]) -> tuple[HeldRegistration, ...]:
+    return tuple(held for held in registrations if held.waits_for is WaitsFor.OTHER_RUN)
 
 
 def confirmed(engine: EngineRecords, held: HeldRegistration) -> bool:
     """Whether Spark has said that the task of a registration exists (H75)."""
     return engine.is_confirmed(held.message.run_id, held.task_attempt_id)
+
+
+def _any_confirmed(engine: EngineRecords, registrations: Iterable[HeldRegistration]) -> bool:
+    return any(confirmed(engine, held) for held in registrations)
 
 
 def is_jobless(known: OperatorRecord, engine: EngineRecords) -> bool:
@@ -137,6 +145,14 @@ def task_reported(
         return None
     if not task.confirmed:
         return _claim_reported(known, engine, entry)
+    return _attempt_reported(known, run, engine, entry, state)
+
+
+def _attempt_reported(
+    known: OperatorRecord, run: RunRecord, engine: EngineRecords, entry: AttemptRecord, state: TaskState
+) -> Finding:
+    """A live attempt of a task that Spark has confirmed."""
+    contenders = _contenders(known, entry.attempt.subtask)
     match state:
         case TaskState.SUCCEEDED:
             return HasEnded(TaskOutcome.SUCCESS)
@@ -144,33 +160,33 @@ def task_reported(
             superseded = run.finished(entry.attempt.subtask) is not None
             return GiveUp(FailureKind.SUPERSEDED if superseded else FailureKind.LOST_FACT, _SAYS_ENDED)
         case TaskState.RUNNING:
-            return RunsBeside(_contenders(known, entry.attempt.subtask))
+            return RunsBeside(contenders)
         case TaskState.UNKNOWN:
-            contenders = _contenders(known, entry.attempt.subtask)
-            if any(other.task_attempt_id > task_attempt_id and confirmed(engine, other) for other in contenders):
-                kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
-                text = "Spark knows nothing of the task any more, and a later attempt has come"
-                return GiveUp(kind, text, kill=True)
-    return None
+            later = [other for other in contenders if other.task_attempt_id > entry.task_attempt_id]
+            if not _any_confirmed(engine, later):
+                return None
+            return GiveUp(
+                _given_up(entry), "Spark knows nothing of the task any more, and a later attempt has come", kill=True
+            )
 
 
 def _claim_reported(known: OperatorRecord, engine: EngineRecords, entry: AttemptRecord) -> Finding:
     """An accepted task that Spark has never confirmed, and does not now: it yields to one that Spark confirms (H75)."""
-    subtask = entry.attempt.subtask
-    others = [held for held in known.held.values() if held.waits_for is WaitsFor.OTHER_RUN]
-    if not any(confirmed(engine, held) for held in (*_contenders(known, subtask), *others)):
+    waiting = (*_contenders(known, entry.attempt.subtask), *_of_other_runs(known.held.values()))
+    if not _any_confirmed(engine, waiting):
         return None
-    kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
-    return GiveUp(kind, "Spark does not know the task, and knows another one that waits", claim=True)
+    return GiveUp(_given_up(entry), "Spark does not know the task, and knows another one that waits", claim=True)
+
+
+def _given_up(entry: AttemptRecord) -> FailureKind:
+    """Why an attempt of which Spark does not know is over: it may have succeeded if it has said that it ended well."""
+    return FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
 
 
 def _contenders(known: OperatorRecord, subtask: int) -> tuple[HeldRegistration, ...]:
     """The registrations that were asked about and wait for the fate of an attempt of this subtask."""
-    return tuple(
-        held
-        for held in known.held.values()
-        if held.seen >= Seen.ASKED and held.waits_for is WaitsFor.RIVAL and held.message.subtask == subtask
-    )
+    rivals = (held for held in _were_asked(known) if held.waits_for is WaitsFor.RIVAL)
+    return tuple(held for held in rivals if held.message.subtask == subtask)
 
 
 def _held_reported(
@@ -208,20 +224,22 @@ def conflict_reported(known: OperatorRecord, engine: EngineRecords, fact: Status
     Jobs that are over were handled before.
     """
     run = known.run
-    waiting = tuple(
-        held for held in known.held.values() if held.waits_for is WaitsFor.OTHER_RUN and held.seen >= Seen.ASKED
-    )
+    waiting = _of_other_runs(_were_asked(known))
     if run is None or not waiting:
         return None
-    active = engine.active_jobs(run.run_id)
-    living = run.living()
-    runs = any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in living)
     # Only tasks that Spark confirms make a run, or end another (H75).
     claimed = engine.only_claimed(run)
-    if not claimed and (any(fact.jobs.get(job) for job in active) or (not active and runs)):
+    if not claimed and _goes_on(run, engine, fact):
         return Conflict(waiting, goes_on=True)
-    is_over = (claimed or not active) and not living and any(confirmed(engine, held) for held in waiting)
-    return Conflict(waiting, goes_on=False) if is_over else None
+    may_be_over = (claimed or not engine.active_jobs(run.run_id)) and not run.living()
+    return Conflict(waiting, goes_on=False) if may_be_over and _any_confirmed(engine, waiting) else None
+
+
+def _goes_on(run: RunRecord, engine: EngineRecords, fact: StatusReported) -> bool:
+    """Whether a job of the run is active or, if none is known, an attempt of it runs."""
+    if active := engine.active_jobs(run.run_id):
+        return any(fact.jobs.get(job) for job in active)
+    return any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in run.living())
 
 
 def looks_whole(known: OperatorRecord, engine: EngineRecords) -> bool:

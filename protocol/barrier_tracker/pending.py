@@ -415,7 +415,6 @@ class PendingCheckpoint:
 
     def check_invariants(self, may_cut: bool) -> None:
         """Raise ``AssertionError`` if the state is impossible. ``may_cut``: as in ``advance``."""
-        steps = {part.step for part in self.parts.values()}
         assert self._in_step == [sum(part.step is step for part in self.parts.values()) for step in Step]
         for subtask, part in self.parts.items():
             assert part.attempt.subtask == subtask
@@ -424,6 +423,12 @@ class PendingCheckpoint:
         assert not self.why_torn(), "H32: the two halves are of different cuts"
         assert not set(self.parts) & set(self.at_rest)
         assert (self.coordinator_state is None) == (self.phase in BEFORE_CUT)
+        assert self.phase is not Phase.COLLECTING or not self.hold_events
+        assert (self.stored is not None) == (self.phase is Phase.STORING)
+        self._check_steps({part.step for part in self.parts.values()}, may_cut)
+
+    def _check_steps(self, steps: set[Step], may_cut: bool) -> None:
+        """The phase has waited for what it waits for, and not for nobody."""
         if self.phase is Phase.CLOSING:
             assert Step.AWAITING_CLOSE in steps or not may_cut, "closing, and waits for nobody"
         else:
@@ -435,8 +440,6 @@ class PendingCheckpoint:
             assert steps <= {Step.SETTLED}
         if self.phase is Phase.STORING:
             assert all(p.snapshot and p.snapshot.events_sent == p.events_taken for p in self.parts.values())
-        assert self.phase is not Phase.COLLECTING or not self.hold_events
-        assert (self.stored is not None) == (self.phase is Phase.STORING)
 
 
 Effects = list[TrackerEffect]

@@ -706,13 +706,11 @@ class BarrierTracker:
             assert self._completed.parallelism == self._attempts.parallelism
         for checkpoint_id in under_way.in_doubt:
             assert self.completed_id < checkpoint_id <= self._highest_id, "in doubt, although it is superseded"
-        if self.pending_ids:
+        for pending in under_way.pending.values():
             assert not self._attempts.resets_owed, "H16: pending, although a reset is owed"
             assert not self._attempts.copies(), "H13: pending, although a subtask has two attempts"
-            assert self.pending_ids[-1] <= self._highest_id
-        for pending in under_way.pending.values():
-            if self._completed is not None and not pending.savepoint:
-                assert pending.checkpoint_id > self._completed.checkpoint_id, "pending, although it is subsumed"
+            assert pending.checkpoint_id <= self._highest_id
+            assert pending.savepoint or pending.checkpoint_id > self.completed_id, "pending, although it is subsumed"
             for part in pending.parts.values():
                 assert self._attempts.get(part.attempt), f"{part.attempt} has a part, and is over"
 

@@ -236,7 +236,7 @@ suspects-before-it-is-known [feared; H87]
   + if True and
 missing-subtasks-are-not-told [found; H58]
   A run whose stage has tasks without the operator ends as if all of its subtasks had come.
-  @ protocol.attempts.operator:OperatorLedger.end_run
-  - missing = record.parallelism - came
-  + pass
+  @ protocol.attempts.operator:OperatorLedger._left_out
+  - return 0, self.record.parallelism - came
+  + return 0, 0
 """)
