@@ -34,7 +34,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from protocol.describing import a_type, show, with_article
+from protocol.describing import a_type, is_encodable, show, with_article
 from protocol.secret_names import PEM, SECRET_WORDS, may_have_secret
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +83,7 @@ def _is_name(value: str) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    return "\0" not in value and is_encodable(value)
 
 
 def _is_path(value: str) -> bool:

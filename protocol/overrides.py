@@ -86,7 +86,7 @@ def names_never_called(
 
 def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, FunctionType]) -> NeverCalled | None:
     """The hook that a method was probably meant to be: the one with the most similar name, if it is similar enough."""
-    ratio, hook = max(((_likeness(name, hook), hook) for hook in hooks), default=(0.0, ""))
+    ratio, hook = max(((SequenceMatcher(None, name, hook).ratio(), hook) for hook in hooks), default=(0.0, ""))
     if ratio < _LIKELY or not _takes_the_same(member, hooks[hook]):
         return None
     certain = len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
@@ -148,10 +148,6 @@ def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _likeness(name: str, hook: str) -> float:
-    return SequenceMatcher(None, name, hook).ratio()
 
 
 def _mentioned(one: type) -> Iterator[str]:

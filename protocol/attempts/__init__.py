@@ -9,16 +9,15 @@ said (``EngineRecords``) apart from what it has decided (``OperatorRecord``). It
 it decides again on every waiting registration with what is known now. The order in which the inputs arrive does not
 matter, except where the bus's own order is a proof.
 
-===================  ====================================================================================
+===================  ==================================================================================================
 this module          the inputs, decisions and requests
 ``records``          what is known, of Spark and of each operator; the states of an attempt as a table
 ``admission``        decides about a registration; reads, and returns a verdict
-``reconciliation``   what to ask Spark's own records, and what an answer means; reads, and returns findings
-``unwanted``         successes that must not count; reads
+``reconciliation``   what to ask Spark's own records, and what an answer means; which successes must not count; reads
 ``operator``         one operator: the only module that changes its record
 ``ledger``           the machine: takes inputs, and passes each to the operators that it concerns
 ``views``            what is known, for people
-===================  ====================================================================================
+===================  ==================================================================================================
 
 The ledger returns two kinds of values. A *decision* is a fact about an operator, in the past tense. The operator's
 barrier tracker takes the same value as its input, and several go on to the coordinator unchanged. So one name leads
@@ -100,7 +99,7 @@ job ends badly, to the run whose stage has failed. Otherwise, a run whose job is
 Spark knows no job of it, and none of its tasks runs. With facts lost, a task beside a zombie can look like a rerun of
 the zombie's success. That success is then revoked needlessly, which is harmless, because the same input is handed out
 again (H56). A copy can look like a rerun, too; when Spark kills it because of the first success, or the job ends well
-while it is in the middle, the run fails (``unwanted``).
+while it is in the middle, the run fails (``reconciliation``).
 
 What may be said of an attempt, and the resulting state (``records.TABLE``; a dash is stale)::
 

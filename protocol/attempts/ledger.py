@@ -27,7 +27,7 @@ from protocol.attempts import (
     admission,
 )
 from protocol.attempts.operator import OperatorLedger
-from protocol.attempts.reconciliation import looks_whole
+from protocol.attempts.reconciliation import looks_whole, why_unwanted
 from protocol.attempts.records import (
     AttemptState,
     EngineRecords,
@@ -36,7 +36,6 @@ from protocol.attempts.records import (
     StageRecord,
     TaskRecord,
 )
-from protocol.attempts.unwanted import why_unwanted
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView, view_attempts, view_run
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError, RemoteProtocolError

@@ -61,40 +61,22 @@ class Outcome(Enum):
     STALE = "-"  # nothing changes
 
 
-_NONE = Outcome.STALE
+_READY, _ENDING, _FINISHED, _FAILED, _KILLED, _REVOKED, _STALE = Outcome
 
 _ROWS: dict[AttemptState, tuple[Outcome, ...]] = {
-    # The columns are those of News, in their order.
-    AttemptState.ACCEPTED: (
-        Outcome.READY,
-        Outcome.ENDING,
-        Outcome.FAILED,
-        Outcome.KILLED,
-        Outcome.FINISHED,
-        Outcome.FAILED,
-    ),
-    AttemptState.READY: (_NONE, Outcome.ENDING, Outcome.FAILED, Outcome.KILLED, Outcome.FINISHED, Outcome.FAILED),
+    #                        opened  ended well  ended badly  given up  success  other end
+    AttemptState.ACCEPTED: (_READY, _ENDING, _FAILED, _KILLED, _FINISHED, _FAILED),
+    AttemptState.READY: (_STALE, _ENDING, _FAILED, _KILLED, _FINISHED, _FAILED),
     # The operator has ended, so its connection may close, and unconfirmed events are not a failure (H25). Spark may
     # have counted its success already: giving the attempt up now could count its output twice.
-    AttemptState.ENDING: (_NONE, _NONE, _NONE, _NONE, Outcome.FINISHED, Outcome.FAILED),
-    AttemptState.FINISHED: (_NONE, _NONE, _NONE, _NONE, _NONE, Outcome.REVOKED),
-    AttemptState.OVER: (_NONE, _NONE, _NONE, _NONE, _NONE, _NONE),
+    AttemptState.ENDING: (_STALE, _STALE, _STALE, _STALE, _FINISHED, _FAILED),
+    AttemptState.FINISHED: (_STALE, _STALE, _STALE, _STALE, _STALE, _REVOKED),
+    AttemptState.OVER: (_STALE, _STALE, _STALE, _STALE, _STALE, _STALE),
 }
 
 TABLE: dict[AttemptState, dict[News, Outcome]] = {
     state: dict(zip(News, row, strict=True)) for state, row in _ROWS.items()
 }
-
-
-def table_text() -> str:
-    """Return the table as text: a line of headings, then a line for each state."""
-    lines = [["state", *(news.value for news in News)]]
-    lines += [[state.name, *(outcome.value for outcome in row.values())] for state, row in TABLE.items()]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
 
 STRANGE_STAGES_MAX = 512
 """The maximum number of stages without an operator that are kept; the oldest is dropped first."""

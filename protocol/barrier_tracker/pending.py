@@ -176,6 +176,8 @@ DriverReport = (
 )
 """The reports of the coordinator and the storage about a checkpoint."""
 
+Report = SubtaskReport | DriverReport
+
 
 @dataclass(slots=True)
 class Part:
@@ -306,7 +308,7 @@ class PendingCheckpoint:
         in_step[step] -= 1
         return True
 
-    def judge(self, report: SubtaskReport | DriverReport) -> Verdict:
+    def judge(self, report: Report) -> Verdict:
         """Return how a report about this checkpoint is treated."""
         if isinstance(report, SUBTASK_REPORTS):
             part = self.parts.get(report.attempt.subtask)
@@ -314,7 +316,7 @@ class PendingCheckpoint:
                 return _S
         return LEGAL[type(report)][_COLUMN[self.phase]]
 
-    def describe(self, report: SubtaskReport | DriverReport) -> str:
+    def describe(self, report: Report) -> str:
         """Say, for a message to people, why a report about this checkpoint was not taken."""
         name = type_name(report)
         if isinstance(report, SUBTASK_REPORTS):
@@ -526,7 +528,7 @@ class CheckpointsUnderWay:
 
     # --- steps --------------------------------------------------------------------------------------------
 
-    def why_stale(self, report: SubtaskReport | DriverReport) -> str | None:
+    def why_stale(self, report: Report) -> str | None:
         """Say why the report is stale, or None. Raises ``LocalProtocolError`` if it must not come in this phase."""
         pending = self.pending.get(report.checkpoint_id)
         if pending is None:
@@ -536,7 +538,7 @@ class CheckpointsUnderWay:
             raise LocalProtocolError(pending.describe(report))
         return pending.describe(report) if verdict is Verdict.STALE else None
 
-    def take(self, report: SubtaskReport | DriverReport, out: Effects) -> None:
+    def take(self, report: Report, out: Effects) -> None:
         """Take a step of one checkpoint, which is not stale."""
         pending = self.pending[report.checkpoint_id]
         _STEPS[type(report)](self, pending, report, out)

@@ -118,11 +118,10 @@ from protocol.barrier_tracker import (
 from protocol.barrier_tracker.pending import (
     CheckpointsUnderWay,
     CheckpointView,
-    DriverReport,
     Part,
     Phase,
+    Report,
     Step,
-    SubtaskReport,
 )
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import type_name
@@ -210,9 +209,7 @@ class KnownAttempts:
         """Reset the operator: no attempt is left, and no reset is due."""
         self.by_task.clear()
         self.resets_owed.clear()
-        self._tasks_of.clear()
-        self._crowded.clear()
-        self._running = 0
+        self.keep_finished()
 
     def of_subtask(self, subtask: int) -> list[KnownAttempt]:
         return [self.by_task[task_attempt_id] for task_attempt_id in self._tasks_of.get(subtask, ())]
@@ -488,18 +485,9 @@ class BarrierTracker:
 
     def _why_stale(self, input: TrackerInput) -> str | None:
         """Say why the input is stale, or None; raise if our own side sent it out of turn."""
+        if isinstance(input, Report):
+            return self._under_way.why_stale(input)
         match input:
-            case (
-                SubtaskClosed()
-                | SubtaskAcknowledged()
-                | SubtaskDeclined()
-                | CoordinatorSnapshotTaken()
-                | CoordinatorSnapshotFailed()
-                | RecordedCollected()
-                | CheckpointStored()
-                | CheckpointStoreFailed()
-            ):
-                return self._under_way.why_stale(input)
             case CheckpointDiscarded():
                 return self._under_way.why_no_doubt(input)
             case SubtaskReady() | SubtaskFinished() | SubtaskFinalState():
@@ -660,7 +648,7 @@ class BarrierTracker:
 
     # --- the steps of a checkpoint ---
 
-    def _step(self, input: SubtaskReport | DriverReport, now: float, out: list[TrackerEffect]) -> None:
+    def _step(self, input: Report, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.take(input, out)
 
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:

@@ -102,7 +102,7 @@ dropped-fact-never-healed [feared; H19]
   + self.record.look_at = None
 half-work-called-a-success [feared; H86]
   A job ends well while what looked like a rerun of a success is in the middle, and its half work counts.
-  @ protocol.attempts.unwanted:doubtful_success
+  @ protocol.attempts.reconciliation:doubtful_success
   - may_count = stage.tasks[entry.task_attempt_id].end in (None, TaskOutcome.SUCCESS)
   + may_count = stage.tasks[entry.task_attempt_id].end is None
 run-without-a-job-never-ends [feared; H19]
