@@ -116,6 +116,7 @@ from protocol.barrier_tracker import (
     TriggerCheckpoint,
 )
 from protocol.barrier_tracker.pending import (
+    LEGAL,
     CheckpointsUnderWay,
     CheckpointView,
     Part,
@@ -483,9 +484,9 @@ class BarrierTracker:
 
     # --- staleness and turn, checked in one place ---
 
-    def _why_stale(self, input: TrackerInput) -> str | None:
+    def _why_stale(self, input: Any) -> str | None:
         """Say why the input is stale, or None; raise if our own side sent it out of turn."""
-        if isinstance(input, Report):
+        if type(input) in LEGAL:  # a report about a checkpoint
             return self._under_way.why_stale(input)
         match input:
             case CheckpointDiscarded():
