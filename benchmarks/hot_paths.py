@@ -18,7 +18,6 @@ from typing import cast
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
 from protocol.attempts import (
     AttemptAccepted,
-    AttemptLedger,
     LedgerConfig,
     LedgerInput,
     OperatorAdded,
@@ -27,8 +26,8 @@ from protocol.attempts import (
     RegistrationArrived,
     SubtaskReady,
 )
+from protocol.attempts.ledger import AttemptLedger
 from protocol.barrier_tracker import (
-    BarrierTracker,
     CheckpointConfig,
     CheckpointStored,
     CheckpointTriggered,
@@ -37,6 +36,7 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     TrackerInput,
 )
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.facts import JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine

@@ -24,7 +24,7 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import EnumMeta
@@ -34,42 +34,8 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from protocol.describing import a_type, show, with_article
+from protocol.describing import a_type, is_encodable, show, with_article
 from protocol.secret_names import PEM, SECRET_WORDS, may_have_secret
-
-__all__ = [
-    "ACTION",
-    "ACTOR_NAME",
-    "ANY",
-    "ANY_NUMBER",
-    "AT_LEAST_0",
-    "AT_LEAST_1",
-    "FACTOR",
-    "FRACTION",
-    "ID",
-    "INT64",
-    "LABEL",
-    "NAME",
-    "NAME_CHARS_MAX",
-    "NOT_NEGATIVE",
-    "PORT",
-    "POSITIVE",
-    "REAL",
-    "SCHEMA",
-    "SECONDS",
-    "TEXT",
-    "WAIT",
-    "WAIT_MAX_S",
-    "Rule",
-    "between",
-    "check_attributes",
-    "check_fields",
-    "check_settings",
-    "check_wait",
-    "checked",
-    "given",
-    "moved",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -83,6 +49,7 @@ _FOR_PEOPLE = frozenset({"cause", "error", "failure", "reason"})
 """Arguments that take any text, because it is only shown."""
 _USUAL = frozenset({int, float, str, bool, bytes, dict, type(None)})
 """Types of most values, which stay as they are."""
+_UNIONS = (Union, types.UnionType)
 _SECRET = frozenset({"catalog", "config", "conninfo", "options", "password", "status_token", "storage_options"})
 """Arguments that may contain a password: the text of an error has only the type."""
 _SEARCHED_CHARS_MAX = 4_096
@@ -116,7 +83,7 @@ def _is_name(value: str) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    return "\0" not in value and is_encodable(value)
 
 
 def _is_path(value: str) -> bool:
@@ -204,26 +171,26 @@ def _of_class(hint: Any, value: Any) -> bool:
 
 def _has_elements(origin: type, args: tuple[Any, ...], value: Any) -> bool:
     """Whether a collection, and not just an iterator, has elements of the right type."""
-    if not _is(value, origin):
+    if not _is(value, origin) or _is(value, str | bytes | bytearray | memoryview):  # characters are seldom meant
         return False
-    if _is(value, str | bytes | bytearray | memoryview):  # its characters are seldom meant
-        return False
-    if _is(value, collections.abc.Mapping) and not issubclass(origin, collections.abc.Mapping):
+    is_mapping = _is(value, collections.abc.Mapping)
+    if is_mapping and not issubclass(origin, collections.abc.Mapping):
         return False  # neither are the keys without the values
     if not args or not _is(value, collections.abc.Collection):
         return True
     try:
-        if _is(value, collections.abc.Mapping):
-            values = value.values() if len(args) == 2 else ()  # a Counter has no type for them
-            if not all(has_type(one, args[-1]) for one in values):
-                return False
-        if args[0] is Any or isinstance(args[0], TypeVar):  # there may be a million
-            return True
+        if is_mapping and len(args) == 2 and not _have_type(value.values(), args[1]):  # a Counter has no type for them
+            return False
         if origin is tuple and args[-1] is not Ellipsis:
             return len(value) == len(args) and all(map(has_type, value, args))
-        return all(has_type(one, args[0]) for one in value)
+        return _have_type(value, args[0])
     except Exception:  # a collection of the user's that cannot be looked through
         return False
+
+
+def _have_type(values: Iterable[Any], hint: Any) -> bool:
+    """Whether all values have a type. They are not looked at if any type is right: there may be a million."""
+    return hint is Any or isinstance(hint, TypeVar) or all(has_type(one, hint) for one in values)
 
 
 def is_async(value: Any) -> bool:
@@ -267,7 +234,7 @@ def _makes(kind: type, hint: Any) -> bool:
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return True
     origin = get_origin(hint)
-    if origin is Union or origin is types.UnionType:
+    if origin in _UNIONS:
         return any(_makes(kind, one) for one in get_args(hint))
     try:
         return issubclass(kind, (float, int) if hint is float else origin or hint)
@@ -280,7 +247,7 @@ def has_type(value: Any, hint: Any) -> bool:
     if hint is None or hint is types.NoneType:
         return value is None
     origin = get_origin(hint)
-    if origin is Union or origin is types.UnionType:
+    if origin in _UNIONS:
         return any(has_type(value, one) for one in get_args(hint))
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(hint))
@@ -310,7 +277,7 @@ _PLAIN = {
 def _named(hint: Any) -> str:
     """What is expected, from an annotation."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Union or origin is types.UnionType:
+    if origin in _UNIONS:
         has_words = any(get_origin(one) is Literal for one in args)
         kinds = [one for one in args if one is not types.NoneType and not (has_words and isinstance(one, EnumMeta))]
         return _either(list(dict.fromkeys(map(_named, kinds))))  # the members of the enumeration have these words too
@@ -335,8 +302,9 @@ def _named_function(given: Any, result: Any) -> str:
         takes = f" of {len(given)} argument{'' if len(given) == 1 else 's'}" if given else " without arguments"
     if get_origin(result) in (collections.abc.Awaitable, collections.abc.Coroutine):
         return f"an async function{takes}"
-    kinds = get_args(result) if get_origin(result) in (Union, types.UnionType) else (result,)
-    names = [_named(one) for one in kinds if isinstance(get_origin(one) or one, type) and one not in (Any, object)]
+    names = [
+        _named(one) for one in _kinds(result) if isinstance(get_origin(one) or one, type) and one not in (Any, object)
+    ]
     names = [one for one in names if one != "a NoneType"]
     return f"a function{takes}, not an async one" + (f", that returns {' or '.join(names)}" if names else "")
 
@@ -359,9 +327,7 @@ class _Expected:
         value = _as_annotated(value, self.hint, self.name)
         rule = self.rule
         if not has_type(value, self.hint) or (rule is not None and rule.is_type and not rule.accepts(value)):
-            kinds = (self.hint, *get_args(self.hint))
-            is_choice = _is(value, str) and any(get_origin(kind) is Literal for kind in kinds)
-            raise ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
+            raise self._wrong_type(value)
         if rule is not None and not _keeps(value, rule):
             raise ValueError(self._text(value))
         if self.each is not None and not _is(value, str) and _is(value, collections.abc.Collection):
@@ -369,6 +335,11 @@ class _Expected:
             if not all(_keeps(one, self.each) for one in many):
                 raise ValueError(self._text(value))
         return value
+
+    def _wrong_type(self, value: Any) -> TypeError | ValueError:
+        """What to raise: for a text that is none of the words to choose from, the type is right."""
+        is_choice = _is(value, str) and any(get_origin(kind) is Literal for kind in (self.hint, *get_args(self.hint)))
+        return ValueError(self._text(value)) if is_choice else TypeError(self._text(value))
 
     def _text(self, value: Any) -> str:
         expected = (self.rule.expected if self.rule is not None else "") or _named(self.hint)
@@ -413,34 +384,47 @@ def _as_annotated(value: Any, hint: Any, name: str) -> object:
     """A number of NumPy as one of Python, a path as text, a tuple as a list, and the like."""
     if value is None or type(value) in _USUAL:
         return value
-    kinds = _kinds(hint)
-    origins = {get_origin(kind) or kind for kind in kinds}
-    if str in origins and _is(value, str):
+    wanted = {get_origin(kind) or kind for kind in _kinds(hint)}
+    if str in wanted and _is(value, str):
         return str.__str__(cast("str", value))
-    if _is(value, Real) and not issubclass(type(value), int | float):
-        if _is(value, Integral) and not origins.isdisjoint((int, float)):
-            return int(value)
-        return float(value) if float in origins else value
-    if name in _PATHS and str in origins and hasattr(value, "__fspath__") and not _is(value, type):
+    if _is(value, Real):
+        return _as_number(value, wanted)
+    if name in _PATHS and str in wanted and _is_path_object(value):
         return value.__fspath__()
-    if _is(value, bytearray | memoryview) and bytes in origins:
+    return _as_builtin(value, wanted)
+
+
+def _as_builtin(value: Any, wanted: set[Any]) -> object:
+    if bytes in wanted and _is(value, bytearray | memoryview):
         return bytes(value)
-    if _is(value, tuple) and list in origins and tuple not in origins:
+    if list in wanted and tuple not in wanted and _is(value, tuple):
         return list(value)
-    if _is(value, collections.abc.Mapping) and dict in origins and not _is(value, dict):
+    if dict in wanted and _is(value, collections.abc.Mapping) and not _is(value, dict):
         return dict(value)
     return value
 
 
+def _as_number(value: Any, wanted: set[Any]) -> object:
+    if issubclass(type(value), int | float):
+        return value
+    if _is(value, Integral) and not wanted.isdisjoint((int, float)):
+        return int(value)
+    return float(value) if float in wanted else value
+
+
+def _is_path_object(value: Any) -> bool:
+    return hasattr(value, "__fspath__") and not _is(value, type)
+
+
 def _keeps(value: Any, rule: Rule) -> bool:
     """Whether a value keeps a rule. Rules are for numbers, texts and paths."""
-    if hasattr(value, "__fspath__") and not _is(value, type):
+    if _is_path_object(value):
         value = value.__fspath__()
     return not _is(value, int | float | str) or _is(value, bool) or rule.accepts(value)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
 
 
 def _rule_for_each(name: str, hint: Any) -> Rule | None:
@@ -454,23 +438,25 @@ def _rule_for_each(name: str, hint: Any) -> Rule | None:
 
 
 def _rule_for(name: str, hint: Any, default: object) -> Rule | None:
-    kinds = set(_kinds(hint))
+    kinds = _kinds(hint)
     if float in kinds:
         return SECONDS if name.endswith("_s") else ANY_NUMBER
     if int in kinds:
         return AT_LEAST_0
-    if str in kinds and name in ("name", "part", "operator_id"):
+    return _rule_for_text(name, hint, default) if str in kinds else None
+
+
+def _rule_for_text(name: str, hint: Any, default: object) -> Rule | None:
+    if name in ("name", "part", "operator_id"):
         return NAME if name == "operator_id" else LABEL
-    if str in kinds and any(hasattr(get_origin(kind), "__fspath__") for kind in kinds):
+    if any(hasattr(get_origin(kind), "__fspath__") for kind in _kinds(hint)):
         return Rule(f"{_named(hint)} of a file, not what is in the file", _is_path)
-    if str in kinds and name in _FOR_PEOPLE:
+    if name in _FOR_PEOPLE:
         return None if default == "" else Rule(f"{_named(hint)} that is not empty", bool)
-    if str in kinds and default == "":
+    if default == "":
         return TEXT
-    if str in kinds:
-        expected = f"{_named(hint)} that is not empty, without NUL characters and lone surrogates"
-        return Rule(expected, lambda value: bool(value) and _is_text(value))
-    return None
+    expected = f"{_named(hint)} that is not empty, without NUL characters and lone surrogates"
+    return Rule(expected, lambda value: bool(value) and _is_text(value))
 
 
 def _hints_of(annotations: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:

@@ -17,30 +17,6 @@ from traceback import TracebackException
 from types import UnionType
 from typing import Any, Final, TypeGuard, TypeVar
 
-__all__ = [
-    "LEFT_OUT",
-    "NOT_FINITE",
-    "TEXT_CHARS_MAX",
-    "a_type",
-    "as_float",
-    "as_json",
-    "class_name",
-    "describe",
-    "full_name",
-    "is_a",
-    "is_encodable",
-    "line",
-    "lines",
-    "name_of",
-    "plain",
-    "readable",
-    "show",
-    "text_of",
-    "traceback_of",
-    "type_name",
-    "with_article",
-]
-
 T = TypeVar("T")
 
 SHOWN_CHARS_MAX: Final = 300
@@ -179,19 +155,20 @@ def plain(value: Any, levels: int = _LEVELS_MAX) -> Any:
         return int(value) if int(value).bit_length() <= _DIGITS_BITS else plain(as_float(value))
     if is_a(value, str):
         return readable(str.__str__(value))
-    if is_a(value, float) or hasattr(type(value), "__float__"):
-        try:
+    try:
+        if is_a(value, float) or hasattr(type(value), "__float__"):
             return value.__index__() if hasattr(type(value), "__index__") else _plain_float(as_float(value))
-        except Exception:  # of the user's class
-            return show(value)
-    if levels and is_a(value, Mapping | tuple | list):
-        try:
-            if is_a(value, Mapping):
-                return {_key(key): plain(one, levels - 1) for key, one in value.items()}
-            return [plain(one, levels - 1) for one in value]
-        except Exception:  # as above
-            pass
+        if levels and is_a(value, Mapping | tuple | list):
+            return _plain_elements(value, levels - 1)
+    except Exception:  # of the user's class
+        pass
     return show(value)
+
+
+def _plain_elements(values: Any, levels: int) -> Any:
+    if is_a(values, Mapping):
+        return {_key(key): plain(one, levels) for key, one in values.items()}
+    return [plain(one, levels) for one in values]
 
 
 def _plain_float(number: float) -> float | str:

@@ -18,8 +18,6 @@ from __future__ import annotations
 from protocol.errors import LocalProtocolError
 from protocol.facts import StageLook
 
-__all__ = ["CurrentEnumeration"]
-
 OUTPUTS_MAX = 65_536
 """How many outputs of earlier enumerations are remembered. The oldest are dropped first."""
 

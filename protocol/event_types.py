@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Received", "Sent", "Sent_contra"]
-
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # the typing module has defaults only from Python 3.13
 

@@ -256,6 +256,14 @@ class _Generation:
         self.round = 0
         self.calls: dict[Member, Called] = {}
 
+    def check_invariants(self) -> None:
+        assert self.inside <= set(self.members), "a stranger is inside"
+        assert self.calls.keys() <= self.inside, "one that is not inside has an open call"
+        assert not (self.broken and self.calls), "a broken generation has open calls"
+        assert len(self.calls) < len(self.members), "a complete round is not answered"
+        assert len(self.subtasks) == len(self.members), "a subtask is in twice"
+        assert not (self.calls and len(self.inside) < len(self.members)), "a round can never complete"
+
 
 class GroupMachine:
     """The rendezvous of one group; see the module. ``generation``: the last number that an earlier machine gave."""
@@ -550,13 +558,8 @@ class GroupMachine:
         assert not self._alone.keys() & (inside | self._waiting.keys()), "one that is admitted alone is elsewhere too"
         assert self._errors.keys() <= inside, "one that is not a member waits for the judgement of an error"
         if current is not None:
-            assert current.inside <= set(current.members), "a stranger is inside"
-            assert current.calls.keys() <= current.inside, "one that is not inside has an open call"
-            assert not (current.broken and current.calls), "a broken generation has open calls"
+            current.check_invariants()
             assert not (current.broken and self._errors), "a broken generation has open questions"
-            assert len(current.calls) < len(current.members), "a complete round is not answered"
-            assert len({member.subtask for member in current.members}) == len(current.members), "a subtask is in twice"
-            assert not (current.calls and len(inside) < len(current.members)), "a round can never complete"
 
 
 _ABSENT = object()
@@ -577,29 +580,3 @@ def _step(call: Called) -> Any:
 
 def _described(call: Called) -> str:
     return f"save({call.value})" if call.kind == SAVE else call.kind
-
-
-__all__ = [
-    "SAVE",
-    "Admit",
-    "AdmitAlone",
-    "Answer",
-    "BlameMember",
-    "Called",
-    "ErrorMet",
-    "Finished",
-    "GaveUp",
-    "GroupConfig",
-    "GroupEffect",
-    "GroupInput",
-    "GroupMachine",
-    "Joined",
-    "KeepCheckpoint",
-    "Left",
-    "Lost",
-    "Member",
-    "RefuseCall",
-    "RejectCall",
-    "Suspected",
-    "TellBroken",
-]

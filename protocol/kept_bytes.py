@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["KeptBytes"]
-
 
 class KeptBytes:
     """What one coordinator keeps, by owner: an attempt, a checkpoint, or a name for what belongs to nobody.

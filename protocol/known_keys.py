@@ -20,8 +20,6 @@ from typing import Any
 
 from protocol.wire.state import Steps, encode_entry, in_chunks
 
-__all__ = ["KnownKeys"]
-
 _PREFIX = 2
 _RECORD = 15
 _REST = _RECORD - 1

@@ -16,8 +16,6 @@ from types import CodeType, FunctionType
 from protocol.describing import type_name
 from protocol.values import value
 
-__all__ = ["NeverCalled", "errors_in_overrides", "names_never_called"]
-
 _OUR_PACKAGES = ("protocol", "actors", "spark_bridge")
 _GENERATOR_COROUTINE = inspect.CO_ITERABLE_COROUTINE  # decorated with types.coroutine
 _LIKELY = 0.8
@@ -68,27 +66,31 @@ def names_never_called(
     """
     subject_class = _class_of(subject)
     theirs = [one for one in subject_class.__mro__ if not _is_ours(one)]
-    overridden = {name for one in theirs for name in vars(one)}
+    overridden = set[str]().union(*map(vars, theirs))
     hooks = {name: base for name, base in _interface(interface).items() if name not in overridden}
-    known = _interface(subject_class)
-    mentioned = {name for one in theirs for name in _mentioned(one)}
+    called = _interface(subject_class).keys() | {name for one in theirs for name in _mentioned(one)}
     found = []
     for one in theirs:
         if not issubclass(one, interface):
             continue  # the code of an unrelated base class calls its own methods
-        for name, member in vars(one).items():
-            if name.startswith("_") or not isinstance(member, FunctionType) or name in known or name in mentioned:
+        for name, member in _public_methods(one).items():
+            method, meant = f"{one.__qualname__}.{name}", (mistaken or {}).get(name, "")
+            if name in called:
                 continue
-            method = f"{one.__qualname__}.{name}"
-            if (mistaken or {}).get(name) in hooks:
-                found.append(NeverCalled(method, (mistaken or {})[name], certain=False))
-            elif alike := max(((_likeness(name, hook), hook) for hook in hooks), default=None):
-                ratio, hook = alike
-                if ratio >= _LIKELY and _takes_the_same(member, hooks[hook]):
-                    long = len(hook) > _SHORT_NAME
-                    certain = long and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
-                    found.append(NeverCalled(method, hook, certain))
+            if meant in hooks:
+                found.append(NeverCalled(method, meant, certain=False))
+            elif misspelt := _misspelt(method, name, member, hooks):
+                found.append(misspelt)
     return found
+
+
+def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, FunctionType]) -> NeverCalled | None:
+    """The hook that a method was probably meant to be: the one with the most similar name, if it is similar enough."""
+    ratio, hook = max(((SequenceMatcher(None, name, hook).ratio(), hook) for hook in hooks), default=(0.0, ""))
+    if ratio < _LIKELY or not _takes_the_same(member, hooks[hook]):
+        return None
+    certain = len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+    return NeverCalled(method, hook, certain)
 
 
 # --- classes and their methods ------------------------------------------------------------------------------------
@@ -104,10 +106,14 @@ def _is_ours(one: type) -> bool:
 
 def _interface(subject_class: type) -> dict[str, FunctionType]:
     """The public methods that our classes among its bases define; the most derived definition of each."""
+    ours = filter(_is_ours, reversed(subject_class.__mro__))
+    return {name: member for one in ours for name, member in _public_methods(one).items()}
+
+
+def _public_methods(one: type) -> dict[str, FunctionType]:
+    """Those that this class itself defines."""
     return {
         name: member
-        for one in reversed(subject_class.__mro__)
-        if _is_ours(one)
         for name, member in vars(one).items()
         if isinstance(member, FunctionType) and not name.startswith("_")
     }
@@ -142,10 +148,6 @@ def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _likeness(name: str, hook: str) -> float:
-    return SequenceMatcher(None, name, hook).ratio()
 
 
 def _mentioned(one: type) -> Iterator[str]:

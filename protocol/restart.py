@@ -9,6 +9,7 @@ fails, and returns how long to wait. It reads no clock: ``now`` is a reading of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from protocol.arguments import FACTOR, WAIT, check_fields
 
@@ -56,7 +57,7 @@ class RestartBackoff:
 
     def __init__(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
-        self._began_at: float | None = None
+        self._began_at = inf
         self.restarts = 0
 
     def begun(self, now: float) -> None:
@@ -66,7 +67,7 @@ class RestartBackoff:
     def failed(self, now: float) -> float | None:
         """The job has failed. Return how many seconds to wait before the next start, or None to give up."""
         strategy = self._strategy
-        if isinstance(strategy, ExponentialDelay) and self._ran_long(now, strategy.reset_after_s):
+        if isinstance(strategy, ExponentialDelay) and now - self._began_at >= strategy.reset_after_s:
             self.restarts = 0
         if strategy.restarts_max is not None and self.restarts >= strategy.restarts_max:
             return None
@@ -79,6 +80,3 @@ class RestartBackoff:
             if delay_s >= strategy.maximum_s:
                 return strategy.maximum_s
         return delay_s
-
-    def _ran_long(self, now: float, reset_after_s: float) -> bool:
-        return self._began_at is not None and now - self._began_at >= reset_after_s

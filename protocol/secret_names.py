@@ -8,8 +8,6 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["PEM", "SECRET_NAMES", "SECRET_WORDS", "may_have_secret", "unquoted"]
-
 SECRET_WORDS: Final = ("credential", "dsn", "pass", "pwd", "secret", "token")
 """What is in the name of an argument or a setting that is a secret, misspelt ones among them."""
 SECRET_NAMES: Final = (

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from protocol.describing import describe, show
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
@@ -95,45 +94,6 @@ class SplitAssignmentTracker(Generic[SplitT]):
         """What ``subtask`` was assigned and may still have to give back, oldest first. Nothing is removed."""
         return _merged(assignments.get(subtask, {}) for assignments in (*self._by_checkpoint.values(), self._open))
 
-    @property
-    def open_assignments(self) -> dict[int, list[SplitT]]:
-        """A copy of what no checkpoint holds yet: subtask to splits, in order."""
-        return {subtask: list(splits) for subtask, splits in self._open.items()}
-
-    @property
-    def assignments_by_checkpoint(self) -> dict[int, dict[int, list[SplitT]]]:
-        """A copy of what is filed under checkpoints that have not completed: id to subtask to splits."""
-        return {
-            checkpoint_id: {subtask: list(splits) for subtask, splits in assignments.items()}
-            for checkpoint_id, assignments in self._by_checkpoint.items()
-        }
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the tracker as a value that msgpack can encode, if it can encode the splits; see ``restore``."""
-        return {"open": self.open_assignments, "by_checkpoint": self.assignments_by_checkpoint}
-
-    @classmethod
-    def restore(cls, snapshot: dict[str, Any]) -> SplitAssignmentTracker[SplitT]:
-        """Return the tracker of which ``snapshot`` was taken.
-
-        A snapshot without ``by_checkpoint`` has only the open assignments, and no history. Raises
-        ``LocalProtocolError`` if the value is not a snapshot.
-        """
-        tracker = cls()
-        try:
-            tracker._open = _ordered_sets(snapshot["open"])
-            history = snapshot.get("by_checkpoint", {})
-            for checkpoint_id in sorted(history):
-                if type(checkpoint_id) is not int:
-                    raise TypeError(f"checkpoint id {show(checkpoint_id)} is not an integer")
-                tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
-                tracker._newest_checkpoint_id = checkpoint_id
-        except (TypeError, LookupError, AttributeError) as error:
-            raise LocalProtocolError(
-                f"not a snapshot of split assignments ({describe(error)}): pass what snapshot() has returned"
-            ) from error
-        return tracker
-
     def check_invariants(self) -> None:
         """Ids ascend, none is above the newest, and no subtask has an empty entry among the open ones."""
         ids = list(self._by_checkpoint)
@@ -148,11 +108,3 @@ def _merged(assignments: Iterable[dict[SplitT, None]]) -> list[SplitT]:
     if len(some) == 1:
         return list(some[0])
     return list(dict.fromkeys(chain.from_iterable(some)))
-
-
-def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:
-    """Read what ``snapshot`` returned; raise ``TypeError`` for anything else. A subtask without splits has no entry."""
-    for subtask, splits in assignments.items():
-        if type(subtask) is not int or not isinstance(splits, list | tuple):
-            raise TypeError(f"the splits of subtask {show(subtask)} must be a list, not {show(splits)}")
-    return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items() if splits}

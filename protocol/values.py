@@ -11,7 +11,6 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
-_VALUES: set[type] = set()
 # A dataclass that is frozen at run time sets each field with ``object.__setattr__``. That took half the time of a
 # machine's step, and a fifth of the time of a confirmed event. The methods that ``value`` adds need no source that is
 # compiled for each class, which took a third of the time that a new Python worker of Spark needs to import Headgate.
@@ -40,11 +39,4 @@ def value(cls: type[T]) -> type[T]:
         return f"{self.__class__.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     made.__eq__, made.__hash__, made.__repr__ = __eq__, __hash__, __repr__
-    _VALUES.add(made)
     return made  # type: ignore[no-any-return]
-
-
-def is_value(cls: type) -> bool:
-    """Whether instances of a class never change: it is a ``@value`` or a frozen dataclass."""
-    params = getattr(cls, "__dataclass_params__", None)
-    return cls in _VALUES or (params is not None and params.frozen)

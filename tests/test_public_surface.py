@@ -31,8 +31,6 @@ PUBLIC = {
 # Packages that collect names for other layers. Users find the names that they need in `headgate`.
 INTERNAL = {
     "actors.coordination": "what an engine needs to run coordinators, for spark_bridge",
-    "protocol.attempts": "the attempt ledger, its inputs and effects, for the bridge",
-    "protocol.barrier_tracker": "the barrier tracker, its inputs and effects, for its actor",
     "spark_bridge.bridge.relay": "the relay of Spark's events, for the sidecar",
     "spark_bridge.storage": "durable checkpoints, for the sidecar",
     "spark_bridge.subtask": "the half that runs in a task",

@@ -40,7 +40,6 @@ from headgate.testing._task import MemoryConnection, Task
 from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, check_attributes, checked
 from protocol.attempts import (
     AttemptAccepted,
-    AttemptLedger,
     CancelJobs,
     KillTask,
     LedgerConfig,
@@ -53,7 +52,9 @@ from protocol.attempts import (
     ReportStale,
     RunStarted,
 )
-from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, rescaled
+from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.errors import LocalProtocolError
 from protocol.facts import (
     JobEnded,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.attempts import LedgerConfig
 from protocol.attempts.records import (
     AttemptRecord,
+    AttemptState,
     EngineRecords,
     HeldRegistration,
     OperatorRecord,
@@ -23,8 +25,6 @@ from protocol.attempts.records import (
     WaitsFor,
     relate,
 )
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import LedgerConfig
 from protocol.facts import TaskPlace
 from protocol.wire.messages import RefusalCode, RestoreMode
 
@@ -65,17 +65,23 @@ class Acceptance:
 Verdict = Wait | Refusal | BeginRun | Acceptance
 
 _WAIT_FOR_RIVAL = Wait(WaitsFor.RIVAL)
-_WAIT_FOR_PARTITIONS = Wait(WaitsFor.PARTITIONS)
 
 
-def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
-    """Why the stage cannot run this operator: it has too few partitions for the subtasks (H58).
-
-    Empty if it can, or if Spark has not said how many partitions there are. The number of tasks in a stage attempt does
-    not matter, because ``take`` and a retry run only some of the partitions.
-    """
-    if known.allow_fewer or stage is None or not 0 < stage.partitions < known.parallelism:
+def why_incomplete(known: OperatorRecord, stage: StageRecord) -> str:
+    """Why the stage cannot have all subtasks of this operator (H58); empty if it can, as far as is known."""
+    if known.allow_fewer:
         return ""
+    if 0 < stage.partitions < known.parallelism:
+        return _too_few(known, stage)
+    return _why_divided(known, stage) if stage.may_be_divided else ""
+
+
+def _too_few(known: OperatorRecord, stage: StageRecord) -> str:
+    """The error text if there are too few partitions for the subtasks.
+
+    The number of tasks in a stage attempt does not matter, because ``take`` and a retry run only some of the
+    partitions.
+    """
     partitions = "1 partition" if stage.partitions == 1 else f"{stage.partitions} partitions"
     return (
         f"operator {known.operator_id!r} has parallelism={known.parallelism}, but the RDD of stage {stage.stage_id} "
@@ -86,15 +92,13 @@ def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
     )
 
 
-def why_divided(known: OperatorRecord, stage: StageRecord) -> str:
-    """Why this operator cannot have all of its subtasks: other tasks of the stage belong to another one (H58).
+def _why_divided(known: OperatorRecord, stage: StageRecord) -> str:
+    """Why other tasks of the stage belong to another operator; empty if they do not, as far as is known.
 
     ``union`` does that. If several operators follow each other in a lineage, or are zipped, a task has all of them, and
     the first of these tasks to register for a second one shows it. What only a registration claims proves nothing.
     Goes through all tasks of the stage, so ask only if it ``may_be_divided``.
     """
-    if known.allow_fewer:
-        return ""
     name, mine, others = known.operator_id, False, set[str]()
     for task in stage.tasks.values():
         if task.confirmed and task.operators:
@@ -131,21 +135,31 @@ def why_not_both(task: TaskRecord) -> str:
 def decide(
     known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig, now: float
 ) -> Verdict:
-    """Decide about one registration with what is known now."""
-    message = held.message
+    """Decide about one registration with what is known now: the first line that applies.
+
+    ======================================================  ==========================================================
+    its run has ended, or its task is over                  refused
+    nothing has decided for ``give_up_after_s``             refused
+    its stage cannot have all subtasks of the operator      refused
+    no run is in progress                                   begins one, and is then decided on again
+    another run is in progress                              waits for its end, or is refused
+    its run has failed globally                             refused
+    its attempt of a barrier stage has failed, or may have  refused, or waits for its start
+    its subtask has had an attempt in this run              as ``_beside_rivals`` says
+    it is not known how many partitions its input has       waits for that, if the operator's positions depend on it
+    otherwise                                               accepted
+    ======================================================  ==========================================================
+    """
+    message, run = held.message, known.run
     stage = engine.stages.get(message.run_id)
-    task = None if stage is None else stage.tasks.get(message.task_attempt_id)
-    if stage is None or task is None:
+    if stage is None or (task := stage.tasks.get(message.task_attempt_id)) is None:
         return Refusal(RefusalCode.ATTEMPT_OVER, run_has_ended(known, message.run_id))
     if task.end is not None:
         return Refusal(RefusalCode.ATTEMPT_OVER, f"task {task.task_attempt_id} is over: {task.end_reason}")
     if now >= held.since + config.give_up_after_s:
         return _give_up(known, held, engine, config)
-    if too_few := why_too_few(known, stage):
-        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
-    if stage.may_be_divided and (divided := why_divided(known, stage)):
-        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, divided)
-    run = known.run
+    if incomplete := why_incomplete(known, stage):
+        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, incomplete)
     if run is None:
         return BeginRun()
     if run.run_id != message.run_id:
@@ -154,16 +168,23 @@ def decide(
         return Refusal(
             RefusalCode.COORDINATOR_FAILED, f"the coordinator of {known.operator_id!r} failed: {run.failed_cause}"
         )
-    if task.stage_attempt is None:
-        if stage.barrier and held.seen < Seen.RUNNING:
-            return _WAIT_FOR_RIVAL  # only its start says whether its stage attempt has just failed
-    elif run.barrier_failed is not None and task.stage_attempt <= run.barrier_failed:
-        failed = f"attempt {task.stage_attempt} of barrier stage {message.run_id} failed"
-        return Refusal(RefusalCode.ATTEMPT_OVER, failed)
-    subtask = run.subtasks.get(message.subtask)
-    unknown_partitions = known.allow_fewer and message.mode == RestoreMode.STREAMING and not stage.partitions  # H174
-    first = _WAIT_FOR_PARTITIONS if unknown_partitions else Acceptance()
-    return first if subtask is None else _beside_rivals(held, subtask, stage, task)
+    if stage.barrier and (verdict := _in_barrier_stage(held, run, task)):
+        return verdict
+    if subtask := run.subtasks.get(message.subtask):
+        return _beside_rivals(held, subtask, stage, task)
+    if known.allow_fewer and message.mode == RestoreMode.STREAMING and not stage.partitions:  # H174
+        return Wait(WaitsFor.PARTITIONS)
+    return Acceptance()
+
+
+def _in_barrier_stage(held: HeldRegistration, run: RunRecord, task: TaskRecord) -> Wait | Refusal | None:
+    """The verdict on a task of a barrier stage whose attempt has failed, or is not known; None if neither is so."""
+    if task.stage_attempt is None:  # only its start says whether its stage attempt has just failed
+        return _WAIT_FOR_RIVAL if held.seen < Seen.RUNNING else None
+    if run.barrier_failed is None or task.stage_attempt > run.barrier_failed:
+        return None
+    failed = f"attempt {task.stage_attempt} of barrier stage {run.run_id} failed"
+    return Refusal(RefusalCode.ATTEMPT_OVER, failed)
 
 
 def runs_elsewhere(task_attempt_id: int, place: TaskPlace) -> str:

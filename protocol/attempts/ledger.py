@@ -7,12 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocol.attempts import admission
-from protocol.attempts.operator import OperatorLedger
-from protocol.attempts.reconciliation import looks_whole
-from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, StageRecord, TaskRecord
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import (
+from protocol.attempts import (
     MODES,
     AttemptCondemned,
     AttemptWord,
@@ -29,8 +24,18 @@ from protocol.attempts.types import (
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
+    admission,
 )
-from protocol.attempts.unwanted import why_unwanted
+from protocol.attempts.operator import OperatorLedger
+from protocol.attempts.reconciliation import looks_whole, why_unwanted
+from protocol.attempts.records import (
+    AttemptState,
+    EngineRecords,
+    HeldRegistration,
+    OperatorRecord,
+    StageRecord,
+    TaskRecord,
+)
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView, view_attempts, view_run
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -270,11 +275,14 @@ class AttemptLedger:
         stage = self._engine.stages.get(fact.stage_id)
         if stage is not None and stage.in_one_task:
             self._fail_if_not_both(stage, fact.task_attempt_id)
-        if stage is None or not stage.may_be_divided:
-            return
-        for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
-            if divided := admission.why_divided(operator.record, stage):
-                operator.fail_globally(divided)
+        if stage is not None and stage.may_be_divided:
+            self._fail_if_incomplete(stage)
+
+    def _fail_if_incomplete(self, stage: StageRecord) -> None:
+        """Fail the runs for which a registration came before the fact that the stage cannot have all subtasks."""
+        for operator in self._in_stage(stage.stage_id):
+            if incomplete := admission.why_incomplete(operator.record, stage):
+                operator.fail_globally(incomplete)
 
     def _fail_if_not_both(self, stage: StageRecord, task_attempt_id: int) -> str:
         """Fail the runs of a task that has several operators in streaming mode; return why, or an empty text."""
@@ -329,9 +337,8 @@ class AttemptLedger:
     def _stage_submitted(self, fact: StageSubmitted) -> None:
         self._engine.stage_submitted(fact)
         stage = self._engine.stages.get(fact.stage_id)
-        for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
-            if too_few := admission.why_too_few(operator.record, stage):
-                operator.fail_globally(too_few)
+        if stage is not None:
+            self._fail_if_incomplete(stage)
         self._see_barrier_restart(fact.stage_id)
         if fact.barrier and stage is not None and fact.task_count < stage.task_count:
             # If only a part of the stage runs again, Spark counts the results of the rest of the failed attempt.
@@ -469,6 +476,3 @@ _HANDLERS: dict[type, Callable[[AttemptLedger, Any], None]] = {
     StatusReported: AttemptLedger._status_reported,
     TimePassed: AttemptLedger._time_passed,
 }
-
-
-__all__ = ["AttemptLedger"]

@@ -2,28 +2,15 @@
 
 """Accepts, fails and finishes the attempts of one operator, and begins and ends its runs.
 
-Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``table.TABLE``.
-``admission`` decides whether a registration is accepted, ``reconciliation`` what Spark's own records mean, and
-``unwanted`` which successes must not count. These modules only read; this one carries their decisions out. The
-package's docstring explains the rules.
+Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``records.TABLE``.
+``admission`` decides whether a registration is accepted, ``reconciliation`` what Spark's own records mean, and which
+successes must not count. These modules only read; this one carries their decisions out. The package's docstring
+explains the rules.
 """
 
 from __future__ import annotations
 
-from protocol.attempts import admission, reconciliation, unwanted
-from protocol.attempts.records import (
-    AttemptRecord,
-    EngineRecords,
-    HeldRegistration,
-    OperatorRecord,
-    RunRecord,
-    Seen,
-    SubtaskRecord,
-    TaskRecord,
-    remember,
-)
-from protocol.attempts.table import TABLE, AttemptState, News, Outcome
-from protocol.attempts.types import (
+from protocol.attempts import (
     MODES,
     AttemptAccepted,
     AttemptCondemned,
@@ -46,6 +33,23 @@ from protocol.attempts.types import (
     SubtaskFinished,
     SubtaskReady,
     SubtaskReset,
+    admission,
+    reconciliation,
+)
+from protocol.attempts.records import (
+    TABLE,
+    AttemptRecord,
+    AttemptState,
+    EngineRecords,
+    HeldRegistration,
+    News,
+    OperatorRecord,
+    Outcome,
+    RunRecord,
+    Seen,
+    SubtaskRecord,
+    TaskRecord,
+    remember,
 )
 from protocol.describing import type_name
 from protocol.facts import StatusReported, TaskOutcome, TaskPlace, TaskState
@@ -228,17 +232,12 @@ class OperatorLedger:
         if run is None:
             return
         succeeded = succeeded and run.failed_cause is None
-        if succeeded and (doubt := unwanted.doubtful_success(run, self.engine.stages[run.run_id])):
+        if succeeded and (doubt := reconciliation.doubtful_success(run, self.engine.stages[run.run_id])):
             succeeded, reason = False, doubt
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
-        stage = self.engine.stages[run.run_id]
-        computed = stage.task_count if succeeded and stage.task_count < stage.partitions else 0
-        missing = 0
-        if succeeded and stage.partitions == stage.task_count and not record.allow_fewer:
-            came = sum(bool(subtask.attempts) for subtask in run.subtasks.values())
-            missing = record.parallelism - came
+        computed, missing = self._left_out(run) if succeeded else (0, 0)
         self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed, missing))
         record.run = None
         remember(record.ended_runs, run.run_id)
@@ -248,6 +247,16 @@ class OperatorLedger:
             self.refuse(task_attempt_id, RefusalCode.ATTEMPT_OVER, f"run {run.run_id} has ended")
         if not record.held:
             record.look_at = None
+
+    def _left_out(self, run: RunRecord) -> tuple[int, int]:
+        """Of a run that succeeded, the ``computed`` and the ``missing`` of its ``RunEnded``."""
+        stage = self.engine.stages[run.run_id]
+        if stage.task_count < stage.partitions:
+            return stage.task_count, 0
+        if stage.task_count > stage.partitions or self.record.allow_fewer:
+            return 0, 0
+        came = sum(bool(subtask.attempts) for subtask in run.subtasks.values())
+        return 0, self.record.parallelism - came
 
     def _end_subtask(self, subtask: SubtaskRecord, succeeded: bool, reason: str) -> None:
         if succeeded and subtask.finished is None:
@@ -372,25 +381,18 @@ class OperatorLedger:
             self._task_without_record_ended(run, task)
             return
         news = News.SPARK_SUCCESS if task.end is TaskOutcome.SUCCESS else News.SPARK_END
+        unwanted, stage = None, self.engine.stages[run.run_id]
         match TABLE[entry.state][news]:
             case Outcome.FINISHED:
                 self._finish(entry, run.subtasks[entry.attempt.subtask])
             case Outcome.FAILED | Outcome.REVOKED:
                 self._fail(entry, _kind_of(task, run), task.end_reason)
                 if task.lost_to_another:
-                    self._check_winner(run, entry)
-            case _:
-                if news is News.SPARK_SUCCESS and entry.state is AttemptState.OVER:
-                    self._check_success(run, entry)
-
-    def _check_success(self, run: RunRecord, entry: AttemptRecord) -> None:
-        if unwanted.is_unwanted(run, self.engine.stages[run.run_id], entry):
-            self.fail_globally(unwanted.why_unwanted(entry.attempt))
-
-    def _check_winner(self, run: RunRecord, loser: AttemptRecord) -> None:
-        winner = unwanted.unwanted_winner(run, self.engine.stages[run.run_id], loser)
-        if winner is not None:
-            self.fail_globally(unwanted.why_unwanted(winner.attempt))
+                    unwanted = reconciliation.unwanted_winner(run, stage, entry)
+            case _ if news is News.SPARK_SUCCESS and reconciliation.is_unwanted(run, stage, entry):
+                unwanted = entry
+        if unwanted is not None:
+            self.fail_globally(reconciliation.why_unwanted(unwanted.attempt))
 
     def _task_without_record_ended(self, run: RunRecord, task: TaskRecord) -> None:
         """Report a failed task that was never announced ready (H11)."""
@@ -548,7 +550,7 @@ class OperatorLedger:
 
     def _fail_over_barrier_stage(self, run: RunRecord, failed: int, cause: str) -> None:
         run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
-        successes = unwanted.possible_later_attempts(run, self.engine.stages[run.run_id], failed)
+        successes = reconciliation.possible_later_attempts(run, self.engine.stages[run.run_id], failed)
         for entry in run.entries():
             if entry.state is AttemptState.OVER:
                 continue
@@ -561,7 +563,7 @@ class OperatorLedger:
         if self.record.reset_due is None and coordinator_knows:
             self.record.reset_due = cause
         if successes:
-            self.fail_globally(unwanted.why_unwanted(successes[0].attempt))
+            self.fail_globally(reconciliation.why_unwanted(successes[0].attempt))
 
     # --- looks at Spark's own records -----------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ bounded. A stage is forgotten when all of its jobs have ended; one without an op
 for stages whose end was lost.
 
 **Our side** (``OperatorRecord``): the run of one operator, the subtasks of the run, their attempts, and the waiting
-registrations. Only ``OperatorLedger`` changes it. All others read.
+registrations. Only ``OperatorLedger`` changes it. All others read. ``TABLE`` says which news of an attempt may come in
+which of its states, and what it leads to: the ledger dispatches on it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,64 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from protocol.attempts.table import ALIVE, AttemptState
-from protocol.attempts.types import FailureKind
+from protocol.attempts import FailureKind
 from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskPlace, TaskStarted
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Register, RestoreMode
+
+
+class AttemptState(Enum):
+    """The state of an accepted attempt."""
+
+    ACCEPTED = "accepted"  # has a gateway and restores its state
+    READY = "ready"  # announced to the coordinator
+    ENDING = "ending"  # has said that it ended well; only Spark's word can end it now
+    FINISHED = "finished"  # Spark counts it as a success; revocable
+    OVER = "over"  # reported failed; later words are ignored
+
+
+ALIVE = (AttemptState.ACCEPTED, AttemptState.READY, AttemptState.ENDING)
+
+
+class News(Enum):
+    """News of an attempt: the columns. The first four come from the task or are about its connection."""
+
+    OPENED = "opened"
+    ENDED_WELL = "ended well"
+    ENDED_BADLY = "ended badly"
+    GIVEN_UP = "expired, condemned"
+    SPARK_SUCCESS = "Spark: success"
+    SPARK_END = "Spark: other end"
+
+
+class Outcome(Enum):
+    """What news leads to: the cells."""
+
+    READY = "READY"
+    ENDING = "ENDING"
+    FINISHED = "FINISHED"
+    FAILED = "OVER"
+    KILLED = "OVER, killed"  # for its own fault, which counts towards ``attempts_max``
+    REVOKED = "OVER, revoked"
+    STALE = "-"  # nothing changes
+
+
+_READY, _ENDING, _FINISHED, _FAILED, _KILLED, _REVOKED, _STALE = Outcome
+
+_ROWS: dict[AttemptState, tuple[Outcome, ...]] = {
+    #                        opened  ended well  ended badly  given up  success  other end
+    AttemptState.ACCEPTED: (_READY, _ENDING, _FAILED, _KILLED, _FINISHED, _FAILED),
+    AttemptState.READY: (_STALE, _ENDING, _FAILED, _KILLED, _FINISHED, _FAILED),
+    # The operator has ended, so its connection may close, and unconfirmed events are not a failure (H25). Spark may
+    # have counted its success already: giving the attempt up now could count its output twice.
+    AttemptState.ENDING: (_STALE, _STALE, _STALE, _STALE, _FINISHED, _FAILED),
+    AttemptState.FINISHED: (_STALE, _STALE, _STALE, _STALE, _STALE, _REVOKED),
+    AttemptState.OVER: (_STALE, _STALE, _STALE, _STALE, _STALE, _STALE),
+}
+
+TABLE: dict[AttemptState, dict[News, Outcome]] = {
+    state: dict(zip(News, row, strict=True)) for state, row in _ROWS.items()
+}
 
 STRANGE_STAGES_MAX = 512
 """The maximum number of stages without an operator that are kept; the oldest is dropped first."""

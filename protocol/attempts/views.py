@@ -11,12 +11,17 @@ from itertools import islice, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
-from protocol.attempts.records import AttemptRecord, EngineRecords, OperatorRecord, RunRecord, TaskRecord, WaitsFor
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import FailureKind
+from protocol.attempts import FailureKind
+from protocol.attempts.records import (
+    AttemptRecord,
+    AttemptState,
+    EngineRecords,
+    OperatorRecord,
+    RunRecord,
+    TaskRecord,
+    WaitsFor,
+)
 from protocol.ids import ExecutionAttempt
-
-__all__ = ["AttemptState", "AttemptView", "HeldView", "KnownAttempts", "RunView", "view_attempts", "view_run"]
 
 
 class AttemptView(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError
 from protocol.parts import PartTable, positions
 

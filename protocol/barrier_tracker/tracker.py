@@ -4,7 +4,7 @@
 
 Every decision of the attempt ledger passes through this machine on its way to the coordinator, so this machine alone
 orders failures and resets against checkpoints. Usually at most one checkpoint is in progress. With ``concurrent_max``
-there may be several (H43, ``under_way``). Each goes through these phases::
+there may be several (H43, ``pending``). Each goes through these phases::
 
     IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
                            └───────────┴─── abort ─────┴────────────┘
@@ -49,7 +49,7 @@ not yet reset, so the coordinator's view of it is outdated. At most one request 
 ``timeout_s``. It never waits for the reset that comes with the next run, because ``Sidecar.run`` starts that run only
 when no request is left here. So it is refused when too many checkpoints have failed, and when the run ends without the
 reset. Each request is answered by exactly one of complete, end of the savepoint, abort and refuse. A checkpoint that is
-due without a request (``schedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
+due without a request (``CheckpointSchedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
 
 **Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was completed. In
 streaming mode it restores the last checkpoint whose completion the coordinator *was told*. ``NotifyCheckpointComplete``
@@ -76,10 +76,11 @@ through one ordered mailbox, which also takes the events of its subtasks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
-from protocol.attempts.types import (
+from protocol.attempts import (
     AttemptAccepted,
     OperatorReset,
     RunEnded,
@@ -88,45 +89,290 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.barrier_tracker.attempts import KnownAttempts
-from protocol.barrier_tracker.effects import (
-    CloseSubtask,
-    OperatorResetToCheckpoint,
-    ReportStale,
-    RestoreAttempt,
-    SubtaskResetToCheckpoint,
-    TrackerEffect,
-    TriggerCheckpoint,
-)
-from protocol.barrier_tracker.pending import CheckpointView, DriverReport, Phase, Step, SubtaskReport
-from protocol.barrier_tracker.rescale import rescaled
-from protocol.barrier_tracker.schedule import CheckpointSchedule
-from protocol.barrier_tracker.under_way import CheckpointsUnderWay
-from protocol.barrier_tracker.vocabulary import (
+from protocol.barrier_tracker import (
     AbortRequested,
     CheckpointConfig,
     CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
+    CloseSubtask,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     InputBegan,
+    OperatorResetToCheckpoint,
     RecordedCollected,
+    ReportStale,
+    RestoreAttempt,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
+    SubtaskResetToCheckpoint,
     SubtaskSnapshot,
+    TrackerEffect,
     TrackerInput,
+    TriggerCheckpoint,
 )
+from protocol.barrier_tracker.pending import (
+    LEGAL,
+    CheckpointsUnderWay,
+    CheckpointView,
+    Part,
+    Phase,
+    Report,
+    Step,
+)
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
-from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
-from protocol.wire.messages import RestoreMode, SubtaskState
+from protocol.wire.messages import Positions, RestoreMode, SubtaskState
+
+
+@dataclass(slots=True)
+class KnownAttempt:
+    """An attempt that is not over: accepted, then ready, then perhaps finished, which may be revoked.
+
+    ``events_restored``: where its count of events began (H32). ``final``: its final state.
+    """
+
+    attempt: ExecutionAttempt
+    events_restored: Positions
+    ready: bool = False
+    finished: bool = False
+    final: SubtaskSnapshot | None = None
+
+
+@dataclass(slots=True)
+class KnownAttempts:
+    """The attempts that are not over, by task attempt id, in the order of acceptance.
+
+    The attempt ledger decides about attempts; here is what checkpoints depend on. ``resets_owed``: subtasks that have
+    failed and wait for their reset.
+
+    Every input asks whether any attempt runs, and whether a subtask has several. These are counted as they change,
+    because an operator may have thousands of subtasks.
+    """
+
+    parallelism: int
+    by_task: dict[int, KnownAttempt] = field(default_factory=dict)
+    resets_owed: set[int] = field(default_factory=set)
+    _tasks_of: dict[int, list[int]] = field(default_factory=dict)  # by subtask
+    _crowded: set[int] = field(default_factory=set)  # subtasks with several alive and none finished
+    _running: int = 0  # that are ready and have not finished
+
+    def get(self, attempt: ExecutionAttempt) -> KnownAttempt | None:
+        """The attempt, or None if it is over or unknown."""
+        return self.by_task.get(attempt.task_attempt_id)
+
+    def accept(self, attempt: ExecutionAttempt, events_restored: Positions) -> None:
+        self.by_task[attempt.task_attempt_id] = KnownAttempt(attempt, events_restored)
+        self._tasks_of.setdefault(attempt.subtask, []).append(attempt.task_attempt_id)
+        self._look_at(attempt.subtask)
+
+    def become_ready(self, attempt: ExecutionAttempt) -> None:
+        known = self.by_task[attempt.task_attempt_id]
+        known.ready = True
+        self._running += not known.finished
+
+    def finish(self, attempt: ExecutionAttempt) -> None:
+        known = self.by_task[attempt.task_attempt_id]
+        known.finished = True
+        self._running -= known.ready
+        self._look_at(attempt.subtask)
+
+    def fail(self, attempt: ExecutionAttempt) -> None:
+        """Remove an attempt that is over. If it was the last one of its subtask, the reset is due (H13)."""
+        known = self.by_task.pop(attempt.task_attempt_id, None)
+        if known is None:
+            return
+        self._running -= known.ready and not known.finished
+        self._tasks_of[attempt.subtask].remove(attempt.task_attempt_id)
+        self._look_at(attempt.subtask)
+        if not self._tasks_of[attempt.subtask]:
+            del self._tasks_of[attempt.subtask]
+            self.resets_owed.add(attempt.subtask)
+
+    def keep_finished(self) -> None:
+        """End the run: forget every attempt that has not finished."""
+        self.by_task = {key: known for key, known in self.by_task.items() if known.finished}
+        self._tasks_of.clear()
+        for task_attempt_id, known in self.by_task.items():
+            self._tasks_of.setdefault(known.attempt.subtask, []).append(task_attempt_id)
+        self._crowded.clear()
+        self._running = 0
+
+    def clear(self) -> None:
+        """Reset the operator: no attempt is left, and no reset is due."""
+        self.by_task.clear()
+        self.resets_owed.clear()
+        self.keep_finished()
+
+    def of_subtask(self, subtask: int) -> list[KnownAttempt]:
+        return [self.by_task[task_attempt_id] for task_attempt_id in self._tasks_of.get(subtask, ())]
+
+    def running(self) -> bool:
+        """Whether any attempt is ready and has not finished."""
+        return self._running > 0
+
+    def copies(self) -> str:
+        """Name a subtask with several live attempts and none finished, so without a single state; otherwise empty."""
+        if not self._crowded:
+            return ""
+        subtask = min(self._crowded)
+        return f"subtask {subtask} has {len(self._tasks_of[subtask])} concurrent attempts"
+
+    def _look_at(self, subtask: int) -> None:
+        known = self.of_subtask(subtask)
+        if len(known) > 1 and not any(attempt.finished for attempt in known):
+            self._crowded.add(subtask)
+        else:
+            self._crowded.discard(subtask)
+
+    def parts(
+        self, point: CompletedCheckpoint | None, *, closes: bool, hold_events: bool
+    ) -> tuple[dict[int, Part], dict[int, SubtaskSnapshot]]:
+        """The parts of a checkpoint that starts now: of running and finished subtasks, and of those at rest (H47).
+
+        ``point`` is the checkpoint that the next attempt of a subtask at rest would restore. ``closes``: whether
+        subtasks are asked to close.
+        """
+        first, settled = Step.AWAITING_CLOSE if closes else Step.AWAITING_ACKNOWLEDGE, Step.SETTLED
+        parts: dict[int, Part] = {}
+        at_rest: dict[int, SubtaskSnapshot] = {}
+        for subtask in range(self.parallelism):
+            known = self._speaks_for(subtask)
+            if known is not None:
+                step = first if known.final is None else settled
+                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final, None, hold_events)
+            elif point is not None and subtask in point.subtask_states:
+                at_rest[subtask] = point.subtask_states[subtask]
+        return parts, at_rest
+
+    def _speaks_for(self, subtask: int) -> KnownAttempt | None:
+        """The attempt whose state is that of the subtask; None if the subtask is at rest."""
+        tasks = self._tasks_of.get(subtask)
+        if tasks is None:
+            return None
+        if len(tasks) == 1:  # as it usually is, of thousands of subtasks
+            known = self.by_task[tasks[0]]
+            return known if known.ready or known.finished else None
+        running = [known for known in self.of_subtask(subtask) if known.ready or known.finished]
+        ended = [known for known in running if known.finished]
+        return ended[-1] if ended else running[0] if running else None
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` if the counts are wrong."""
+        counted = KnownAttempts(self.parallelism)
+        for known in self.by_task.values():
+            counted.accept(known.attempt, known.events_restored)
+            if known.ready:
+                counted.become_ready(known.attempt)
+            if known.finished:
+                counted.finish(known.attempt)
+        assert self._tasks_of == counted._tasks_of
+        assert self._crowded == counted._crowded
+        assert self._running == counted._running
+
+
+@dataclass(slots=True)
+class CheckpointSchedule:
+    """When one operator's next checkpoint is due without a request, on the tracker's clock, in seconds.
+
+    There are two reasons. While an attempt runs, a checkpoint is due every ``interval_s``, but not before
+    ``min_pause_s`` have passed since the last one ended. After a run that succeeded in streaming mode, a *final* one is
+    due, because otherwise the last output would never be committed. It is due immediately, and again if it fails, until
+    one that started after the run's end completes. A checkpoint that is due but cannot start stays due until it can: it
+    is late, but never asked for twice.
+
+    Asking means ``TriggerCheckpoint``: the shell takes an id and answers with ``CheckpointTriggered``. If no answer
+    comes, for example because there was no id, the schedule asks again after ``timeout_s``. It asks for the final one
+    only as often as failures are tolerated in a row, because the end of the run waits for it (H48).
+    """
+
+    config: CheckpointConfig
+    due_at: float = inf  # by the interval
+    final_at: float = inf  # the final one; inf if none is pending
+    final_id: int | None = None  # the pending checkpoint that becomes the final one if it completes
+    not_before: float = -inf  # the pause after the last one
+    asked_until: float = -inf  # until when an answer to the last question is awaited
+    final_asked: int = 0  # how often in a row the final one was asked for
+
+    def see_attempts(self, running: bool, now: float) -> None:
+        """Start the interval's clock with the first attempt that runs, and stop it with the last."""
+        if not running:
+            self.due_at = inf
+        elif self.due_at == inf and self.config.interval_s is not None:
+            self.due_at = now + self.config.interval_s
+
+    def run_ended_well(self, now: float) -> None:
+        """Record that the last output waits for a checkpoint that starts from here on."""
+        self.final_at, self.final_id, self.final_asked = now, None, 0
+
+    def reset(self) -> None:
+        """Forget what is due, because its run no longer counts."""
+        self.due_at, self.final_at, self.final_id = inf, inf, None
+        self.triggered()
+
+    def triggered(self) -> None:
+        """Record that the answer has come, or another request, which has the same effect."""
+        self.asked_until, self.final_asked = -inf, 0
+
+    def started(self, checkpoint_id: int) -> None:
+        """A checkpoint has started; it covers everything up to here."""
+        if self.final_pending and self.final_id is None:
+            self.final_id = checkpoint_id
+
+    def completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is durable, and the coordinator will be told."""
+        if self.final_id is not None and checkpoint_id >= self.final_id:
+            self.final_at, self.final_id = inf, None
+
+    def ended(self, checkpoint_id: int, now: float) -> None:
+        """A checkpoint is over, completed or not."""
+        self.not_before = now + self.config.min_pause_s
+        if checkpoint_id == self.final_id:
+            self.final_at, self.final_id = self.not_before, None
+
+    @property
+    def final_pending(self) -> bool:
+        """Whether the last output of a successful run is not committed yet."""
+        return self.final_at < inf
+
+    def next_deadline(self) -> float | None:
+        """When a checkpoint is due, provided that it can start."""
+        due_at = self._due_at()
+        return None if due_at == inf else due_at
+
+    def is_due(self, now: float) -> bool:
+        """Whether to call ``ask``, provided that a checkpoint can start; this check is cheaper."""
+        return now >= self._due_at()
+
+    def ask(self, now: float) -> bool:
+        """Whether to ask for a checkpoint now. Call it only if one can start."""
+        if -inf < self.asked_until <= now:
+            self.asked_until = -inf
+            if self.final_asked > self.config.tolerated_failures:
+                self.final_at = inf
+        if now < self._due_at():
+            return False
+        self.asked_until = now + self.config.timeout_s
+        self.final_asked += self.final_pending
+        if self.config.interval_s is not None and self.due_at <= now:
+            self.due_at += self.config.interval_s
+            if self.due_at <= now:  # late by more than an interval: the missed ones are skipped
+                self.due_at = now + self.config.interval_s
+        return True
+
+    def _due_at(self) -> float:
+        due_at = self.not_before if self.due_at < self.not_before else self.due_at  # by the interval
+        if self.final_id is None and self.final_at < due_at:
+            due_at = self.final_at
+        return self.asked_until if due_at < self.asked_until else due_at
 
 
 class BarrierTracker:
@@ -238,20 +484,11 @@ class BarrierTracker:
 
     # --- staleness and turn, checked in one place ---
 
-    def _why_stale(self, input: TrackerInput) -> str | None:
+    def _why_stale(self, input: Any) -> str | None:
         """Say why the input is stale, or None; raise if our own side sent it out of turn."""
+        if type(input) in LEGAL:  # a report about a checkpoint
+            return self._under_way.why_stale(input)
         match input:
-            case (
-                SubtaskClosed()
-                | SubtaskAcknowledged()
-                | SubtaskDeclined()
-                | CoordinatorSnapshotTaken()
-                | CoordinatorSnapshotFailed()
-                | RecordedCollected()
-                | CheckpointStored()
-                | CheckpointStoreFailed()
-            ):
-                return self._under_way.why_stale(input)
             case CheckpointDiscarded():
                 return self._under_way.why_no_doubt(input)
             case SubtaskReady() | SubtaskFinished() | SubtaskFinalState():
@@ -412,7 +649,7 @@ class BarrierTracker:
 
     # --- the steps of a checkpoint ---
 
-    def _step(self, input: SubtaskReport | DriverReport, now: float, out: list[TrackerEffect]) -> None:
+    def _step(self, input: Report, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.take(input, out)
 
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:
@@ -458,13 +695,11 @@ class BarrierTracker:
             assert self._completed.parallelism == self._attempts.parallelism
         for checkpoint_id in under_way.in_doubt:
             assert self.completed_id < checkpoint_id <= self._highest_id, "in doubt, although it is superseded"
-        if self.pending_ids:
+        for pending in under_way.pending.values():
             assert not self._attempts.resets_owed, "H16: pending, although a reset is owed"
             assert not self._attempts.copies(), "H13: pending, although a subtask has two attempts"
-            assert self.pending_ids[-1] <= self._highest_id
-        for pending in under_way.pending.values():
-            if self._completed is not None and not pending.savepoint:
-                assert pending.checkpoint_id > self._completed.checkpoint_id, "pending, although it is subsumed"
+            assert pending.checkpoint_id <= self._highest_id
+            assert pending.savepoint or pending.checkpoint_id > self.completed_id, "pending, although it is subsumed"
             for part in pending.parts.values():
                 assert self._attempts.get(part.attempt), f"{part.attempt} has a part, and is over"
 

@@ -41,7 +41,7 @@ from typing import Any
 
 import msgpack
 
-from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.describing import type_name
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.parts import OWN_PART, positions

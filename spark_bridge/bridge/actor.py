@@ -17,7 +17,6 @@ from actors.coordination.engine.messages import LedgerDecided, TrackerMessage
 from actors.repeated_lines import LimitedLog
 from protocol.attempts import (
     AttemptAccepted,
-    AttemptLedger,
     CancelJobs,
     ConnectionExpired,
     GlobalFailureRaised,
@@ -38,6 +37,7 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.attempts.ledger import AttemptLedger
 from protocol.describing import is_a
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import EngineFact, FactsDropped, JobStarted

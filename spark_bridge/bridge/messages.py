@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from actors import ActorRef, Reply
 from actors.coordination.engine.connection import AttemptConnection
 from actors.coordination.engine.messages import TrackerMessage
-from protocol.attempts import AttemptView, KnownAttempts, LedgerInput, RunView
+from protocol.attempts import LedgerInput
+from protocol.attempts.views import AttemptView, KnownAttempts, RunView
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage

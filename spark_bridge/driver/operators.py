@@ -48,7 +48,8 @@ from actors.coordination.engine.messages import (
 from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.coordination.statistics import SourceBacklog
 from actors.logs import get_logger
-from protocol.barrier_tracker import CompletedCheckpoint, rescaled
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import describe, is_a
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.facts import StageLook

@@ -20,8 +20,8 @@ from actors.coordination.call_watch import CallWatch
 from actors.coordination.engine.gateway_sight import GatewayView
 from actors.coordination.engine.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
 from actors.coordination.statistics import SourceBacklog
-from protocol.attempts import AttemptView, KnownAttempts, RunView
-from protocol.barrier_tracker import CheckpointView, Phase, Step
+from protocol.attempts.views import AttemptView, KnownAttempts, RunView
+from protocol.barrier_tracker.pending import CheckpointView, Phase, Step
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import BridgeMessage, ViewAttempts, ViewRun
 from spark_bridge.observability.journal import Journal, OperatorJournal

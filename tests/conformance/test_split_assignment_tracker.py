@@ -7,7 +7,6 @@ from __future__ import annotations
 from itertools import count
 
 from protocol.splits import SplitAssignmentTracker
-from protocol.wire.codec import decode_event, encode_event
 
 
 def assign(tracker: SplitAssignmentTracker[int], subtasks: int, first: int) -> None:
@@ -33,33 +32,24 @@ def a_tracker_with_two_checkpoints() -> SplitAssignmentTracker[int]:
     return tracker
 
 
-def through_bytes(tracker: SplitAssignmentTracker[int]) -> SplitAssignmentTracker[int]:
-    return SplitAssignmentTracker.restore(decode_event(encode_event(tracker.snapshot())))
-
-
 def test_assignments_add_up_per_subtask_in_order() -> None:  # S129
     tracker = a_tracker_with_two_assignments()
-    assert tracker.open_assignments == {0: [0, 6], 1: [1, 2, 7, 8], 2: [3, 4, 5]}
-
-
-def test_a_restored_tracker_has_the_same_open_assignments() -> None:  # S130
-    tracker = a_tracker_with_two_assignments()
-    assert through_bytes(tracker).open_assignments == tracker.open_assignments
+    assert [tracker.assigned(subtask) for subtask in range(3)] == [[0, 6], [1, 2, 7, 8], [3, 4, 5]]
 
 
 def test_a_checkpoint_takes_over_what_is_open() -> None:  # S131
     tracker: SplitAssignmentTracker[int] = SplitAssignmentTracker()
     assign(tracker, 3, 0)
     tracker.on_checkpoint(123)
-    assert tracker.open_assignments == {}
-    assert tracker.assignments_by_checkpoint == {123: {0: [0], 1: [1, 2], 2: [3, 4, 5]}}
+    assert [tracker.get_and_remove(subtask, 123) for subtask in range(3)] == [[], [], []]
+    assert [tracker.get_and_remove(subtask, 122) for subtask in range(3)] == [[0], [1, 2], [3, 4, 5]]
 
 
 def test_a_completed_checkpoint_is_forgotten_and_a_later_one_is_not() -> None:  # S132
     tracker = a_tracker_with_two_checkpoints()
-    assert tracker.assignments_by_checkpoint == {100: {0: [0], 1: [1, 2]}, 101: {0: [3], 1: [4, 5]}}
+    assert [tracker.assigned(subtask) for subtask in range(2)] == [[0, 3], [1, 2, 4, 5]]
     tracker.on_checkpoint_complete(100)
-    assert tracker.assignments_by_checkpoint == {101: {0: [3], 1: [4, 5]}}
+    assert [tracker.assigned(subtask) for subtask in range(2)] == [[3], [4, 5]]
 
 
 def test_a_reset_before_every_checkpoint_gives_all_back() -> None:  # S133
@@ -68,18 +58,3 @@ def test_a_reset_before_every_checkpoint_gives_all_back() -> None:  # S133
 
 def test_a_reset_to_a_checkpoint_gives_back_what_came_after_it() -> None:  # S134
     assert a_tracker_with_two_checkpoints().get_and_remove(0, 100) == [3]
-
-
-def test_the_history_of_checkpoints_survives_a_restore() -> None:  # S135 (proposed for Flink, not released)
-    tracker = a_tracker_with_two_checkpoints()
-    assign(tracker, 1, 6)
-    restored = through_bytes(tracker)
-    assert restored.assignments_by_checkpoint == tracker.assignments_by_checkpoint
-    assert restored.open_assignments == {0: [6]}
-    assert restored.get_and_remove(0, 100) == [3, 6]
-
-
-def test_a_snapshot_of_the_open_assignments_alone_has_no_history() -> None:  # S136 (proposed for Flink)
-    restored: SplitAssignmentTracker[int] = SplitAssignmentTracker.restore({"open": {0: [0, 6]}})
-    assert restored.open_assignments == {0: [0, 6]}
-    assert restored.assignments_by_checkpoint == {}

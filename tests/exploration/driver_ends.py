@@ -13,7 +13,6 @@ from actors.coordination.engine.inputs import ActionId, InputPosition
 from protocol import barrier_tracker as t
 from protocol.attempts import (
     AttemptAccepted,
-    AttemptLedger,
     CancelJobs,
     GlobalFailureRaised,
     KillTask,
@@ -30,6 +29,8 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
@@ -179,7 +180,7 @@ class TrackerEnd:
         config = t.CheckpointConfig(
             tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent, hold_events=not scope.unheld
         )
-        self.tracker = t.BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
+        self.tracker = BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
         self.labels = CheckpointLabels(restored) if scope.runs else None
         self.parts = scope.parts
         self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output

@@ -13,8 +13,6 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Any
 
-from protocol.values import is_value
-
 PLAIN = (int, str, bytes, float, type(None), Enum, type)
 IGNORED = frozenset({"_dispatch", "_out", "out", "now"})
 """Look-up tables that follow from the rest of the object, and values that a machine keeps only during a call."""
@@ -63,6 +61,15 @@ def _freeze(value: Any, but: frozenset[str], met: dict[int, int]) -> Hashable:
     if not is_value(type(value)):
         met[id(value)] = len(met)
     return (type(value), *[_freeze(field, but, met) for _, field in items_of(value, but)])
+
+
+def is_value(cls: type) -> bool:
+    """Whether instances of a class never change: it is a ``@value``, whose ``repr`` is made there, or a frozen
+    dataclass.
+    """
+    params = getattr(cls, "__dataclass_params__", None)
+    is_made_there = getattr(cls.__repr__, "__module__", "") == "protocol.values"
+    return is_made_there or (params is not None and params.frozen)
 
 
 def clone(value: Any) -> Any:

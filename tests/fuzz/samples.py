@@ -19,7 +19,7 @@ from uuid import UUID
 
 import numpy as np
 
-from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.facts import TaskState
 from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX, StoredCheckpoint
 from protocol.wire.event_classes import event as event_class

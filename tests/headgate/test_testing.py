@@ -32,7 +32,7 @@ from headgate import (
 from headgate.errors import AttemptOver, CheckpointFailed, RequestFailed
 from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.testing import Answer, RecordingCoordinator, running_operator
-from protocol.attempts.types import QueryStatus
+from protocol.attempts import QueryStatus
 from protocol.errors import LocalProtocolError
 from protocol.facts import TaskState
 

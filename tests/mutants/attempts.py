@@ -102,7 +102,7 @@ dropped-fact-never-healed [feared; H19]
   + self.record.look_at = None
 half-work-called-a-success [feared; H86]
   A job ends well while what looked like a rerun of a success is in the middle, and its half work counts.
-  @ protocol.attempts.unwanted:doubtful_success
+  @ protocol.attempts.reconciliation:doubtful_success
   - may_count = stage.tasks[entry.task_attempt_id].end in (None, TaskOutcome.SUCCESS)
   + may_count = stage.tasks[entry.task_attempt_id].end is None
 run-without-a-job-never-ends [feared; H19]
@@ -236,7 +236,7 @@ suspects-before-it-is-known [feared; H87]
   + if True and
 missing-subtasks-are-not-told [found; H58]
   A run whose stage has tasks without the operator ends as if all of its subtasks had come.
-  @ protocol.attempts.operator:OperatorLedger.end_run
-  - missing = record.parallelism - came
-  + pass
+  @ protocol.attempts.operator:OperatorLedger._left_out
+  - return 0, self.record.parallelism - came
+  + return 0, 0
 """)

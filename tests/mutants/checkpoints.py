@@ -56,20 +56,20 @@ stale-acknowledgement-of-another-attempt [G7; H44]
   + if part is None or
 stale-acknowledgement-of-another-checkpoint [G7; H44]
   A subtask's report about a checkpoint that is over counts for the one that is pending.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.why_stale
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.why_stale
   - pending = self.pending.get(report.checkpoint_id)
   + pending = self.pending.get(report.checkpoint_id, next(iter(self.pending.values()), None))
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.take
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.take
   - pending = self.pending[report.checkpoint_id]
   + pending = self.pending.get(report.checkpoint_id, next(iter(self.pending.values())))
 subsumed-goes-on [feared; H43]
   A checkpoint that completes leaves the lower ones pending.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
   - [other for other in lower if not other.savepoint]
   + []
 coordinator-asked-out-of-order [feared; H43]
   The coordinator is asked for the snapshot of the highest id first.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.move_on
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.move_on
   - for pending in self.pending.values():
   + for pending in reversed(list(self.pending.values())):
 complete-before-durable [feared; H40 H50]
@@ -80,17 +80,17 @@ complete-before-durable [feared; H40 H50]
   + list(self._under_way.pending.values()) if p.phase is Phase.STORING]
 savepoint-is-a-restore-point [G6; H49]
   A savepoint becomes the checkpoint that resets refer to.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
   - None if pending.savepoint else pending.stored
   + pending.stored
 savepoint-subsumes [G6; H49]
   A savepoint that is stored ends the lower checkpoints, and is told as complete.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
   - if pending.savepoint:
   + if False:
 ready-is-not-withheld [feared; H47]
   An attempt is announced while the others are closing, ahead of the coordinator's snapshot.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._withholds
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._withholds
   - pending.phase is Phase.CLOSING and
   + False and
 forgotten-while-at-rest [feared; H47]
@@ -115,7 +115,7 @@ request-waits-after-too-many-failures [found; H43 H45]
   + if False:
 copies-take-checkpoints [feared; H13]
   A checkpoint is taken although a subtask has two attempts at the same time.
-  @ protocol.barrier_tracker.attempts:KnownAttempts.copies
+  @ protocol.barrier_tracker.tracker:KnownAttempts.copies
   - if not self._crowded:
   + if True:
 finished-has-no-final-state [feared; H47]
@@ -125,27 +125,27 @@ finished-has-no-final-state [feared; H47]
   + pass
 final-checkpoint-not-owed [feared; H45 H57]
   A run that ended well owes no checkpoint: its last output is never committed.
-  @ protocol.barrier_tracker.schedule:CheckpointSchedule.run_ended_well
+  @ protocol.barrier_tracker.tracker:CheckpointSchedule.run_ended_well
   - = now, None, 0
   + = inf, None, 0
 final-checkpoint-is-an-earlier-one [feared; H45]
   A checkpoint that was begun before the run's end passes for the one that commits its last output.
-  @ protocol.barrier_tracker.schedule:CheckpointSchedule.completed
+  @ protocol.barrier_tracker.tracker:CheckpointSchedule.completed
   - if self.final_id is not None and checkpoint_id >= self.final_id:
   + if True:
 final-checkpoint-is-not-repeated [feared; H45]
   A final checkpoint that fails is not asked for again.
-  @ protocol.barrier_tracker.schedule:CheckpointSchedule.ended
+  @ protocol.barrier_tracker.tracker:CheckpointSchedule.ended
   - self.final_at, self.final_id = self.not_before, None
   + self.final_at, self.final_id = inf, None
 aborted-write-stays [feared; H44 H50]
   A checkpoint that is aborted while it is being written is not taken back from the storage.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._end
   - if written:
   + if False:
 failures-are-not-counted [G13; H45]
   However many checkpoints fail in a row, the operator is not failed over.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._fail
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._fail
   - self.failures += 1
   + pass
 late-completion-counts [G5; H44]
@@ -189,12 +189,12 @@ barrier-waits-for-later-events [feared; H42 H78]
   + and self._settled >= self._submitted
 doubt-is-told-as-discarded [E1; H64]
   A checkpoint that is aborted while it is being written is reported as discarded immediately.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._end
   - in_doubt = written and not pending.savepoint
   + in_doubt = False
 a-reset-ends-the-doubt [E1; H64]
   A failure or a reset tells every checkpoint in doubt as discarded.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.abort_all
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.abort_all
   - self.give_up(list(self.pending.values()), reason, out)
   + self.give_up(list(self.pending.values()), reason, out); out.extend(map(NotifyCheckpointDiscarded, \
   + sorted(self.in_doubt))); self.in_doubt.clear()

@@ -34,12 +34,12 @@ confirm-clock-runs-while-disconnected [feared; H24 H25]
   + pass
 checkpoint-timeout-never-fires [feared; H45 H48]
   A checkpoint that does not complete is never given up.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.next_deadline
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.next_deadline
   - [pending.deadline for pending in self.pending.values()]
   + []
 queued-request-never-refused [feared; H45 H48]
   A request for a checkpoint that cannot start is never refused.
-  @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.next_deadline
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.next_deadline
   - if self.queued is not None:
   + if False:
 registration-is-given-up-late [feared; H19 H48]

@@ -17,8 +17,8 @@ from functools import partial
 
 import pytest
 
-from protocol.attempts import AttemptLedger
-from protocol.barrier_tracker import BarrierTracker
+from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, Scope, explore

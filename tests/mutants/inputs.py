@@ -56,8 +56,8 @@ a-change-of-parallelism-is-forgotten [new; H174 H52]
 partitions-are-not-waited-for [new; H174 H58]
   A run begins before Spark has said in how many partitions its input is, and counts as one in all of them.
   @ protocol.attempts.admission:decide
-  - first = _WAIT_FOR_PARTITIONS if unknown_partitions else Acceptance()
-  + first = Acceptance()
+  - return Wait(WaitsFor.PARTITIONS)
+  + return Acceptance()
 an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open

@@ -57,7 +57,8 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         BY_NAME["taken-items-are-lost"].apply(monkeypatch)
         BY_NAME["confirms-before-taken"].apply(monkeypatch)
         BY_NAME["rescale-loses-held-events"].apply(monkeypatch)
-        from protocol.barrier_tracker import rescaled, tracker
+        from protocol.barrier_tracker import tracker
+        from protocol.barrier_tracker.rescale import rescaled
         from protocol.gateway.machine import _ACTS, _DISPATCH, GatewayState
         from protocol.gateway.types import ItemTaken
 

@@ -103,12 +103,12 @@ does-not-compare [feared; H32]
   + if True or
 union-runs-with-half-of-the-subtasks [found; H58]
   Two operators share out the tasks of a stage, and each runs with some of its subtasks.
-  @ protocol.attempts.admission:why_divided
+  @ protocol.attempts.admission:_why_divided
   - if not (mine and others):
   + if True:
 union-is-proven-by-claims [feared; H58 H75]
   What tasks claim that Spark has not confirmed shows that a stage is divided.
-  @ protocol.attempts.admission:why_divided
+  @ protocol.attempts.admission:_why_divided
   - if task.confirmed and task.operators:
   + if task.operators:
 event-class-with-its-own-init [found; H97]

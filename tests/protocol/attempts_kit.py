@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 
 from protocol.attempts import (
     AttemptAccepted,
-    AttemptLedger,
     CancelJobs,
     KillTask,
     LedgerConfig,
@@ -29,6 +28,7 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.attempts.ledger import AttemptLedger
 from protocol.facts import (
     JobEnded,
     JobStarted,

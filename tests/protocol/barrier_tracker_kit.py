@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol import barrier_tracker as t
-from protocol.attempts import AttemptAccepted, SubtaskReady
-from protocol.attempts.types import FailureKind, FailureReason
+from protocol.attempts import AttemptAccepted, FailureKind, FailureReason, SubtaskReady
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 
 FAILED = FailureReason(FailureKind.FAILED, "it broke")
@@ -55,7 +56,7 @@ class Dialogue:
         config = t.CheckpointConfig(10.0, tolerated_failures, mode, interval_s, min_pause_s, concurrent_max)
         self.mode = mode
         self.now = 0.0
-        self.tracker = t.BarrierTracker("words", parallelism, config, restored)
+        self.tracker = BarrierTracker("words", parallelism, config, restored)
 
     def tell(self, *inputs: t.TrackerInput) -> list[t.TrackerEffect]:
         out: list[t.TrackerEffect] = []
@@ -101,7 +102,7 @@ class Dialogue:
 
     def wait(self, seconds: float) -> list[t.TrackerEffect]:
         self.now += seconds
-        return self.tell(t.TimePassed())
+        return self.tell(TimePassed())
 
 
 def kinds(effects: Sequence[t.TrackerEffect]) -> list[type]:

@@ -25,7 +25,7 @@ from protocol.attempts import (
     SubtaskFinished,
     SubtaskReady,
 )
-from protocol.attempts.table import TABLE, AttemptState, News, Outcome, table_text
+from protocol.attempts.records import TABLE, AttemptState, News, Outcome
 from protocol.facts import TaskOutcome
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, opened, reg, stage, start
 
@@ -94,6 +94,16 @@ def test_each_cell_of_the_table_leads_where_it_says(state: AttemptState, news: N
         over = outcome in (Outcome.FAILED, Outcome.KILLED, Outcome.REVOKED)
         becomes = state if outcome is Outcome.STALE else AttemptState.OVER if over else AttemptState[outcome.name]
         assert record.by_task[TASK].state is becomes
+
+
+def table_text() -> str:
+    """Return the table as text: a line of headings, then a line for each state."""
+    lines = [["state", *(news.value for news in News)]]
+    lines += [[state.name, *(outcome.value for outcome in row.values())] for state, row in TABLE.items()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def test_the_package_documents_the_table_that_it_uses() -> None:

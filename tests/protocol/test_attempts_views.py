@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from protocol.attempts import AttemptView, KnownAttempts
+from protocol.attempts.views import AttemptView, KnownAttempts
 from protocol.facts import TaskOutcome
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 

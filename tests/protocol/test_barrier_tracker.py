@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from protocol import barrier_tracker as t
-from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReady, SubtaskReset
-from protocol.attempts.types import FailureKind, FailureReason
+from protocol.attempts import (
+    FailureKind,
+    FailureReason,
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
+from protocol.barrier_tracker.pending import Phase
 from protocol.errors import LocalProtocolError
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, held_by, kinds, snapshot_of, stored
@@ -32,7 +41,7 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None: 
     )
     assert tell(t.SubtaskAcknowledged(B, 1, b"b")) == [t.StoreCheckpoint(whole)]
     assert tell(t.CheckpointStored(1)) == [t.NotifyCheckpointComplete(1)]
-    assert dialogue.tracker.phase is t.Phase.IDLE
+    assert dialogue.tracker.phase is Phase.IDLE
     assert dialogue.tracker.next_deadline() is None
 
 
@@ -43,7 +52,7 @@ def test_an_acknowledgement_that_is_reported_before_the_coordinators_snapshot_co
     # H78: the gateways close and send their barriers before the tracker hears of the cut.
     dialogue = Dialogue().run(A, B).close(1, A, B)
     assert dialogue.acknowledge(1, *early) == []
-    assert dialogue.tracker.phase is t.Phase.SNAPSHOTTING
+    assert dialogue.tracker.phase is Phase.SNAPSHOTTING
     effects = dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
     effects += dialogue.acknowledge(1, *{A, B}.difference(early))
     assert stored(effects).subtask_states == {

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from protocol import barrier_tracker as t
-from protocol.attempts import OperatorReset, SubtaskFailed, SubtaskReady, SubtaskReset
-from protocol.attempts.types import FailureKind, FailureReason
-from protocol.barrier_tracker import rescaled
+from protocol.attempts import FailureKind, FailureReason, OperatorReset, SubtaskFailed, SubtaskReady, SubtaskReset
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.ids import ExecutionAttempt
 from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, attempt_of, snapshot_of
 

@@ -8,6 +8,7 @@ import pytest
 
 from protocol import barrier_tracker as t
 from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskReady, SubtaskReset
+from protocol.barrier_tracker.pending import Phase
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, kinds, snapshot_of, stored
 
 
@@ -81,14 +82,14 @@ def test_an_abort_of_one_leaves_the_others_alone() -> None:  # H44, G4
     assert stored(dialogue.acknowledge(1, A)).checkpoint_id == 1
 
 
-@pytest.mark.parametrize("lower_is", [t.Phase.ACKNOWLEDGING, t.Phase.STORING])
-def test_one_that_completes_subsumes_the_lower_ones(lower_is: t.Phase) -> None:
+@pytest.mark.parametrize("lower_is", [Phase.ACKNOWLEDGING, Phase.STORING])
+def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
     # H43: completed ids increase, so a lower one cannot complete any more; this is not a failure (H45).
     dialogue = several().run(A, B).cut(1, A, B).store(2, A, B)
-    if lower_is is t.Phase.STORING:
+    if lower_is is Phase.STORING:
         dialogue.acknowledge(1, A, B)
     assert dialogue.tracker.phase is lower_is
-    written = lower_is is t.Phase.STORING
+    written = lower_is is Phase.STORING
     assert dialogue.tell(t.CheckpointStored(2)) == [
         t.NotifyCheckpointAborted(1, "subsumed by checkpoint 2", in_doubt=written),
         *([t.DiscardCheckpoint(1)] if written else []),
@@ -227,7 +228,7 @@ def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:  # H49,
     assert store.savepoint
     assert store.checkpoint.subtask_states[0] == snapshot_of(0, b"0 at 2", b"held")
     assert dialogue.tell(t.CheckpointStored(2)) == [t.EndSavepoint(2)]
-    assert dialogue.tracker.phase is t.Phase.IDLE
+    assert dialogue.tracker.phase is Phase.IDLE
     dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(SubtaskReset("words", 0)) == [t.SubtaskResetToCheckpoint(0, 1)]
 

@@ -32,11 +32,12 @@ from hypothesis import strategies as st
 from protocol import attempts as a
 from protocol import barrier_tracker as b
 from protocol import facts as f
-from protocol.attempts.records import TaskRecord
-from protocol.attempts.table import AttemptState
-from protocol.attempts.types import AttemptWord, FailureKind, FailureReason
+from protocol.attempts import AttemptWord, FailureKind, FailureReason
+from protocol.attempts.ledger import AttemptLedger
+from protocol.attempts.records import AttemptState, TaskRecord
 from protocol.barrier_tracker.pending import LEGAL as PENDING
-from protocol.barrier_tracker.pending import STEP_OF, Step, Verdict
+from protocol.barrier_tracker.pending import STEP_OF, Phase, Step, Verdict
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import AttemptOver, LocalProtocolError, ProtocolError, RemoteProtocolError
 from protocol.facts import TaskOutcome, TaskState
 from protocol.gateway import machine as gateway
@@ -471,8 +472,8 @@ class SubtaskWalk(EndWalk):
 
 
 class TrackerWalk(Walk):
-    kinds, effects, rows = members(b.TrackerInput), members(b.TrackerEffect), b.Phase
-    acting = cells_of(PENDING, b.Phase, Verdict.ACT)
+    kinds, effects, rows = members(b.TrackerInput), members(b.TrackerEffect), Phase
+    acting = cells_of(PENDING, Phase, Verdict.ACT)
     rare = (
         a.OperatorReset,
         a.RunEnded,
@@ -483,7 +484,7 @@ class TrackerWalk(Walk):
         b.SubtaskDeclined,
     )
 
-    def build(self) -> b.BarrierTracker:
+    def build(self) -> BarrierTracker:
         pick = self.dice.choice
         modes, intervals, pauses = list(RestoreMode), (None, 4.0, 0.1), (0.0, 0.7)
         failures, immediately, hold_events, apart = (
@@ -497,7 +498,7 @@ class TrackerWalk(Walk):
         )
         snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), (5,))
         restored = b.CompletedCheckpoint(4, pick((3, 2)), b"c", {0: snapshot})
-        return b.BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
+        return BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
 
     def row(self) -> Any:
         return self.machine.phase
@@ -509,10 +510,10 @@ class TrackerWalk(Walk):
         pending = self.machine._under_way.pending.get(input.checkpoint_id)
         attempt = getattr(input, "attempt", None)
         if pending is None or attempt is None:
-            return b.Phase.IDLE if pending is None else pending.phase
+            return Phase.IDLE if pending is None else pending.phase
         part = pending.parts.get(attempt.subtask)
         takes_part = part is not None and part.attempt == attempt and part.step <= STEP_OF[type(input)]
-        return pending.phase if takes_part else b.Phase.IDLE
+        return pending.phase if takes_part else Phase.IDLE
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         machine, pending = self.machine, self.machine._under_way.pending
@@ -523,7 +524,7 @@ class TrackerWalk(Walk):
         ids: Any = [*pending, *([waiting[0].checkpoint_id] if waiting else [])]
         attempts: Any = [one.attempt for one in known]
         if kind in PENDING:
-            acts = [n for n, one in pending.items() if PENDING[kind][list(b.Phase).index(one.phase)] is Verdict.ACT]
+            acts = [n for n, one in pending.items() if PENDING[kind][list(Phase).index(one.phase)] is Verdict.ACT]
             turns = [(part.attempt, n) for n in acts for part in pending[n].parts.values() if self.in_turn(kind, part)]
             chosen = self.dice.choice(turns) if turns else None
             ids, attempts = (acts, attempts) if chosen is None else ([chosen[1]], [chosen[0]])
@@ -577,7 +578,7 @@ class TrackerWalk(Walk):
             b.CheckpointStored,
         )
         for kind in words:
-            acts = {phase for phase in b.Phase if PENDING[kind][list(b.Phase).index(phase)] is Verdict.ACT}
+            acts = {phase for phase in Phase if PENDING[kind][list(Phase).index(phase)] is Verdict.ACT}
             kinds += [kind, kind] if acts & phases else []
         return kinds
 
@@ -592,7 +593,7 @@ class TrackerWalk(Walk):
         names = [type(effect).__name__ for effect in effects]
         assert "ReportStale" not in names or (names, changed) == (["ReportStale"], False)  # H3, H44
         if type(input) in PENDING:  # H40, H44
-            match PENDING[type(input)][[*b.Phase].index(row)]:
+            match PENDING[type(input)][[*Phase].index(row)]:
                 case Verdict.ACT:
                     assert changed
                 case Verdict.STALE:
@@ -615,9 +616,9 @@ class LedgerWalk(Walk):
     rows = ("ended", "no operator", "no run", "run", "failed")
     rare = (a.OperatorAdded, a.OperatorRemoved, a.GlobalFailureRaised, f.ApplicationEnded, f.ExecutorLost, f.JobEnded)
 
-    def build(self) -> a.AttemptLedger:
+    def build(self) -> AttemptLedger:
         self.mode = self.dice.choice(list(RestoreMode))
-        ledger = a.AttemptLedger(a.LedgerConfig(attempts_max=self.dice.choice((1, 2, None))))
+        ledger = AttemptLedger(a.LedgerConfig(attempts_max=self.dice.choice((1, 2, None))))
         for name in self.dice.choice((OPERATORS[:1], OPERATORS, OPERATORS[::-1], ())):
             ledger.handle(a.OperatorAdded(name, 2), self.now)
         return ledger

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from protocol.attempts import AttemptLedger
-from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
+from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import LocalProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.splits import SplitAssignmentTracker
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from tests.protocol.attempts_kit import Playbook, end, job, reg
@@ -59,27 +59,6 @@ def test_the_death_of_a_task_without_a_place_is_not_news_of_any_subtask(partitio
 def test_what_is_not_an_input_at_all_is_refused(machine: Any) -> None:
     with pytest.raises(LocalProtocolError, match="not an input of"):
         machine.handle("hello", 1.0)
-
-
-@pytest.mark.parametrize(
-    "snapshot", [{"open": {"a": [1]}}, {"open": {0: "ab"}}, {"open": {}, "by_checkpoint": {"1": {}}}]
-)
-def test_split_assignments_that_no_snapshot_can_hold_are_refused(snapshot: dict[str, Any]) -> None:
-    # H56: otherwise the ids would meet ids of another type at the next checkpoint.
-    with pytest.raises(LocalProtocolError, match="not a snapshot"):
-        SplitAssignmentTracker.restore(snapshot)
-
-
-def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
-    tracker: SplitAssignmentTracker[int] = SplitAssignmentTracker.restore({"open": {0: [], 1: [7]}})
-    tracker.check_invariants()
-    assert tracker.open_assignments == {1: [7]}
-
-
-def test_a_history_that_is_a_list_is_not_a_snapshot() -> None:
-    # H56: it used to be an IndexError, which explains nothing.
-    with pytest.raises(LocalProtocolError, match=r"not a snapshot of split assignments .*: pass what snapshot"):
-        SplitAssignmentTracker.restore({"open": {}, "by_checkpoint": [1]})
 
 
 def test_cuts_come_in_the_order_of_the_ids_also_when_the_higher_one_is_over() -> None:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot, rescaled
-from protocol.barrier_tracker.rescale import refitted
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker.rescale import refitted, rescaled
 from protocol.errors import CheckpointCorrupt, GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine

@@ -20,6 +20,7 @@ import pytest
 from protocol import barrier_tracker as t
 from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook, TaskOutcome
@@ -114,7 +115,7 @@ def test_a_report_that_changes_nothing_is_told_with_its_reason() -> None:  # H44
 
 def test_an_operator_without_subtasks_has_no_checkpoints() -> None:
     with pytest.raises(LocalProtocolError, match="'words': parallelism 0 must be 1 or more"):
-        t.BarrierTracker("words", 0, t.CheckpointConfig(10.0))
+        BarrierTracker("words", 0, t.CheckpointConfig(10.0))
 
 
 # --- gateway ------------------------------------------------------------------------------------------------------

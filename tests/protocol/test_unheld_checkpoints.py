@@ -10,8 +10,9 @@ import pytest
 
 from actors.coordination.engine.taken_events import TakenEvents
 from protocol import barrier_tracker as b
-from protocol.attempts.types import AttemptAccepted, SubtaskReady
+from protocol.attempts import AttemptAccepted, SubtaskReady
 from protocol.barrier_tracker.pending import Phase
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
@@ -298,9 +299,9 @@ def test_nothing_is_recorded_for_a_checkpoint_that_is_over() -> None:
 # --- the tracker ----------------------------------------------------------------------------------------------------
 
 
-def a_tracker(limits: WireLimits | None = None, *, apart: bool = False) -> b.BarrierTracker:
+def a_tracker(limits: WireLimits | None = None, *, apart: bool = False) -> BarrierTracker:
     more: dict[str, Any] = {} if limits is None else {"limits": limits}
-    tracker = b.BarrierTracker("words", 3, CONFIG, barriers_apart=apart, **more)
+    tracker = BarrierTracker("words", 3, CONFIG, barriers_apart=apart, **more)
     do(tracker, AttemptAccepted(ATTEMPT, m.RestoreMode.STREAMING, 0, 0), SubtaskReady(ATTEMPT))
     return tracker
 

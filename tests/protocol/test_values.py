@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 
 import pytest
 
-from protocol.values import is_value, value
+from protocol.values import value
+from tests.exploration.freezing import is_value
 
 
 @value

@@ -8,7 +8,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from protocol.attempts import AttemptLedger, LedgerConfig, LedgerInput, OperatorAdded
+from protocol.attempts import LedgerConfig, LedgerInput, OperatorAdded
+from protocol.attempts.ledger import AttemptLedger
 from protocol.facts import TaskOutcome
 from tests.protocol.attempts_kit import end, goodbye, job, job_end, opened, reg, stage, start
 

@@ -42,12 +42,8 @@ from protocol.attempts import (
     RunEnded,
     SubtaskFailed,
 )
-from protocol.barrier_tracker import (
-    CompletedCheckpoint,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    rescaled,
-)
+from protocol.barrier_tracker import CompletedCheckpoint, NotifyCheckpointAborted, NotifyCheckpointComplete
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.errors import LocalProtocolError
 from protocol.gateway.machine import GatewayState
 from protocol.ids import ExecutionAttempt

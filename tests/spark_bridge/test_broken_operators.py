@@ -20,7 +20,7 @@ from actors.coordination.engine.coordinator import CoordinatorActor
 from actors.coordination.engine.gateway import GatewayActor
 from actors.coordination.engine.messages import RequestCheckpoint
 from headgate.testing import RecordingCoordinator
-from protocol.barrier_tracker import BarrierTracker
+from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import HeadgateError
 from protocol.gateway.machine import GatewayMachine
 from protocol.restart import DEFAULT_RESTART

@@ -63,9 +63,7 @@ from protocol.attempts import (
     SubtaskReady,
 )
 from protocol.barrier_tracker import (
-    ONE_OF_MANY,
     AbortRequested,
-    BarrierTracker,
     CheckpointTriggered,
     CloseSubtask,
     CollectRecorded,
@@ -91,6 +89,7 @@ from protocol.barrier_tracker import (
     TriggerCheckpoint,
 )
 from protocol.barrier_tracker.rescale import refitted
+from protocol.barrier_tracker.tracker import ONE_OF_MANY, BarrierTracker
 from protocol.describing import describe
 from protocol.errors import InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested

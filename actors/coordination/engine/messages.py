@@ -23,7 +23,6 @@ from actors.coordination.engine.inputs import BatchInput
 from actors.coordination.host.gateway import AttemptSends, SendEvent
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
-    CheckpointView,
     CollectRecorded,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
@@ -33,6 +32,7 @@ from protocol.barrier_tracker import (
     SubtaskResetToCheckpoint,
     TrackerInput,
 )
+from protocol.barrier_tracker.pending import CheckpointView
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
