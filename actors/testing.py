@@ -31,12 +31,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 
-from actors.actor import Actor, ActorContext
+from actors.actor import Actor, ActorContext, Hook, Signal, Terminated
 from actors.cell import ActorCell
-from actors.hooks import Hook
 from actors.mailbox import Envelope, MailboxConfig
 from actors.ref import ActorRef
-from actors.signals import Signal, Terminated
 from actors.system import ActorSystem
 from actors.virtual_clock import VirtualClock, settle
 from actors.virtual_loop import VirtualLoop, virtual_loop

@@ -5,28 +5,28 @@
 Every decision of the attempt ledger about this operator passes through here on its way to the coordinator, so that
 one mailbox fixes the order of checkpoints against failures and resets (H16, H18). It is the parent of the
 coordinator and of every gateway; they end with it.
+
+``CheckpointRequests`` has the triggered checkpoints that are not answered yet: since when, and who waits for them.
+``CheckpointWrites`` has their durable writes, of which several may be in progress concurrently (H43).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
-from actors import ActorContext, ActorRef, DirectActor, Reply
-from actors.coordination.engine.announcer import Announcer
-from actors.coordination.engine.checkpoint_labels import CheckpointLabels
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed, CheckpointRequests
-from actors.coordination.engine.checkpoint_writes import CheckpointWrites
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.coordinator import CoordinatorActor
-from actors.coordination.engine.deadline import DeadlineTimer
-from actors.coordination.engine.failure import FailureLatch
+from actors import ActorContext, ActorRef, Background, DirectActor, Reply
+from actors.actor import DeadlineTimer
+from actors.coordination.engine.coordinator import CoordinatorActor, FailureLatch
+from actors.coordination.engine.gateway import OpenGateways
+from actors.coordination.engine.inputs import CheckpointLabels
 from actors.coordination.engine.messages import (
     AnnounceBatch,
     AnnounceNext,
     AskLabelledWork,
+    AttemptConnection,
     AwaitSettled,
     BatchDone,
     ClientRequest,
@@ -48,8 +48,8 @@ from actors.coordination.engine.messages import (
     WithdrawBatch,
     WithdrawCheckpoint,
 )
-from actors.coordination.engine.open_gateways import OpenGateways
-from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, OperatorConfig, OperatorPorts
+from actors.coordination.host.gateway import Announcer
 from actors.coordination.host.given import ResetNotSupported, why_not_resettable
 from actors.coordination.host.part import Parts
 from actors.coordination.statistics import OperatorStatistics, PartStatistics
@@ -66,6 +66,9 @@ from protocol.barrier_tracker import (
     ONE_OF_MANY,
     AbortRequested,
     BarrierTracker,
+    CheckpointDiscarded,
+    CheckpointStored,
+    CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
     CollectRecorded,
@@ -92,10 +95,202 @@ from protocol.barrier_tracker import (
 )
 from protocol.barrier_tracker.rescale import refitted
 from protocol.describing import describe
-from protocol.errors import InputRefused
+from protocol.errors import HeadgateError, InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
+
+
+class CheckpointFailed(HeadgateError):
+    """A checkpoint was aborted, or never began; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    since: float
+    reply_to: Reply[int] | None  # None if the schedule asked
+    savepoint_directory: str | None
+
+
+class CheckpointRequests:
+    """One entry for each trigger, until one of the four ways to end answers it. Loop only.
+
+    ``final_pending``, as an argument: a run has succeeded, and no checkpoint that started after its end is complete.
+    ``uncommitted``: why the last checkpoint failed while that was the case, whenever it began. It is empty once a later
+    one has completed.
+    """
+
+    def __init__(self, statistics: OperatorStatistics) -> None:
+        self._open: dict[int, _Request] = {}
+        self._statistics = statistics
+        self.uncommitted = ""
+
+    def savepoint_directory(self, checkpoint_id: int) -> str:
+        """The directory of a savepoint that is in progress."""
+        directory = self._open[checkpoint_id].savepoint_directory
+        assert directory is not None
+        return directory
+
+    def triggered(
+        self,
+        checkpoint_id: int,
+        now: float,
+        reply_to: Reply[int] | None = None,
+        savepoint_directory: str | None = None,
+    ) -> None:
+        self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory)
+
+    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_pending: bool) -> None:
+        """A checkpoint was requested or due, but no id was available."""
+        reason = f"no checkpoint id: {describe(error)}"
+        self._statistics.checkpoints_refused += 1
+        if final_pending:
+            self.uncommitted = reason
+        _fail(reply_to, reason, error)
+
+    def completed(self, checkpoint_id: int, now: float) -> None:
+        request = self._open.pop(checkpoint_id)
+        statistics = self._statistics
+        statistics.checkpoints_completed += 1
+        statistics.last_completed_checkpoint_id = checkpoint_id
+        statistics.last_checkpoint_ms = round((now - request.since) * 1e3, 3)
+        statistics.checkpoint_us.record((now - request.since) * 1e6)
+        self.uncommitted = ""
+        if request.reply_to is not None:
+            request.reply_to.answer(checkpoint_id)
+
+    def savepoint_completed(self, checkpoint_id: int) -> bool:
+        """A savepoint is complete. False if nobody waits for it any more, so that nobody would learn its name."""
+        request = self._open.pop(checkpoint_id)
+        self._statistics.savepoints_completed += 1
+        return request.reply_to is not None and request.reply_to.answer(checkpoint_id)
+
+    def withdrawn(self, reply_to: Reply[int]) -> int | None:
+        """The requester waits no longer, and gets no answer. Returns the id of its checkpoint; None if it is over."""
+        for checkpoint_id, request in self._open.items():
+            if request.reply_to is reply_to:
+                self._open[checkpoint_id] = replace(request, reply_to=None)
+                return checkpoint_id
+        return None
+
+    def aborted(self, checkpoint_id: int, reason: str, *, final_pending: bool, written: bool) -> None:
+        """A checkpoint was aborted.
+
+        ``written``: its write had begun, so it may exist. The requester of a savepoint must know that (H64).
+        """
+        self._statistics.checkpoints_aborted += 1
+        self._statistics.last_abort_reason = reason
+        directory = self._open[checkpoint_id].savepoint_directory
+        if written and directory is not None:
+            reason = (
+                f"{reason}; its file may exist in {directory}, or appear there later: do not restore it, because what "
+                "it refers to may have been deleted"
+            )
+        self._failed(checkpoint_id, reason, final_pending)
+
+    def refused(self, checkpoint_id: int, reason: str, *, final_pending: bool) -> None:
+        self._statistics.checkpoints_refused += 1
+        self._failed(checkpoint_id, reason, final_pending)
+
+    def _failed(self, checkpoint_id: int, reason: str, final_pending: bool) -> None:
+        request = self._open.pop(checkpoint_id)
+        if final_pending:
+            self.uncommitted = f"checkpoint {checkpoint_id}: {reason}"
+        _fail(request.reply_to, f"checkpoint {checkpoint_id}: {reason}")
+
+
+def _fail(reply_to: Reply[int] | None, reason: str, cause: Exception | None = None) -> None:
+    if reply_to is not None:
+        failure = CheckpointFailed(reason)
+        failure.__cause__ = cause
+        reply_to.fail(failure)
+
+
+Discard = Callable[[int], Awaitable[None]]
+
+_FIRST_RETRY_S = 1.0
+_RETRY_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    work: Background
+    discard: Discard
+
+
+class CheckpointWrites:
+    """Writes and discards checkpoints concurrently with the tracker's actor, which gets each outcome as a message.
+
+    A discard that fails is tried again, with growing delays. That ends when it succeeds, when the storage says that no
+    try can succeed (``DiscardRefused``), when the doubt ends in another way (``no_doubt``), or when the actor ends.
+    Nothing waits for it. Loop only.
+    """
+
+    def __init__(self, context: ActorContext[TrackerMessage]) -> None:
+        self._context = context
+        self._writes: dict[int, _Write] = {}
+        self._in_doubt: set[int] = set()
+
+    def __contains__(self, checkpoint_id: int) -> bool:
+        """Whether the write of this checkpoint has begun, and its fate is not decided yet."""
+        return checkpoint_id in self._writes
+
+    def start(
+        self,
+        checkpoint: CompletedCheckpoint,
+        write: Callable[[CompletedCheckpoint], Awaitable[None]],
+        discard: Discard,
+    ) -> None:
+        """Begin the write. ``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back first.
+
+        ``discard``: how to remove what it wrote.
+        """
+        checkpoint_id = checkpoint.checkpoint_id
+        work = self._context.run(
+            write,
+            checkpoint,
+            on_result=lambda _: CheckpointStored(checkpoint_id),
+            on_error=lambda error: CheckpointStoreFailed(checkpoint_id, describe(error)),
+        )
+        self._writes[checkpoint_id] = _Write(work, discard)
+
+    def kept(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable, and stays."""
+        del self._writes[checkpoint_id]
+
+    def take_back(self, checkpoint_id: int) -> None:
+        """Cancel the write if it still runs, and discard the checkpoint; ``CheckpointDiscarded`` follows.
+
+        Work that the write began in a thread continues. Only the storage knows whether the checkpoint still appears.
+        """
+        write = self._writes.pop(checkpoint_id)
+        write.work.cancel()
+        self._in_doubt.add(checkpoint_id)
+        self._context.run(self._discard, checkpoint_id, write.discard)
+
+    def no_doubt(self, checkpoint_id: int) -> None:
+        """The checkpoint's fate is known, so a failed discard is not tried again."""
+        self._in_doubt.discard(checkpoint_id)
+
+    async def _discard(self, checkpoint_id: int, discard: Discard) -> None:
+        log, delay_s = self._context.log.bind(checkpoint_id=checkpoint_id), _FIRST_RETRY_S
+        while True:
+            try:
+                await discard(checkpoint_id)
+            except DiscardRefused as error:
+                log.warning("checkpoint stays in doubt", error=str(error))
+                return
+            except Exception as error:  # it fails nothing (H48)
+                log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
+            else:
+                self._in_doubt.discard(checkpoint_id)
+                self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))
+                return
+            if checkpoint_id in self._in_doubt:
+                await self._context.clock.sleep(delay_s)
+            if checkpoint_id not in self._in_doubt:
+                return
+            delay_s = min(2 * delay_s, _RETRY_S_MAX)
 
 
 class BarrierTrackerActor(DirectActor[TrackerMessage]):
@@ -519,4 +714,4 @@ def _timed(
     return message if callback_us is None else Timed(message, callback_us)
 
 
-__all__ = ["OBSERVED_EFFECTS", "OBSERVED_INPUTS", "UNBOUNDED", "BarrierTrackerActor"]
+__all__ = ["OBSERVED_EFFECTS", "OBSERVED_INPUTS", "UNBOUNDED", "BarrierTrackerActor", "CheckpointFailed"]

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from actors import Reply as AskReply
-from actors.coordination.engine.announcer import GatewayLine
 from actors.coordination.engine.messages import GatewayMessage, RequestDeferred
+from actors.coordination.host.gateway import GatewayLine
 from actors.coordination.host.incarnation import Sender
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
