@@ -134,7 +134,7 @@ class Watches:
 
 
 class System(Surroundings, Protocol):
-    """The part of the actor system that a cell uses. ``ActorSystem`` implements it."""
+    """The part of the actor system that a cell uses. ``ActorSystem`` implements it, and says what each method does."""
 
     name: str
     clock: Clock
@@ -146,38 +146,22 @@ class System(Surroundings, Protocol):
     works: set[Background]
 
     @property
-    def cancelled(self) -> bool:
-        """Whether everything is being cancelled."""
+    def cancelled(self) -> bool: ...
 
-    def spawn_child(
-        self,
-        parent: ActorCell[Any],
-        factory: Callable[[], Actor[N]],
-        *,
-        name: str | None = None,
-        mailbox: MailboxConfig | None = None,
-        supervision: Supervision | None = None,
-        log_context: Mapping[str, object] | None = None,
-    ) -> ActorRef[N]:
-        """Start an actor under ``parent``."""
+    @property
+    def spawn_child(self) -> Callable[..., ActorRef[Any]]: ...
 
-    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
-        """Start a task that is not an actor."""
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None: ...
 
-    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function in a worker thread."""
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T: ...
 
-    async def join(self, cells: list[ActorCell[Any]]) -> None:
-        """Wait until these actors are over; cancel them when their time is up."""
+    async def join(self, cells: list[ActorCell[Any]]) -> None: ...
 
-    def request_stop(self, cell: ActorCell[Any]) -> None:
-        """Stop an actor, and ensure in the background that it ends within the deadline."""
+    def request_stop(self, cell: ActorCell[Any]) -> None: ...
 
-    def forget(self, cell: ActorCell[Any]) -> None:
-        """Free the name of an actor that is over."""
+    def forget(self, cell: ActorCell[Any]) -> None: ...
 
-    def fail(self, cause: BaseException) -> None:
-        """Handle a failure that has reached the top."""
+    def fail(self, cause: BaseException) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,9 +626,7 @@ class ActorCell(Generic[M]):
             return
         for work in tuple(self.background):
             work.abandon(self.log)
-        if self.background:
-            return
-        if self._abandoned:
+        if self.background or self._abandoned:
             return
         self._abandoned = True
         self.log.error("actor ignored its cancellation", what=self._handled, waiting_at=self._steps.place)

@@ -399,7 +399,7 @@ class LimitedLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._tell(self._limit.take_all())
+        _tell(self._log, self._limit.take_all())
 
     def _write(self, level: str, event: str, keys: dict[str, Any]) -> None:
         if self._limit.admit((level, event), self._clock.now()):
@@ -414,11 +414,8 @@ class LimitedLog:
             self._timer = self._clock.call_later(max(0.0, deadline - self._clock.now()), self._time_is_up)
 
     def _time_is_up(self) -> None:
-        self._tell(self._limit.take_due(self._clock.now()))
+        _tell(self._log, self._limit.take_due(self._clock.now()))
         self._arm()
-
-    def _tell(self, counts: list[Suppressed]) -> None:
-        _tell(self._log, counts)
 
 
 class CountedLog:

@@ -319,7 +319,7 @@ class ActorRef(Generic[M_contra]):
         reply = Reply(cell, future)
         message = build(reply)
         envelope = AskEnvelope(message, reply)
-        take_back: Callable[[], None] | None = None
+        take_back: Callable[[], object] | None = None
         if mailbox.config.on_full is not OnFull.WAIT or mailbox.closed or mailbox.has_space():
             mailbox.offer(envelope)
         else:

@@ -158,9 +158,9 @@ class ActorSystem:
         if self._failure is not None and (self._failed_before or not body_failed):
             raise self._failure
 
-    def _cut_off_all(self) -> None:
+    def _cut_off_all(self, *, hard: bool = False) -> None:
         for cell in tuple(self._cells):
-            cell.cut_off(hard=False)
+            cell.cut_off(hard=hard)
 
     def _abandon_all(self) -> None:
         for cell in tuple(self._cells):
@@ -361,9 +361,8 @@ class ActorSystem:
 
     def hurry(self) -> None:
         """Cancel what all actors are doing; the second call also cancels what they do in ``stopped``."""
-        hard, self._hurried = self._hurried, True
-        for cell in tuple(self._cells):
-            cell.cut_off(hard=hard)
+        self._cut_off_all(hard=self._hurried)
+        self._hurried = True
 
     @checked()
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:

@@ -36,8 +36,7 @@ from actors.cell import ActorCell
 from actors.mailbox import Envelope, MailboxConfig
 from actors.ref import ActorRef
 from actors.system import ActorSystem
-from actors.virtual_clock import VirtualClock, settle
-from actors.virtual_loop import VirtualLoop, virtual_loop
+from actors.virtual_loop import VirtualClock, VirtualLoop, settle, virtual_loop
 from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
 from protocol.describing import type_name
 

@@ -19,7 +19,7 @@ from actors.coordination.sources.source import (
     SplitEnumeratorContext,
     StaticSplitEnumerator,
 )
-from actors.coordination.statistics import LatencyRecorder, OperatorStatistics, percentiles_of
+from actors.coordination.statistics import LatencyRecorder, OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 
 __all__ = [
@@ -45,5 +45,4 @@ __all__ = [
     "StaticSplitEnumerator",
     "SubtaskGateway",
     "parts_of",
-    "percentiles_of",
 ]

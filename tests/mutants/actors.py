@@ -17,8 +17,8 @@ gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
-  - ready = await self._guarded(context, name, calls)
-  + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(context, name, calls)
+  - ready = await self._guarded(name, calls)
+  + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(name, calls)
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
@@ -55,7 +55,7 @@ cut-overtaken-where-it-was-put-off [prototype; H41 H79]
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
   @ actors.coordination.engine.coordinator:CoordinatorActor._guarded
-  - self.raise_global_failure(method, error, context)
+  - self.raise_global_failure(method, error)
   + context.log.warning('swallowed', error=repr(error))
 answers-another-attempt [G14; H33]
   The answer to a request goes to the attempt that has been alive for longest.

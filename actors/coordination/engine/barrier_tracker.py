@@ -320,6 +320,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         )
         self._requests = CheckpointRequests(statistics)
         self._labels = CheckpointLabels(config.restored, config.restored_input)
+        self._pending_ids: tuple[int, ...] = ()  # as the labels know them
         self._accepting: dict[int, AttemptConnection] = {}
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
@@ -339,7 +340,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     async def started(self, context: ActorContext[TrackerMessage]) -> None:
         loop, self_ref = asyncio.get_running_loop(), context.self_ref
-        self._now = context.clock.now
+        self._now, self._log = context.clock.now, context.log
 
         def next_turn() -> None:
             loop.call_soon(announce_next)
@@ -381,13 +382,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
             return
         now = self._now()
-        self._handle_other(context, message, now)
+        self._handle_other(message, now)
         while self._held and not self._must_wait(self._held[0]):
-            self._take_decision(context, now, self._held.popleft())
+            self._take_decision(now, self._held.popleft())
         self._deadline.arm(context, self._machine.next_deadline(), now)
         self._answer_if_settled()
 
-    def _handle_other(self, context: ActorContext[TrackerMessage], message: TrackerMessage, now: float) -> None:
+    def _handle_other(self, message: TrackerMessage, now: float) -> None:
         match message:
             case AnnounceNext():
                 self._announcer.go_on()
@@ -399,45 +400,46 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._coordinator_ref.tell(message)
             case NoteAwaited():
                 self._gateways.tell_all(message)
-            case AwaitSettled(reply_to):
-                self._awaiting_settled.append(reply_to)
-            case RequestCheckpoint() | WithdrawCheckpoint():
-                self._take_request(context, now, message)
+            case RequestCheckpoint(reply_to, savepoint_directory):
+                self._trigger(now, reply_to, savepoint_directory)
+            case WithdrawCheckpoint(reply_to):
+                checkpoint_id = self._requests.withdrawn(reply_to)
+                if checkpoint_id is not None:
+                    self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
             case AnnounceBatch() | WithdrawBatch() | BatchDone():
-                self._take_batch(context, now, message)
+                self._take_batch(message, now)
             case LedgerDecided():
                 self._held.append(message)
-            case AskLabelledWork() | ViewOperator() | ViewGateways():
+            case AskLabelledWork() | ViewOperator() | ViewGateways() | AwaitSettled():
                 self._answer(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
-                self._handle(context, message, now)
+                self._handle(message, now)
 
-    def _handle(
-        self,
-        context: ActorContext[TrackerMessage],
-        machine_input: TrackerInput,
-        now: float,
-        callback_us: int | None = None,
-    ) -> None:
+    def _take_batch(self, message: AnnounceBatch | WithdrawBatch | BatchDone, now: float) -> None:
+        match message:
+            case AnnounceBatch(batch, adopted):
+                self._labels.announce(batch, adopted=adopted)
+            case WithdrawBatch():
+                self._labels.withdraw()
+            case BatchDone(batch):
+                self._labels.done_without_run(batch)
+                self._handle(InputBegan(same=False), now)
+
+    def _handle(self, machine_input: TrackerInput, now: float, callback_us: int | None = None) -> None:
         if type(machine_input) in OBSERVED_INPUTS:
             self._ports.observe(machine_input, now)
-        self._act(context, self._machine.handle(machine_input, now), now, callback_us)
-
-    def _act(
-        self,
-        context: ActorContext[TrackerMessage],
-        effects: Sequence[TrackerEffect],
-        now: float,
-        callback_us: int | None,
-    ) -> None:
+        effects = self._machine.handle(machine_input, now)
         if effects:
             self._observe(effects, now)
-        self._carry_out(context, effects, now, callback_us)
-        self._labels.see(self._machine.pending_ids)
+            self._carry_out(effects, now, callback_us)
+        pending_ids = self._machine.pending_ids
+        if pending_ids != self._pending_ids:
+            self._pending_ids = pending_ids
+            self._labels.see(pending_ids)
         if effects and type(effects[-1]) is TriggerCheckpoint:
-            self._trigger(context, now)
+            self._trigger(now)
 
     def _observe(self, effects: Sequence[TrackerEffect], now: float) -> None:
         """Show the effects that are steps of the operator or of a checkpoint; of those to many subtasks, the first."""
@@ -450,7 +452,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def _trigger(
         self,
-        context: ActorContext[TrackerMessage],
         now: float,
         reply_to: Reply[int] | None = None,
         savepoint_directory: str | None = None,
@@ -460,44 +461,24 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
-            context.log.warning("checkpoint id not available", error=describe(error), exc_info=error)
+            self._log.warning("checkpoint id not available", error=describe(error), exc_info=error)
             self._requests.without_id(error, reply_to, final_pending=self._machine.final_pending)
             return
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
-        self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
-
-    def _take_request(
-        self, context: ActorContext[TrackerMessage], now: float, message: RequestCheckpoint | WithdrawCheckpoint
-    ) -> None:
-        if isinstance(message, RequestCheckpoint):
-            self._trigger(context, now, message.reply_to, message.savepoint_directory)
-        elif (checkpoint_id := self._requests.withdrawn(message.reply_to)) is not None:
-            self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
-
-    def _take_batch(
-        self, context: ActorContext[TrackerMessage], now: float, message: AnnounceBatch | WithdrawBatch | BatchDone
-    ) -> None:
-        match message:
-            case AnnounceBatch(batch, adopted):
-                self._labels.announce(batch, adopted=adopted)
-            case WithdrawBatch():
-                self._labels.withdraw()
-            case BatchDone(batch):
-                self._labels.done_without_run(batch)
-                self._handle(context, InputBegan(same=False), now)
+        self._handle(CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
     def _must_wait(self, message: LedgerDecided) -> bool:
         """Whether a run begins before the last output of the previous one is committed, which its reset would drop."""
         begins = isinstance(message.decision, RunStarted | OperatorReset) and not self._run_is_on
         return begins and self._machine.final_pending and self._machine.next_deadline() is not None
 
-    def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
+    def _take_decision(self, now: float, message: LedgerDecided) -> None:
         """Act on a decision of the ledger, then give it to the machine unchanged."""
         decision = message.decision
         self._ports.observe(decision, now)
         match decision:
             case RunStarted():
-                self._start_run(context, now, decision, message.action)
+                self._start_run(now, decision, message.action)
                 return
             case RunEnded(succeeded=succeeded):
                 self._run_is_on = False
@@ -510,9 +491,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     self._failures.raise_failure(self._failures.resets, error, str(error))
                 assert message.connection is not None
                 self._accepting[attempt.task_attempt_id] = message.connection
-        self._handle(context, decision, now, message.callback_us)
+        self._handle(decision, now, message.callback_us)
 
-    def _start_run(self, context: ActorContext[TrackerMessage], now: float, decision: RunStarted, action: str) -> None:
+    def _start_run(self, now: float, decision: RunStarted, action: str) -> None:
         """Begin a run. If it is not the first one, the reset of the coordinator follows (H55)."""
         self._run_is_on = True
         self._run_id = decision.run_id
@@ -522,14 +503,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             if refused:
                 self._input_refused = InputRefused(f"operator {self._config.operator_id!r}: {refused}")
             else:
-                self._handle(context, InputBegan(same), now)
+                self._handle(InputBegan(same), now)
                 if not (same or self._has_run) and self._machine.restore_id >= 0:
-                    self._handle(context, OperatorReset(self._config.operator_id, "another input begins"), now)
+                    self._handle(OperatorReset(self._config.operator_id, "another input begins"), now)
         self._has_run = True
 
     def _carry_out(
         self,
-        context: ActorContext[TrackerMessage],
         effects: Sequence[TrackerEffect],
         now: float,
         callback_us: int | None,
@@ -542,13 +522,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             if closing:
                 self._close(closing)
                 closing = []
-            self._carry_out_one(context, effect, now, callback_us)
+            self._carry_out_one(effect, now, callback_us)
         if closing:
             self._close(closing)
 
-    def _carry_out_one(
-        self, context: ActorContext[TrackerMessage], effect: TrackerEffect, now: float, callback_us: int | None
-    ) -> None:
+    def _carry_out_one(self, effect: TrackerEffect, now: float, callback_us: int | None) -> None:
         match effect:
             case ReopenSubtask(attempt, checkpoint_id):
                 self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
@@ -557,11 +535,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case DiscardCheckpoint(checkpoint_id):
                 self._writes.take_back(checkpoint_id)
             case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
-                self._end_checkpoint(context, effect, now)
+                self._end_checkpoint(effect, now)
             case ReportStale(what):
-                context.log.debug("stale input ignored", what=what)
+                self._log.debug("stale input ignored", what=what)
             case RaiseGlobalFailure(cause):
-                context.log.error("too many checkpoints failed", cause=cause)
+                self._log.error("too many checkpoints failed", cause=cause)
                 self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
             case RestoreAttempt(attempt=attempt):
                 connection, before, refused = self._accepting.pop(attempt.task_attempt_id), effect.partitions_before, ""
@@ -629,7 +607,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def _end_checkpoint(
         self,
-        context: ActorContext[TrackerMessage],
         effect: NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint,
         now: float,
     ) -> None:
@@ -649,7 +626,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 else:
                     self._writes.take_back(checkpoint_id)
             case NotifyCheckpointAborted(reason=reason, in_doubt=in_doubt):
-                context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
+                self._log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
                 self._coordinator_ref.tell(effect)
                 if not in_doubt:
@@ -659,11 +636,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     checkpoint_id, reason, final_pending=self._machine.final_pending, written=written
                 )
             case RefuseCheckpoint(reason=reason):
-                context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
+                self._log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
                 self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
 
-    def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways) -> None:
+    def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways | AwaitSettled) -> None:
         match question:
+            case AwaitSettled(reply_to):
+                self._awaiting_settled.append(reply_to)
             case AskLabelledWork(reply_to):
                 labels = self._labels
                 reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))

@@ -304,38 +304,38 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             lambda: self.taken.is_restored,
         )
         self._replies = OpenReplies(
-            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
+            self.operator_id, self._peer_log, self._statistics, self.call_soon_threadsafe, self._limits
         )
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         match message:
             case EventArrived():
-                await self._handle_event(context, message)
+                await self._handle_event(message)
             case RequestArrived():
-                await self._handle_request(context, message)
+                await self._handle_request(message)
             case CancellationArrived(attempt, request_id):
                 self._replies.cancel(attempt, request_id)
             case SnapshotCoordinator(checkpoint_id):
-                await self._take_snapshot(context, checkpoint_id)
+                await self._take_snapshot(checkpoint_id)
             case CollectRecorded():
                 self._collect(message)
             case AttemptHint():
-                await self._give_hint(context, message)
+                await self._give_hint(message)
             case CallHandler(handler, caller):
                 self._called = self._own  # a handler does not say whose it is
-                await self._guarded(context, caller, call_user(caller, handler))
+                await self._guarded(caller, call_user(caller, handler))
             case StartCoordinator():
-                await self._start(context, message)
+                await self._start(message)
             case ClientRequest():
-                await self._handle_client_request(context, message)
+                await self._handle_client_request(message)
             case Flush(reply_to, settled):
                 reply_to.answer(replace(settled, failed=self._failed_after))
             case Timed(fact, callback_us):
                 self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
-                await self._handle_lifecycle(context, fact)
+                await self._handle_lifecycle(fact)
             case _:
-                await self._handle_lifecycle(context, message)
+                await self._handle_lifecycle(message)
 
     def called_for(self, message: object) -> str:
         """The method of the coordinator, with its class, that handles a message."""  # H9
@@ -371,11 +371,13 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             "the coordinator's task was cancelled between two calls, by something that a method left open, such as an "
             "asyncio.timeout in an async generator"
         )
-        self.raise_global_failure("after a method", error, context)
+        self.raise_global_failure("after a method", error)
         return True
 
     def raise_global_failure(
-        self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
+        self,
+        method: str,
+        error: BaseException,
     ) -> None:
         """Fail the job; until the reset, only the first cause counts (H7, H8)."""
         error = true_cause(error)
@@ -385,9 +387,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             if self._ended_well and self.mode is RestoreMode.STREAMING:
                 self._failed_after = f"{method}: {text}"
         if self._failures.raise_failure(self._resets, error, f"{method}: {text}"):
-            context.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
+            self.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
         else:
-            context.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
+            self.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
 
     # --- what the contexts of the coordinators use: see ``Host`` -----------------------------------------------------
 
@@ -402,7 +404,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         return self.taken.position(subtask, part.index)
 
     def fail_job(self, error: BaseException) -> None:
-        self.raise_global_failure("fail_job", error, self._context)
+        self.raise_global_failure("fail_job", error)
 
     def run_in_thread(self, function: Callable[..., Any], *args: Any, handler: Outcome) -> None:
         result, failure = partial(_result, handler), partial(_failure, "call_async", handler)
@@ -422,11 +424,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     # --- calls of all parts -----------------------------------------------------------------------------------------
 
-    async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
+    async def _start(self, message: StartCoordinator) -> None:
         try:
             self.input_begins_again = message.restored is not None  # as far as is known before the first run
             if message.restored is not None:
-                context.log.info("coordinator restored", checkpoint_id=message.restored[0])
+                self.log.info("coordinator restored", checkpoint_id=message.restored[0])
                 await self._reset(*message.restored)
             await self._of_each(lambda part: part.start(self))
         except Exception as error:
@@ -452,33 +454,34 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._called = part
             await _explained(part, call(part))
 
-    async def _tell_each(self, context: ActorContext[CoordinatorMessage], method: str, *args: Any) -> bool:
+    async def _tell_each(self, method: str, *args: Any) -> bool:
         """Call a method of each part's coordinator, and return whether all succeeded."""
         calls = self._of_each(lambda part: call_user(method, part.method(method), *args))
-        return await self._guarded(context, method, calls)
+        return await self._guarded(method, calls)
 
-    async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
+    async def _handle_lifecycle(self, message: CoordinatorMessage) -> None:
         match message:
             case SubtaskReadyWithGateway():
-                await self._tell_ready(context, message)
+                await self._tell_ready(message)
             case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
                 self.gateways.remove(attempt)
                 self._replies.attempt_over(attempt.task_attempt_id)
-                self._count_failure(reason.kind.name.lower())
-                context.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
-                await self._tell_each(context, "subtask_failed", attempt.subtask, attempt.attempt, reason)
+                kind, by_kind = reason.kind.name.lower(), self._statistics.failures_by_kind
+                by_kind[kind] = by_kind.get(kind, 0) + 1
+                self.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
+                await self._tell_each("subtask_failed", attempt.subtask, attempt.attempt, reason)
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.gateways.remove(attempt)
                 self._replies.attempt_over(attempt.task_attempt_id)
                 self._statistics.finished += 1
-                await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
+                await self._tell_each("subtask_finished", attempt.subtask, attempt.attempt)
             case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 self._statistics.subtask_resets += 1
-                context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
-                await self._tell_each(context, "subtask_reset", subtask, checkpoint_id)
+                self.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
+                await self._tell_each("subtask_reset", subtask, checkpoint_id)
             case OperatorResetToCheckpoint(checkpoint_id, state, begins_again):
                 self.input_begins_again = begins_again
                 self._failure = None
@@ -489,31 +492,31 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._replies.coordinator_reset()
                 self.taken.clear()
                 self._statistics.operator_resets += 1
-                context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
-                await self._guarded(context, "reset_to_checkpoint", self._reset(checkpoint_id, state))
+                self.log.info("coordinator reset", checkpoint_id=checkpoint_id)
+                await self._guarded("reset_to_checkpoint", self._reset(checkpoint_id, state))
             case RunEnded(_, run_id, succeeded, reason_text):
                 self._live.clear()
                 self.gateways.clear()
                 self._replies.attempts_over()
                 self._ended_well = succeeded
                 self._statistics.runs += 1
-                await self._tell_each(context, "run_ended", run_id, succeeded, reason_text)
-                self._tell_ignored_by_operator(context)
+                await self._tell_each("run_ended", run_id, succeeded, reason_text)
+                self._tell_ignored_by_operator()
             case NotifyCheckpointComplete(checkpoint_id):
-                self._tell_ignored_by_operator(context)
-                await self._tell_each(context, "notify_checkpoint_complete", checkpoint_id)
+                self._tell_ignored_by_operator()
+                await self._tell_each("notify_checkpoint_complete", checkpoint_id)
             case NotifyCheckpointAborted(checkpoint_id, _, in_doubt):
                 self.taken.drop(checkpoint_id)
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
-                await self._tell_each(context, "notify_checkpoint_aborted", checkpoint_id)
+                await self._tell_each("notify_checkpoint_aborted", checkpoint_id)
             case NotifyCheckpointDiscarded(checkpoint_id):
                 self.in_doubt.discard(checkpoint_id)
-                await self._tell_each(context, "notify_checkpoint_discarded", checkpoint_id)
+                await self._tell_each("notify_checkpoint_discarded", checkpoint_id)
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
 
-    async def _tell_ready(self, context: ActorContext[CoordinatorMessage], message: SubtaskReadyWithGateway) -> None:
+    async def _tell_ready(self, message: SubtaskReadyWithGateway) -> None:
         attempt, sends = message.attempt, message.sends
         self._live[attempt.task_attempt_id] = message.gateway_ref
         self.gateways.add(sends)
@@ -523,24 +526,24 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         calls = self._of_each(
             lambda part: call_user(name, part.method(name), attempt.subtask, Gateway(sends, part.current))
         )
-        ready = await self._guarded(context, name, calls)
+        ready = await self._guarded(name, calls)
         self._ignores_events = not self._own.overrides("handle_event_from_operator")
         if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
             message.gateway_ref.tell_direct(ReadyAnnounced())
-            await self._see_if_all_ready(context)
+            await self._see_if_all_ready()
 
-    async def _give_hint(self, context: ActorContext[CoordinatorMessage], hint: AttemptHint) -> None:
+    async def _give_hint(self, hint: AttemptHint) -> None:
         """Hints of an attempt that is over are dropped: there is more certain news of it (H87)."""
         attempt = hint.attempt
         if attempt.task_attempt_id not in self._live:
             return
-        await self._tell_each(context, hint.method, attempt.subtask, attempt.attempt, *hint.args)
+        await self._tell_each(hint.method, attempt.subtask, attempt.attempt, *hint.args)
 
-    async def _see_if_all_ready(self, context: ActorContext[CoordinatorMessage]) -> None:
+    async def _see_if_all_ready(self) -> None:
         """Call what waits for this, before the next message can say that an attempt is over (H88)."""
         if self.gateways.is_awaited:
             name = "when_all_ready"
-            await self._guarded(context, name, call_user(name, self.gateways.call_handlers))
+            await self._guarded(name, call_user(name, self.gateways.call_handlers))
 
     # --- calls of one part ------------------------------------------------------------------------------------------
 
@@ -557,9 +560,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             return decode_event(payload)
         return await in_turns(decode_event_in_steps(payload))
 
-    async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
+    async def _handle_event(self, message: EventArrived) -> None:
         attempt = message.attempt
-        if not self._is_live(context, attempt, "event"):
+        if not self._is_live(attempt, "event"):
             return
         try:
             event = await self._decoded(message.payload)
@@ -572,7 +575,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if self._ignores_events and part is self._own:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
-                context,
                 "events from subtasks not handled",
                 hint="override handle_event_from_operator in the coordinator, or do not send events to it",
                 subtask=attempt.subtask,
@@ -593,7 +595,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         except RemoteProtocolError as error:  # what a part refuses, because only a forged task sends it
             self._condemn(attempt, f"a forged event from the task: {error}")
         except Exception as error:
-            self.raise_global_failure("handle_event_from_operator", part.explain(error), context)
+            self.raise_global_failure("handle_event_from_operator", part.explain(error))
         self.taken.taken()
         if message.report_taken:
             message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
@@ -602,9 +604,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         why = f"the driver received {received}"
         self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, why, unusable=True))
 
-    async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
+    async def _handle_request(self, message: RequestArrived) -> None:
         attempt = message.attempt
-        if not self._is_live(context, attempt, "request"):
+        if not self._is_live(attempt, "request"):
             return
         error, payload = "", b""
         part = self._called = self._parts[message.part]
@@ -630,13 +632,13 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             error, payload = describe_failure(failure)
             self._peer_log.warning("request failed", **attempt_keys(attempt), error=error, exc_info=failure)
             if is_fatal(failure):
-                self.raise_global_failure("handle_request", failure, context)
+                self.raise_global_failure("handle_request", failure)
         self.taken.taken()
         if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
         message.gateway_ref.tell_direct(ItemTaken(message.seq, part.index))
 
-    async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
+    async def _handle_client_request(self, message: ClientRequest) -> None:
         """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
@@ -654,11 +656,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._peer_log.warning("client request failed", error=describe(error), exc_info=error)
             message.reply_to.fail(error)
             if is_fatal(error):
-                self.raise_global_failure("handle_client_request", error, context)
+                self.raise_global_failure("handle_client_request", error)
         else:
             message.reply_to.answer(answer)
 
-    async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
+    async def _take_snapshot(self, checkpoint_id: int) -> None:
         if not self._is_pending(checkpoint_id):
             return  # it was aborted while this waited in the mailbox, and the abort is there too (H160)
         timeout_s = self._snapshot_timeout_s
@@ -670,7 +672,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             waited_at = "".join(f", waiting at {call.place}" for call in (self._watch.oldest,) if call is not None)
             scope.cancel()
 
-        deadline = context.clock.call_later(timeout_s, give_up)
+        deadline = self.clock.call_later(timeout_s, give_up)
         state = b""
         try:
             with scope:
@@ -681,7 +683,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 return
         except Exception as error:
             reason = f"checkpoint_coordinator: {describe(true_cause(error))}"
-            self.raise_global_failure("checkpoint_coordinator", error, context)
+            self.raise_global_failure("checkpoint_coordinator", error)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
             if not self._hold_events:
@@ -718,7 +720,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def _guarded(
         self,
-        context: ActorContext[CoordinatorMessage],
         method: str,
         call: Awaitable[object],
     ) -> bool:
@@ -726,32 +727,27 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             await call
         except Exception as error:
-            self.raise_global_failure(method, error, context)
+            self.raise_global_failure(method, error)
             return False
         return True
 
-    def _tell_ignored_by_operator(self, context: ActorContext[CoordinatorMessage]) -> None:
+    def _tell_ignored_by_operator(self) -> None:
         operator_class, count = self._statistics.operator_ignores_events, self._statistics.events_confirmed
         if operator_class and count:
             hint = f"override handle_event in {operator_class}, or do not send events to it"
-            self._tell_unhandled(context, "events to subtasks not handled", hint=hint, events=count)
+            self._tell_unhandled("events to subtasks not handled", hint=hint, events=count)
 
-    def _tell_unhandled(self, context: ActorContext[CoordinatorMessage], what: str, **keys: Any) -> None:
+    def _tell_unhandled(self, what: str, **keys: Any) -> None:
         if what not in self._told_unhandled:
             self._told_unhandled.add(what)
-            context.log.warning(what, **keys)
+            self.log.warning(what, **keys)
 
-    def _is_live(self, context: ActorContext[CoordinatorMessage], attempt: ExecutionAttempt, what: str) -> bool:
+    def _is_live(self, attempt: ExecutionAttempt, what: str) -> bool:
         if attempt.task_attempt_id in self._live:
             return True
         self._statistics.messages_dropped += 1
         self._peer_log.info("message of ended attempt dropped", what=what, **attempt_keys(attempt))
         return False
-
-    def _count_failure(self, kind: str) -> None:
-        self._statistics.failures += 1
-        by_kind = self._statistics.failures_by_kind
-        by_kind[kind] = by_kind.get(kind, 0) + 1
 
 
 METHODS: dict[type, str] = {
@@ -771,16 +767,6 @@ METHODS: dict[type, str] = {
     NotifyCheckpointDiscarded: "notify_checkpoint_discarded",
 }
 """The user's method that a message leads to. An ``AttemptHint`` names it itself."""
-
-
-def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[], None]) -> None:
-    """Call the function between methods of the coordinator. Any thread; dropped after the end."""
-
-    async def call() -> None:
-        function()
-
-    with suppress(SystemNotRunning):
-        context.self_ref.tell_threadsafe(CallHandler(call))
 
 
 async def _explained(part: Part, call: Awaitable[object]) -> None:

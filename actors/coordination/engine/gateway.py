@@ -39,6 +39,7 @@ from actors.coordination.engine.messages import (
     failing,
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, BarrierInjector, OperatorConfig, OperatorPorts
+from actors.coordination.engine.reply import attempt_keys
 from actors.coordination.host.gateway import Announcer, AttemptSends, Confirmation, GatewayLine, SendEvent
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
@@ -276,12 +277,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if requested_at is not None:
             self._deferred_at[message.request_id] = requested_at
 
-    def _step_checkpoint(self, message: CloseRequested | CutReached | CheckpointOver, now: float) -> None:
-        """Write immediately, so that this subtask works while the others are being told."""
-        self._carry_out(self._machine.handle(message, now), now, immediately=True)
-
-    def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
-        """Write immediately: the task is waiting for this."""
+    def _write_immediately(
+        self, message: ReadyAnnounced | CloseRequested | CutReached | CheckpointOver, now: float
+    ) -> None:
+        """The task waits until it is ready; and it takes its step of a checkpoint while the others are being told."""
         self._carry_out(self._machine.handle(message, now), now, immediately=True)
 
     def _take_time(self, message: TimePassed, now: float) -> None:
@@ -462,10 +461,10 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     NoteAwaited: GatewayActor._send_note,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
-    ReadyAnnounced: GatewayActor._announce_ready,
-    CloseRequested: GatewayActor._step_checkpoint,
-    CutReached: GatewayActor._step_checkpoint,
-    CheckpointOver: GatewayActor._step_checkpoint,
+    ReadyAnnounced: GatewayActor._write_immediately,
+    CloseRequested: GatewayActor._write_immediately,
+    CutReached: GatewayActor._write_immediately,
+    CheckpointOver: GatewayActor._write_immediately,
 }
 """How each message is handled; all others go to the machine unchanged."""
 
@@ -560,14 +559,21 @@ class OpenGateways:
         bounds = limits.events_max, limits.bytes_max
         sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
         line.ref = ref = context.spawn(
-            self._actor(sight, registered, sends, line),
+            lambda: GatewayActor(
+                sight,
+                registered,
+                sends=sends,
+                coordinator_ref=self._coordinator_ref,
+                tracker_ref=context.self_ref,
+                report=self._ports.report,
+                statistics=self._statistics,
+                line=line,
+                table=self._table,
+                inject_barrier=self._config.inject_barrier,
+            ),
             name=f"gateway-{attempt.subtask}-{attempt.attempt}",
             mailbox=UNBOUNDED,
-            log_context={
-                "subtask": attempt.subtask,
-                "attempt": attempt.attempt,
-                "task_attempt_id": attempt.task_attempt_id,
-            },
+            log_context=attempt_keys(attempt),
         )
         self._open[attempt.task_attempt_id] = _Gateway(ref, line, sends, effect.events_sent)
         self._sights[attempt.task_attempt_id] = sight
@@ -621,19 +627,3 @@ class OpenGateways:
             sights = map(self._sights.get, task_attempt_ids)
             views = [None if sight is None else sight.look() for sight in sights]
         return views
-
-    def _actor(
-        self, sight: GatewaySight, registered: Registered, sends: AttemptSends, line: GatewayLine[GatewayMessage]
-    ) -> Callable[[], GatewayActor]:
-        return lambda: GatewayActor(
-            sight,
-            registered,
-            sends=sends,
-            coordinator_ref=self._coordinator_ref,
-            tracker_ref=self._context.self_ref,
-            report=self._ports.report,
-            statistics=self._statistics,
-            line=line,
-            table=self._table,
-            inject_barrier=self._config.inject_barrier,
-        )

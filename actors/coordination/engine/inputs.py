@@ -479,8 +479,6 @@ class CheckpointLabels:
 
     def see(self, pending_ids: tuple[int, ...]) -> None:
         """Note which checkpoints are in progress: new ones have just begun, missing ones are over."""
-        if pending_ids == tuple(self._of):
-            return
         self._of = {checkpoint_id: self._of.get(checkpoint_id, self._now) for checkpoint_id in pending_ids}
 
     def of(self, checkpoint_id: int) -> str:

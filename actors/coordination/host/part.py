@@ -339,28 +339,6 @@ class Part(Sender):
             raise error
 
 
-class _Nobody(OperatorCoordinator):
-    """Stands where there is no coordinator of the user's, and refuses what is meant for one."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        raise self._refusal()
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        raise self._refusal()
-
-    async def handle_client_request(self, request: Any) -> Any:
-        raise self._refusal()
-
-    def _refusal(self) -> LocalProtocolError:
-        return LocalProtocolError(
-            f"something was sent to the part {self._part!r}, which this operator does not have: pass it to "
-            "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
-        )
-
-
 class _OfStages(OperatorCoordinator):
     """The own part of an operator that consists of stages: nothing is meant for it."""
 
@@ -395,8 +373,13 @@ class Parts(tuple[Part, ...]):
         self._held: list[Callable[[], None]] = []
 
     def named(self, name: str) -> Part:
-        """The part of this name; one that refuses everything if there is none."""
-        return self._by_name.get(name) or _nobody(name)
+        """The part of this name. Raises ``LocalProtocolError`` if there is none."""
+        if name not in self._by_name:
+            raise LocalProtocolError(
+                f"something was sent to the part {name!r}, which this operator does not have: pass it to "
+                "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
+            )
+        return self._by_name[name]
 
     def snapshot_taken(self, part: Part) -> None:
         """The state of ``part`` is taken, and the cut comes later: hold what it sends until then."""
@@ -409,12 +392,6 @@ class Parts(tuple[Part, ...]):
             part.held = None
         for send in held:
             send()
-
-
-def _nobody(name: str) -> Part:
-    part = Part(name, -1, _Nobody(name), is_stage=True)
-    part._current.live = part._current.coordinator
-    return part
 
 
 def parts_of(
