@@ -73,6 +73,11 @@ a-claim-fails-a-streaming-operator [new; H174 H75]
   @ protocol.attempts.admission:why_not_both
   - if len(task.streaming) < 2 or not task.confirmed:
   + if len(task.streaming) < 2:
+what-was-said-is-forgotten-before-the-first-run [found; H174]
+  A checkpoint completes before the first run begins, and what the user said about that run is forgotten.
+  @ actors.coordination.engine.inputs:CheckpointLabels.complete
+  - checkpoint_id not in self._began_before
+  + True
 a-plain-run-hides-the-last-batch [found; H174]
   After a plain run between two batches, a batch that Spark repeats is written again.
   @ actors.coordination.engine.inputs:CheckpointLabels.run_begins

@@ -226,6 +226,8 @@ class AttemptRecord:
     parts: tuple[str, ...] = ("",)
     outside_sent: list[str] = field(default_factory=list)  # to the part outside of checkpoints, which passes the valve
     outside_came: int = 0
+    outside_urgent: list[int] = field(default_factory=list)  # how many other events were read before each urgent one
+    outside_acted: int = 0  # how many of these were handled
     up_restored: Counter[str] = field(default_factory=Counter)
     down_sent: list[str] = field(default_factory=list)
     down_came: list[str] = field(default_factory=list)
@@ -247,6 +249,8 @@ class AttemptRecord:
     barriers: set[int] = field(default_factory=set)  # put into the mailbox
     closed: set[int] = field(default_factory=set)  # the checkpoints that it was notified of
     urgent_read: set[int] = field(default_factory=set)  # items; one after a barrier may be handled later (H79)
+    read: int = 0  # events that the task has read, but for those of the part outside of checkpoints,
+    read_seq: int = 0  # and the last item among all events that it has read
     over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
     sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
     heard_at: float = 0.0  # when the driver last read something of it, or took a connection of it
@@ -294,6 +298,8 @@ class AttemptRecord:
 
     def _may_be_confirmed(self, place: int) -> bool:
         """Whether an event has come, perhaps after an urgent one that is not handled yet."""
+        if place < self.read and any(before <= place for before in self.outside_urgent[self.outside_acted :]):
+            return True  # it waits for an urgent event of the part outside of checkpoints (H91)
         if not self.handles_urgent:
             return place < len(self.down_came)
         read = max(self.came_urgent, len(self.urgent_read))
@@ -362,10 +368,20 @@ class AttemptRecord:
         """Record a message that the task reads."""
         if isinstance(message, CloseForCheckpoint | BarrierMessage):  # which may be the first sign of it (H79)
             self.closed.add(message.checkpoint_id)
-        elif isinstance(message, UrgentEventMessage) and self.parts[message.part] != TEAM:
-            self.urgent_read.add(message.seq)
+        elif isinstance(message, EventMessage | UrgentEventMessage):
+            self._hear_event(message)
         elif isinstance(message, Resumed):
             self.lost_at = None
+
+    def _hear_event(self, event: EventMessage | UrgentEventMessage) -> None:
+        urgent, outside = isinstance(event, UrgentEventMessage), self.parts[event.part] == TEAM
+        if urgent and not outside:
+            self.urgent_read.add(event.seq)
+        if event.seq > self.read_seq:
+            self.read_seq = event.seq
+            self.read += not outside
+            if urgent and outside:
+                self.outside_urgent.append(self.read)
 
     def put_in_mailbox(self, item: MailboxItem) -> None:
         match item:

@@ -188,7 +188,10 @@ class Process:
         if self.raises_in(Trap.EVENT):
             return
         self.take_event(*self.acting)
-        self.record.acted += not self.table.outside[self.acting[1]]
+        if self.table.outside[self.acting[1]]:
+            self.record.outside_acted += 1
+        else:
+            self.record.acted += 1
         self.acting = None
         self.step(s.UrgentHandled())
 

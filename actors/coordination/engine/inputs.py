@@ -377,6 +377,8 @@ class CheckpointLabels:
         self._batch: BatchInput | None = None
         self._adopted = False
         self._of: dict[int, str] = {}
+        self._began_before: set[int] = set()  # checkpoints in progress that began before the first run
+        self._has_begun = False
         self._finished = 0  # inputs of this application
         self._finished_before: dict[str, int] = {}  # by call of ``run``
         self._action = ""
@@ -417,6 +419,7 @@ class CheckpointLabels:
             comparison = Comparison.OTHER
         if comparison.refused:
             return False, why_refused(comparison, found, begins)
+        self._has_begun = True
         same = comparison is Comparison.SAME
         self._names = _names_before(found, begins)
         self._last_batch = None if found is None or isinstance(begins, BatchInput) else found.batch
@@ -429,7 +432,7 @@ class CheckpointLabels:
         return why_not_counted(self._input, before, now)
 
     def _as_said(self, begins: Input, comparison: Comparison) -> Comparison:
-        """What the user has said, until a checkpoint completes. Only the first run and its repetitions are the same."""
+        """What the user has said of the first run and its repetitions, until a checkpoint of a run completes."""
         if self._said == "other":
             return Comparison.OTHER
         self._first = self._first or begins
@@ -479,6 +482,8 @@ class CheckpointLabels:
 
     def see(self, pending_ids: tuple[int, ...]) -> None:
         """Note which checkpoints are in progress: new ones have just begun, missing ones are over."""
+        if not self._has_begun:
+            self._began_before.update(pending_ids)
         self._of = {checkpoint_id: self._of.get(checkpoint_id, self._now) for checkpoint_id in pending_ids}
 
     def of(self, checkpoint_id: int) -> str:
@@ -488,7 +493,8 @@ class CheckpointLabels:
     def complete(self, checkpoint_id: int) -> None:
         """The checkpoint is durable."""
         self.completed = self.of(checkpoint_id)
-        self._restored = self._said = None
+        if checkpoint_id not in self._began_before:  # otherwise it is what was restored, and the first run is to come
+            self._restored = self._said = None
 
 
 def _names_before(found: InputPosition | None, begins: Input) -> tuple[str, ...]:

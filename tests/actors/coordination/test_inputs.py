@@ -188,6 +188,18 @@ async def test_what_an_application_says_about_the_restored_input_holds_until_it_
         assert not world.failures
 
 
+@pytest.mark.parametrize("said", ["same", "other"])
+async def test_what_was_said_outlives_a_checkpoint_that_began_before_the_first_run(said: Any) -> None:  # H174
+    async with running_operator(**STREAMING) as world:
+        await begin(world, 1, 2)
+    async with running_operator(**STREAMING, restored=world.checkpoints[-1], restored_input=said) as world:
+        answer = world.begin_checkpoint()
+        await world.settle()
+        assert answer.value is not None
+        world.input_id = "tuesday"
+        assert await run_well(world, [1, 2, 3]) == ([3] if said == "same" else [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("restored", "refused"),
     [
