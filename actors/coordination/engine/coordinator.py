@@ -26,6 +26,7 @@ from typing import Any
 import anyio
 
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
+from actors.coordination.engine.gateway import attempt_keys
 from actors.coordination.engine.messages import (
     AttemptHint,
     CallHandler,
@@ -48,7 +49,6 @@ from actors.coordination.engine.reply import (
     Reply,
     WaitingClient,
     WaitingTask,
-    attempt_keys,
     describe_failure,
 )
 from actors.coordination.host.context import Outcome

@@ -39,7 +39,6 @@ from actors.coordination.engine.messages import (
     failing,
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, BarrierInjector, OperatorConfig, OperatorPorts
-from actors.coordination.engine.reply import attempt_keys
 from actors.coordination.host.gateway import Announcer, AttemptSends, Confirmation, GatewayLine, SendEvent
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
@@ -627,3 +626,12 @@ class OpenGateways:
             sights = map(self._sights.get, task_attempt_ids)
             views = [None if sight is None else sight.look() for sight in sights]
         return views
+
+
+def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:
+    """What names the attempt in the log."""
+    return {
+        "subtask": attempt.subtask,
+        "attempt": attempt.attempt,
+        "task_attempt_id": attempt.task_attempt_id,
+    }

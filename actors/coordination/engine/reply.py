@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from actors import Reply as AskReply
+from actors.coordination.engine.gateway import attempt_keys
 from actors.coordination.engine.messages import GatewayMessage, RequestDeferred
 from actors.coordination.host.gateway import GatewayLine
 from actors.coordination.host.incarnation import Sender
@@ -328,12 +329,3 @@ def describe_failure(error: BaseException | str) -> tuple[str, bytes]:
     if is_a(error, BaseException):
         return describe(true_cause(error)), traceback_text(error).encode()
     return str(error) or "the coordinator failed this request without a text", b""
-
-
-def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:
-    """What names the attempt in the log."""
-    return {
-        "subtask": attempt.subtask,
-        "attempt": attempt.attempt,
-        "task_attempt_id": attempt.task_attempt_id,
-    }
