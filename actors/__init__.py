@@ -11,9 +11,19 @@ names.
 ...     total = await counter.ask(GetTotal, timeout_s=1.0)
 """
 
-from actors.actor import Actor, ActorContext, DirectActor
-from actors.background import Background
-from actors.clock import Clock, Scheduled
+from actors.actor import (
+    Actor,
+    ActorContext,
+    ChildFailed,
+    DirectActor,
+    Hook,
+    Proceed,
+    Signal,
+    SlowHandler,
+    Stopping,
+    Terminated,
+)
+from actors.clock import Clock, Scheduled, Timers
 from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
 from actors.errors import (
     ActorCancelled,
@@ -28,13 +38,11 @@ from actors.errors import (
     SystemNotRunning,
     WouldDeadlock,
 )
-from actors.hooks import Hook, Proceed, SlowHandler
 from actors.mailbox import MailboxConfig, MailboxStatistics, OnFull
 from actors.ref import ActorRef, Reply
-from actors.signals import ChildFailed, Signal, Stopping, Terminated
+from actors.stepping import Background
 from actors.supervision import Decision, Directive, Supervision
 from actors.system import ActorSystem
-from actors.timers import Timers
 
 __all__ = [
     "Actor",

@@ -1,25 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The base classes of users' actors, and the context that an actor acts through."""
+"""What users of actors write and are given: the base classes, signals, the context that an actor acts through, hooks.
+
+Signals tell an actor about its own life, its children's, and those of the actors that it watches. They are not
+messages. They have their own queue, overtake all messages that wait, do not count against the mailbox's capacity, and
+only the runtime sends them.
+
+Hooks observe what actors do, or interfere with it, for metrics, tracing and fault injection.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from actors.background import Background
-from actors.clock import Clock
+from actors.clock import Clock, Timers
 from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
-from actors.signals import Signal
-from actors.supervision import Supervision
-from actors.timers import Timers
+from actors.stepping import Background
+from actors.supervision import Decision, Supervision
 from protocol.describing import type_name
+from protocol.machine import TimePassed
 
 M = TypeVar("M")
 N = TypeVar("N")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """A watched actor has ended; it will never handle anything again.
+
+    ``cause`` is None after a normal stop, else the failure. Sent once for each watch; immediately if the actor had
+    ended before.
+    """
+
+    ref: ActorRef[Any]
+    cause: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFailed:
+    """A child raised. ``decision`` is what its supervision decided, and is already being carried out."""
+
+    ref: ActorRef[Any]
+    cause: BaseException
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """This actor will handle no more messages. Its children are still alive; ``stopped`` runs after they have ended."""
+
+
+Signal: TypeAlias = Terminated | ChildFailed | Stopping
 
 
 class Actor(Generic[M]):
@@ -189,3 +225,98 @@ class ActorContext(ABC, Generic[M]):
         Each call has a thread immediately, however many others wait in theirs. A thread cannot be cancelled: if the
         actor ends first, the thread runs to its own end and its result is discarded.
         """
+
+
+Proceed: TypeAlias = Callable[[Any], Awaitable[None]]
+Receive: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHandler:
+    """A handler blocked the event loop for ``held_s`` seconds without awaiting.
+
+    ``what`` names it: a message type, ``started``, ``stopped``, a signal, or background work.
+    """
+
+    ref: ActorRef[Any]
+    what: str
+    held_s: float
+
+
+class Hook:
+    """Override what you need, and give instances to ``ActorSystem(hooks=...)``; the first is the outermost.
+
+    All methods are called on the loop and must not block. Only ``around_message`` may await or raise. It costs time on
+    each message, but only if it is overridden.
+    """
+
+    async def around_message(self, ref: ActorRef[Any], message: Any, proceed: Proceed) -> None:
+        """Runs in place of the handler; ``await proceed(message)`` runs the next hook, or the handler.
+
+        Not proceeding swallows the message, proceeding twice doubles it, and raising is a failure of the actor.
+        """
+        await proceed(message)
+
+    def actor_started(self, ref: ActorRef[Any], restarts: int) -> None:
+        """An instance has completed ``started``. ``restarts``: how often the actor was restarted before."""
+
+    def actor_failed(self, ref: ActorRef[Any], cause: BaseException, decision: Decision) -> None:
+        """An actor has failed, and its supervision has decided what to do."""
+
+    def actor_stopped(self, ref: ActorRef[Any], cause: BaseException | None) -> None:
+        """An actor has ended. ``cause``: None after a normal stop, else the failure."""
+
+    def slow_handler(self, slow: SlowHandler) -> None:
+        """A handler held the loop longer than the system's ``slow_handler_limit_s``."""
+
+
+def overriding(hooks: tuple[Hook, ...]) -> list[Hook]:
+    """The hooks that override ``around_message``."""
+    return [hook for hook in hooks if type(hook).around_message is not Hook.around_message]
+
+
+def around(hooks: tuple[Hook, ...], ref: ActorRef[Any], context: Any, receive: Receive) -> Receive:
+    """``receive`` inside every overridden ``around_message``; ``receive`` itself if there is none."""
+    wanting = overriding(hooks)
+    if not wanting:
+        return receive
+
+    def innermost(message: Any) -> Awaitable[None]:
+        return receive(context, message)
+
+    proceed: Proceed = innermost
+    for hook in reversed(wanting):
+        proceed = _wrapped(hook, ref, proceed)
+    outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", proceed)
+    return lambda _, message: outermost(message)
+
+
+def _wrapped(hook: Hook, ref: ActorRef[Any], proceed: Proceed) -> Proceed:
+    async def handler(message: Any) -> None:
+        await hook.around_message(ref, message, proceed)
+
+    return handler
+
+
+class DeadlineTimer:
+    """Sends the actor a ``TimePassed`` when its machine's deadline has come.
+
+    If a deadline moves later, the timer stays as it is: it fires early once and is armed again. So a machine whose
+    deadline moves with every message does not need a timer per message.
+    """
+
+    __slots__ = ("_armed_for",)
+
+    def __init__(self) -> None:
+        self._armed_for: float | None = None
+
+    def fired(self) -> None:
+        """The actor has received the ``TimePassed``."""
+        self._armed_for = None
+
+    def arm(self, context: ActorContext[Any], deadline: float | None, now: float) -> None:
+        """Call after each step of the machine. ``now`` and ``deadline`` are readings of ``context.clock``."""
+        if deadline is None or (self._armed_for is not None and self._armed_for <= deadline):
+            return
+        self._armed_for = deadline
+        context.timers.start("deadline", TimePassed(), delay_s=max(0.0, deadline - now))

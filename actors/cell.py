@@ -13,8 +13,8 @@ The life of a cell::
 ``finish`` is synchronous and always happens, however the task ends: watchers, parents and waiting callers rely on it.
 The order in it matters: the mailbox is closed before anything learns that the actor is over.
 
-The file has four parts: what a cell needs of its system, the cell, the context that it gives to the actor's code, and
-the background work that it runs.
+The file has five parts: commands and watches, what a cell needs of its system, the cell, the context that it gives to
+the actor's code, and the background work that it runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,20 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import anyio
 import structlog
 
-from actors.actor import Actor, ActorContext, DirectActor
-from actors.background import Background, ResultEnvelope
-from actors.clock import Clock
+from actors.actor import (
+    Actor,
+    ActorContext,
+    ChildFailed,
+    DirectActor,
+    Hook,
+    Receive,
+    SlowHandler,
+    Stopping,
+    Terminated,
+    around,
+    overriding,
+)
+from actors.clock import Clock, Timers
 from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
 from actors.errors import (
     ActorCancelled,
@@ -42,17 +53,11 @@ from actors.errors import (
     ScopeLeftOpen,
 )
 from actors.exits import as_exception, contained, forget_cancellations
-from actors.hooks import Hook, Receive, SlowHandler, around, overriding
-from actors.logs import get_logger
+from actors.logs import LimitedLog, get_logger
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
-from actors.ref import ActorRef, AskEnvelope, Reply, Surroundings
-from actors.repeated_lines import LimitedLog
-from actors.signals import ChildFailed, FailCommand, StopCommand, Stopping, Terminated
-from actors.stepping import Steps
+from actors.ref import ActorRef, AskEnvelope, Reply, Surroundings, current_actor
+from actors.stepping import Background, ResultEnvelope, Steps
 from actors.supervision import Decision, Directive, Failure, Supervision, decide
-from actors.timers import Timers
-from actors.waits import current_actor
-from actors.watches import Watches
 from protocol.arguments import checked
 from protocol.describing import is_a, name_of, show, text_of, type_name
 
@@ -65,8 +70,71 @@ SLICE_S = 0.005
 """An actor with a full mailbox lets others run after this many messages or this much time, whichever comes first."""
 
 
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """End after the current message. A command travels as a signal, but the actor's code never sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailCommand:
+    """Fail with this cause, as if ``receive`` had raised it.
+
+    It comes from a child that escalated or from background work. Both belong to one instance, so a restart voids it.
+    """
+
+    cause: BaseException
+
+
+class Watches:
+    """Who watches one actor, and whom it watches. They survive its restarts.
+
+    An actor that watches another one gets a ``Terminated`` signal when that one has ended.
+    """
+
+    __slots__ = ("_cause", "_mailbox", "_over", "_ref", "_watchers", "_watching")
+
+    def __init__(self, ref: ActorRef[Any], mailbox: Mailbox) -> None:
+        self._ref = ref
+        self._mailbox = mailbox
+        self._over = False
+        self._cause: BaseException | None = None
+        self._watchers: dict[Watches, None] = {}
+        self._watching: set[Watches] = set()
+
+    def watch(self, target: Watches) -> None:
+        """Signal ``Terminated`` to this actor when ``target`` ends; immediately if it has ended."""
+        if target in self._watching:
+            return
+        self._watching.add(target)
+        if target._over:
+            self._mailbox.signal(Terminated(target._ref, target._cause))
+        else:
+            target._watchers[self] = None
+
+    def unwatch(self, target: Watches) -> None:
+        """Take ``watch`` back."""
+        self._watching.discard(target)
+        target._watchers.pop(self, None)
+
+    def take_terminated(self, target: Watches) -> bool:
+        """A ``Terminated`` is about to be delivered; False if ``target`` has been unwatched since."""
+        if target not in self._watching:
+            return False
+        self._watching.discard(target)
+        return True
+
+    def end(self, cause: BaseException | None) -> None:
+        """Signal each watcher once, because this actor is over."""
+        self._over, self._cause = True, cause
+        for target in tuple(self._watching):
+            self.unwatch(target)
+        watchers, self._watchers = self._watchers, {}
+        for watcher in watchers:
+            watcher._mailbox.signal(Terminated(self._ref, cause))
+
+
 class System(Surroundings, Protocol):
-    """The part of the actor system that a cell uses. ``ActorSystem`` implements it."""
+    """The part of the actor system that a cell uses. ``ActorSystem`` implements it, and says what each method does."""
 
     name: str
     clock: Clock
@@ -78,38 +146,22 @@ class System(Surroundings, Protocol):
     works: set[Background]
 
     @property
-    def cancelled(self) -> bool:
-        """Whether everything is being cancelled."""
+    def cancelled(self) -> bool: ...
 
-    def spawn_child(
-        self,
-        parent: ActorCell[Any],
-        factory: Callable[[], Actor[N]],
-        *,
-        name: str | None = None,
-        mailbox: MailboxConfig | None = None,
-        supervision: Supervision | None = None,
-        log_context: Mapping[str, object] | None = None,
-    ) -> ActorRef[N]:
-        """Start an actor under ``parent``."""
+    @property
+    def spawn_child(self) -> Callable[..., ActorRef[Any]]: ...
 
-    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
-        """Start a task that is not an actor."""
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None: ...
 
-    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function in a worker thread."""
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T: ...
 
-    async def join(self, cells: list[ActorCell[Any]]) -> None:
-        """Wait until these actors are over; cancel them when their time is up."""
+    async def join(self, cells: list[ActorCell[Any]]) -> None: ...
 
-    def request_stop(self, cell: ActorCell[Any]) -> None:
-        """Stop an actor, and ensure in the background that it ends within the deadline."""
+    def request_stop(self, cell: ActorCell[Any]) -> None: ...
 
-    def forget(self, cell: ActorCell[Any]) -> None:
-        """Free the name of an actor that is over."""
+    def forget(self, cell: ActorCell[Any]) -> None: ...
 
-    def fail(self, cause: BaseException) -> None:
-        """Handle a failure that has reached the top."""
+    def fail(self, cause: BaseException) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,9 +626,7 @@ class ActorCell(Generic[M]):
             return
         for work in tuple(self.background):
             work.abandon(self.log)
-        if self.background:
-            return
-        if self._abandoned:
+        if self.background or self._abandoned:
             return
         self._abandoned = True
         self.log.error("actor ignored its cancellation", what=self._handled, waiting_at=self._steps.place)

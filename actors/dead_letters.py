@@ -69,21 +69,17 @@ class DeadLetters:
         self.counts[letter.reason] += 1
         if isinstance(letter.message, DeadLetter):
             return  # a subscriber that is full or gone: telling it again would never end
-        self._log_some(letter)
+        self._logged += 1
+        if self._logged <= LOGGED_MAX:
+            self._log.warning(
+                "message not handled",
+                actor=letter.target.name,
+                message_type=type_name(letter.message),
+                reason=letter.reason.name,
+                more_are_only_counted=self._logged == LOGGED_MAX,
+            )
         for callback in tuple(self._subscribers.values()):
             try:
                 callback(letter)
             except Exception:
                 self._log.exception("dead letter subscriber failed", subscriber=name_of(callback))
-
-    def _log_some(self, letter: DeadLetter) -> None:
-        self._logged += 1
-        if self._logged > LOGGED_MAX:
-            return
-        self._log.warning(
-            "message not handled",
-            actor=letter.target.name,
-            message_type=type_name(letter.message),
-            reason=letter.reason.name,
-            more_are_only_counted=self._logged == LOGGED_MAX,
-        )

@@ -240,15 +240,11 @@ class Mailbox:
         finally:
             self.senders.pop(sender, None)
 
-    def line_up(self, item: object) -> Callable[[], None]:
+    def line_up(self, item: object) -> Callable[[], object]:
         """Put an item among those of the waiting senders; returns the function that withdraws it if still there."""
         sender = _WaitingSender(item, None)
         self.senders[sender] = None
-        return lambda: self.withdraw(sender)
-
-    def withdraw(self, sender: _WaitingSender) -> None:
-        """Forget a waiting sender and its item, if it still waits."""
-        self.senders.pop(sender, None)
+        return lambda: self.senders.pop(sender, None)
 
     def admit(self) -> None:
         """There is space: move the items of waiting senders into the queue, in their order."""

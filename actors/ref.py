@@ -1,27 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How to reach an actor, and how to answer one.
+"""How to reach an actor, how to answer one, and who waits for whom.
 
 An ``ActorRef`` names one life of an actor. It stays valid across supervised restarts. Once the actor has stopped, the
 reference never becomes valid again, even if another actor takes the same name; ``incarnation`` tells the two apart.
+
+Each unanswered ``ask`` and each ``send`` that waits for space is on record, with the actor or task that waits. When a
+system stands still, this record shows why: a cycle in it is a deadlock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from actors.deadlines import Deadlines
+from actors.clock import Deadlines
 from actors.errors import AskTimeout, MailboxFull, WouldDeadlock
-from actors.gate import Gate
 from actors.mailbox import DeadLetterReason, Envelope, Mailbox, MailboxStatistics, OnFull
-from actors.waits import Named, WaitBoard, current_actor
 from protocol.arguments import REAL, WAIT_MAX_S, check_wait
 from protocol.describing import type_name
 
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
+
+
+current_actor: ContextVar[Recipient | None] = ContextVar("headgate_current_actor", default=None)
+"""The actor on whose behalf this code runs, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """``waiter`` has waited for ``for_s`` seconds for ``what`` ("space in", "an answer from") ``target``."""
+
+    waiter: str
+    what: str
+    target: str
+    message_type: str
+    for_s: float
+
+
+class WaitBoard:
+    """The waits of one system. Recording one costs a tuple and a dict entry; names are looked up only for a dump."""
+
+    __slots__ = ("_next", "_now", "_open")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._next = 0
+        self._open: dict[int, tuple[object, str, Recipient, object, float]] = {}
+
+    def begin(self, what: str, target: Recipient, message: object) -> int:
+        """Record that the current actor or task waits; returns the key for ``end``."""
+        self._next = key = self._next + 1
+        waiter = current_actor.get() or asyncio.current_task()
+        self._open[key] = (waiter, what, target, message, self._now())
+        return key
+
+    def end(self, key: int) -> None:
+        """The wait is over."""
+        self._open.pop(key, None)
+
+    def waits(self) -> list[Wait]:
+        """All waits, the oldest first."""
+        now = self._now()
+        return [
+            Wait(_name(waiter), what, target.path, type_name(message), now - since)
+            for waiter, what, target, message, since in self._open.values()
+        ]
+
+    def cycles(self) -> list[tuple[str, ...]]:
+        """Rings of actors that wait for one another. Each appears once and begins with its smallest name."""
+        edges: dict[str, set[str]] = {}
+        for wait in self.waits():
+            edges.setdefault(wait.waiter, set()).add(wait.target)
+        found: set[tuple[str, ...]] = set()
+        for start in edges:
+            _follow(edges, (start,), found)
+        return sorted(found)
+
+    def dump(self) -> str:
+        """All waits, then all cycles, one a line."""
+        lines = [
+            f"{wait.waiter} waits for {wait.what} {wait.target}: {wait.message_type}, {wait.for_s:.3f} s"
+            for wait in self.waits()
+        ]
+        lines += ["deadlock: " + " -> ".join((*ring, ring[0])) for ring in self.cycles()]
+        return "\n".join(lines) if lines else "nobody waits"
+
+
+def _follow(edges: dict[str, set[str]], path: tuple[str, ...], found: set[tuple[str, ...]]) -> None:
+    for target in sorted(edges.get(path[-1], ())):
+        if target in path:
+            ring = path[path.index(target) :]
+            at = ring.index(min(ring))
+            found.add(ring[at:] + ring[:at])
+        else:
+            _follow(edges, (*path, target), found)
+
+
+def _name(waiter: object) -> str:
+    if isinstance(waiter, asyncio.Task):
+        return f"task {waiter.get_name()}"
+    return str(getattr(waiter, "path", "?"))
+
+
+class Gate(Protocol):
+    """Whose turn it is: decides when an actor may take its next message, so that a test kit delivers them one by one.
+
+    A system without a gate never waits for one.
+
+    Each method receives the ``ActorCell`` of the actor concerned.
+    """
+
+    async def turn(self, cell: Any) -> None:
+        """Return when ``cell`` may handle one signal or message."""
+
+    def direct(self, cell: Any, message: object) -> bool:
+        """``tell_direct`` to an idle actor: True if ``cell`` may handle the message now, False to queue it."""
+        ...
 
 
 class Surroundings(Protocol):
@@ -35,8 +134,14 @@ class Surroundings(Protocol):
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
-class Recipient(Named, Protocol):
+class Recipient(Protocol):
     """The part of its actor that a reference uses. ``ActorCell`` implements it."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def parent(self) -> Recipient | None: ...
 
     mailbox: Mailbox
     direct: Callable[[Any, Any], None] | None
@@ -183,8 +288,12 @@ class ActorRef(Generic[M_contra]):
             await mailbox.send(message)
             return
         self._refuse_self_send()
-        with self._cell.system.waits.waiting("space in", self._cell, message):
+        waits = self._cell.system.waits
+        wait = waits.begin("space in", self._cell, message)
+        try:
             await mailbox.send(message)
+        finally:
+            waits.end(wait)
 
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:
         """Send the message that ``build`` makes around a ``Reply``, and wait for the answer.
@@ -210,7 +319,7 @@ class ActorRef(Generic[M_contra]):
         reply = Reply(cell, future)
         message = build(reply)
         envelope = AskEnvelope(message, reply)
-        take_back: Callable[[], None] | None = None
+        take_back: Callable[[], object] | None = None
         if mailbox.config.on_full is not OnFull.WAIT or mailbox.closed or mailbox.has_space():
             mailbox.offer(envelope)
         else:

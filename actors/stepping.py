@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Measure how long a coroutine holds the event loop, step by step.
+"""The code of an actor as it runs: its steps, and the work that it starts and does not wait for.
 
 A coroutine that awaits for an hour does no harm. One that computes for half a second stops every other actor. To tell
 them apart, each step of a task is timed, from where it resumes to where it next suspends. The timing wraps everything
@@ -14,7 +14,10 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
+import anyio
+
 from actors.exits import Abandoned
+from actors.mailbox import Envelope
 from actors.waiting_at import waiting_at
 
 T = TypeVar("T")
@@ -88,3 +91,53 @@ class Steps(Generic[T]):
                     self._leave()
                     return cast(T, None)
                 thrown = exception
+
+
+class Background:
+    """One piece of background work; its outcome comes back to its actor as a message. Loop-only.
+
+    It is cancelled when its actor stops or restarts.
+    """
+
+    __slots__ = ("done", "name", "scope", "steps")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.done = False
+        """Whether it has ended, in whatever way."""
+        self.scope = anyio.CancelScope()
+        self.steps: Steps[Any] | None = None  # runs the work
+
+    def cancel(self) -> None:
+        """Cancel the work. No message comes back from it, even if one is already in the mailbox.
+
+        Does nothing if the work has ended and its message was handled.
+        """
+        self.scope.cancel()
+
+    def abandon(self, log: Any) -> None:
+        """Runtime only: log the work that has ignored its cancellation, and run it no further."""
+        if self.steps is not None and not self.steps.abandoned:
+            log.error("background work ignored its cancellation", what=self.name, waiting_at=self.steps.place)
+            self.steps.abandon()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it has been cancelled."""
+        return self.scope.cancel_called
+
+
+class ResultEnvelope(Envelope):
+    """The outcome of background work; void if the work was cancelled since."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, message: object, work: Background) -> None:
+        self.message = message
+        self._work = work
+
+    def open(self) -> bool:
+        return not self._work.cancelled
+
+    def undeliverable(self, error: Exception) -> bool:
+        return not self._work.cancelled

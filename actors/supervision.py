@@ -114,7 +114,7 @@ def decide(policy: Supervision, history: Sequence[float], failure: Failure, now:
         directive = Directive.RESTART
     if directive is not Directive.RESTART:
         return Decision(directive, history=tuple(history))
-    recent = tuple(history) if policy.within_s is None else _since(history, now - policy.within_s)
+    recent = tuple(at for at in history if policy.within_s is None or at > now - policy.within_s)
     if policy.max_restarts is not None and len(recent) >= policy.max_restarts:
         return Decision(policy.when_exhausted, history=recent, exhausted=True)
     delay_s = _back_off(policy, len(recent))
@@ -130,10 +130,6 @@ def _directive_for(policy: Supervision, cause: BaseException) -> Directive:
     if is_a(cause, BaseExceptionGroup):
         return max((_directive_for(policy, one) for one in cause.exceptions), key=_FROM_LENIENT_TO_STRICT.index)
     return policy.on_failure
-
-
-def _since(history: Sequence[float], oldest: float) -> tuple[float, ...]:
-    return tuple(at for at in history if at > oldest)
 
 
 def _back_off(policy: Supervision, restarts: int) -> float:

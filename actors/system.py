@@ -22,24 +22,19 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 
-from actors.actor import Actor
-from actors.background import Background
-from actors.cell import ActorCell, cell_of
-from actors.clock import Clock, LoopClock
+from actors.actor import Actor, Hook
+from actors.cell import ActorCell, StopCommand, cell_of
+from actors.clock import Clock, Deadlines, LoopClock
 from actors.dead_letters import DeadLetters
-from actors.deadlines import Deadlines
 from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlock
 from actors.exits import as_exception, contained
-from actors.gate import Gate
-from actors.hooks import Hook
 from actors.host import Host
 from actors.logs import get_logger
 from actors.mailbox import MailboxConfig
-from actors.ref import ActorRef
-from actors.signals import StopCommand
+from actors.ref import ActorRef, Gate, WaitBoard, current_actor
+from actors.stepping import Background
 from actors.supervision import Supervision
 from actors.threads import USER
-from actors.waits import WaitBoard, current_actor
 from protocol.arguments import ACTOR_NAME, NAME, checked
 from protocol.describing import name_of
 
@@ -163,9 +158,9 @@ class ActorSystem:
         if self._failure is not None and (self._failed_before or not body_failed):
             raise self._failure
 
-    def _cut_off_all(self) -> None:
+    def _cut_off_all(self, *, hard: bool = False) -> None:
         for cell in tuple(self._cells):
-            cell.cut_off(hard=False)
+            cell.cut_off(hard=hard)
 
     def _abandon_all(self) -> None:
         for cell in tuple(self._cells):
@@ -366,9 +361,8 @@ class ActorSystem:
 
     def hurry(self) -> None:
         """Cancel what all actors are doing; the second call also cancels what they do in ``stopped``."""
-        hard, self._hurried = self._hurried, True
-        for cell in tuple(self._cells):
-            cell.cut_off(hard=hard)
+        self._cut_off_all(hard=self._hurried)
+        self._hurried = True
 
     @checked()
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:

@@ -31,15 +31,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 
-from actors.actor import Actor, ActorContext
+from actors.actor import Actor, ActorContext, Hook, Signal, Terminated
 from actors.cell import ActorCell
-from actors.hooks import Hook
 from actors.mailbox import Envelope, MailboxConfig
 from actors.ref import ActorRef
-from actors.signals import Signal, Terminated
 from actors.system import ActorSystem
-from actors.virtual_clock import VirtualClock, settle
-from actors.virtual_loop import VirtualLoop, virtual_loop
+from actors.virtual_loop import VirtualClock, VirtualLoop, settle, virtual_loop
 from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, checked
 from protocol.describing import type_name
 

@@ -67,12 +67,12 @@ from headgate._lazy import lazy
 
 if TYPE_CHECKING:
     from actors.coordination.engine.reply import Reply as Reply
-    from actors.coordination.host.recreate_on_reset import RecreateOnReset as RecreateOnReset
+    from actors.coordination.host.gateway import SubtaskGateway as SubtaskGateway
+    from actors.coordination.host.part import RecreateOnReset as RecreateOnReset
     from actors.coordination.interface import CoordinatorContext as CoordinatorContext
     from actors.coordination.interface import OperatorCoordinator as OperatorCoordinator
     from actors.coordination.sources.source import SourceCoordinator as SourceCoordinator
     from actors.coordination.sources.source import StaticSplitEnumerator as StaticSplitEnumerator
-    from actors.coordination.subtask_gateway import SubtaskGateway as SubtaskGateway
     from protocol.attempts import FailureKind as FailureKind
     from protocol.attempts import FailureReason as FailureReason
     from protocol.attempts import LedgerConfig as LedgerConfig

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.engine.checkpoint_requests import CheckpointFailed as CheckpointFailed
+    from actors.coordination.engine.barrier_tracker import CheckpointFailed as CheckpointFailed
     from actors.errors import AskTimeout as AskTimeout
     from protocol.errors import AttemptOver as AttemptOver
     from protocol.errors import ConfirmationTimeout as ConfirmationTimeout

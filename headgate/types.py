@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from headgate._lazy import lazy
 
 if TYPE_CHECKING:
-    from actors.coordination.confirmation import Confirmation as Confirmation
-    from actors.coordination.host.gateways import LiveGateways as LiveGateways
+    from actors.coordination.host.gateway import Confirmation as Confirmation
+    from actors.coordination.host.gateway import LiveGateways as LiveGateways
     from actors.coordination.statistics import LatencyRecorder as LatencyRecorder
     from actors.coordination.statistics import OperatorStatistics as OperatorStatistics
     from actors.coordination.store import CoordinatorStore as CoordinatorStore

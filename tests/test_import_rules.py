@@ -53,17 +53,7 @@ STDLIB = frozenset(sys.stdlib_module_names)
 RUNTIME = STDLIB | {"protocol", "anyio"} | {f"actors.{file.stem}" for file in (ROOT / "actors").glob("*.py")}
 # What users of an operator implement and see; all of its folders have it in common.
 COORDINATION = RUNTIME | {
-    f"actors.coordination.{module}"
-    for module in (
-        "call_watch",
-        "confirmation",
-        "interface",
-        "statistics",
-        "store",
-        "subtask_gateway",
-        "turns",
-        "user_calls",
-    )
+    f"actors.coordination.{module}" for module in ("interface", "statistics", "store", "user_calls")
 }
 ENGINE = (
     COORDINATION
@@ -230,8 +220,7 @@ PUBLIC = frozenset(
         "spark_bridge.subtask.operator.SubtaskOperator",
         "spark_bridge.subtask.source.SplitReader",
         # Long work in turns and in threads, and log lines.
-        "actors.coordination.turns",
-        "actors.coordination.user_calls.call_each",
+        *(f"actors.coordination.user_calls.{name}" for name in ("Begun", "call_each", "in_turns")),
         "actors.logs.get_logger",
         "actors.threads.USER",
         # How a ready-made part finds its half in a task.

@@ -6,15 +6,12 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 ``OperatorPorts``.
 """
 
-from actors.coordination.confirmation import Confirmation
-from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor, CheckpointFailed
 from actors.coordination.engine.operator_config import OperatorConfig, OperatorPorts
 from actors.coordination.engine.reply import Reply
-from actors.coordination.host.gateways import LiveGateways
+from actors.coordination.host.gateway import Confirmation, LiveGateways, SubtaskGateway
 from actors.coordination.host.given import GivenCoordinator, ResetNotSupported
-from actors.coordination.host.part import Parts, parts_of
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
+from actors.coordination.host.part import Parts, RecreateOnReset, parts_of
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
 from actors.coordination.sources.source import (
     SourceCoordinator,
@@ -22,9 +19,8 @@ from actors.coordination.sources.source import (
     SplitEnumeratorContext,
     StaticSplitEnumerator,
 )
-from actors.coordination.statistics import LatencyRecorder, OperatorStatistics, percentiles_of
+from actors.coordination.statistics import LatencyRecorder, OperatorStatistics
 from actors.coordination.store import CoordinatorStore
-from actors.coordination.subtask_gateway import SubtaskGateway
 
 __all__ = [
     "BarrierTrackerActor",
@@ -49,5 +45,4 @@ __all__ = [
     "StaticSplitEnumerator",
     "SubtaskGateway",
     "parts_of",
-    "percentiles_of",
 ]

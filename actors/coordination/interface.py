@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from actors.clock import Clock
-from actors.coordination.host.gateways import LiveGateways
+from actors.coordination.host.gateway import LiveGateways, SubtaskGateway
 from actors.coordination.store import CoordinatorStore
-from actors.coordination.subtask_gateway import SubtaskGateway
 from protocol.attempts import FailureReason
 from protocol.event_types import Received, Sent
 from protocol.facts import StageLook

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import compress, islice
 from typing import Any, NamedTuple
@@ -59,30 +59,22 @@ class LatencyRecorder:
         if self.show is not None:
             self.show(microseconds, subject)
 
-    def samples(self) -> list[float]:
-        """Return the kept samples, oldest first."""
-        return list(self._samples)
-
     def since(self, count: int) -> list[float]:
         """Return the samples, newest first, that came after the first ``count``, as far as they are kept."""
         fresh = min(self.count - count, len(self._samples))
         return list(islice(reversed(self._samples), fresh))
 
     def percentiles(self) -> dict[str, float | None]:
-        """Return ``{"p50": µs, "p99": µs, "count": n}``; a percentile is None if nothing was measured."""
-        return {**percentiles_of(self._samples), "count": self.count}
+        """Return ``{"p50": µs, "p99": µs, "count": n}``, by nearest rank and rounded to a tenth of a microsecond.
 
+        A percentile is None if nothing was measured.
+        """
+        ordered = sorted(self._samples)
 
-def percentiles_of(samples: Iterable[float]) -> dict[str, float | None]:
-    """The nearest-rank p50 and p99 of the samples, rounded to a tenth."""
-    ordered = sorted(samples)
-    if not ordered:
-        return {"p50": None, "p99": None}
+        def rank(fraction: float) -> float | None:
+            return round(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))], 1) if ordered else None
 
-    def rank(fraction: float) -> float:
-        return round(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))], 1)
-
-    return {"p50": rank(0.5), "p99": rank(0.99)}
+        return {"p50": rank(0.5), "p99": rank(0.99), "count": self.count}
 
 
 @dataclass(slots=True)
@@ -110,7 +102,6 @@ class OperatorStatistics:
     ready: int = 0
     finished: int = 0  # that Spark has counted as successes; some may have been revoked
     suspicions: int = 0  # hints that an attempt may be dead
-    failures: int = 0
     failures_by_kind: dict[str, int] = field(default_factory=dict)
     subtask_resets: int = 0
     operator_resets: int = 0
@@ -140,6 +131,10 @@ class OperatorStatistics:
     sources: Callable[[], dict[str, SourceBacklog]] = dict  # of each source among its coordinators, by its name
     counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
     counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
+
+    @property
+    def failures(self) -> int:
+        return sum(self.failures_by_kind.values())
 
     @property
     def events_sent(self) -> int:

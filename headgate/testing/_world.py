@@ -12,13 +12,12 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from actors import Actor, ActorContext, ActorRef, Reply
-from actors.coordination.engine.barrier_tracker import BarrierTrackerActor
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.deadline import DeadlineTimer
+from actors.actor import DeadlineTimer
+from actors.coordination.engine.barrier_tracker import BarrierTrackerActor, CheckpointFailed
 from actors.coordination.engine.inputs import ActionId, RestoredInput
 from actors.coordination.engine.messages import (
     AttachConnection,
+    AttemptConnection,
     ClientRequest,
     ConnectionClosed,
     GatewayMessage,

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors import ActorCancelled, ActorContext, ActorRef, DirectActor, Signal, Terminated
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.deadline import DeadlineTimer
-from actors.coordination.engine.messages import LedgerDecided, TrackerMessage
-from actors.repeated_lines import LimitedLog
+from actors.actor import DeadlineTimer
+from actors.coordination.engine.messages import AttemptConnection, LedgerDecided, TrackerMessage
+from actors.logs import LimitedLog
 from protocol.attempts import (
     AttemptAccepted,
     CancelJobs,

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors import ActorRef, Reply
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.messages import TrackerMessage
+from actors.coordination.engine.messages import AttemptConnection, TrackerMessage
 from protocol.attempts import LedgerInput
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView
 from protocol.wire.messages import Register

@@ -9,8 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from actors import ActorRef
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
+from actors.coordination.engine.messages import (
+    AttachConnection,
+    AttemptConnection,
+    ConnectionClosed,
+    GatewayMessage,
+    MessagesArrived,
+)
 from actors.logs import get_logger
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of

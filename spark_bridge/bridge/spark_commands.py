@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors import ActorContext
-from actors.repeated_lines import LimitedLog
+from actors.logs import LimitedLog
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
 from protocol.facts import TaskPlace
 from spark_bridge.bridge.relay import Relay, RelayStopped

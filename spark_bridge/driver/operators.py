@@ -35,7 +35,6 @@ from actors.coordination import (
     Parts,
     SourceCoordinator,
 )
-from actors.coordination.call_watch import CallWatch
 from actors.coordination.engine.messages import (
     AwaitSettled,
     ClientRequest,
@@ -47,6 +46,7 @@ from actors.coordination.engine.messages import (
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
 from actors.coordination.statistics import SourceBacklog
+from actors.coordination.user_calls import CallWatch
 from actors.logs import get_logger
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.rescale import rescaled

@@ -16,10 +16,9 @@ from typing import NamedTuple, TypeVar
 from actors import ActorRef
 from actors.clock import Clock
 from actors.coordination import OperatorStatistics
-from actors.coordination.call_watch import CallWatch
-from actors.coordination.engine.gateway_sight import GatewayView
-from actors.coordination.engine.messages import OperatorView, TrackerMessage, ViewGateways, ViewOperator
+from actors.coordination.engine.messages import GatewayView, OperatorView, TrackerMessage, ViewGateways, ViewOperator
 from actors.coordination.statistics import SourceBacklog
+from actors.coordination.user_calls import CallWatch
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView
 from protocol.barrier_tracker.pending import CheckpointView, Phase, Step
 from protocol.wire.messages import RestoreMode

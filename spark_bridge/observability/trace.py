@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from actors import Actor, ActorContext
-from actors.coordination.call_watch import Call
 from actors.coordination.engine.operator_config import Observed
+from actors.coordination.user_calls import Call
 from actors.logs import get_logger
 from protocol.attempts import (
     AttemptAccepted,

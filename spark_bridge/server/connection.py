@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, cast
 
-from actors.logs import get_logger
-from actors.repeated_lines import LINES_MAX, LimitedLog
+from actors.logs import LINES_MAX, LimitedLog, get_logger
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragments import FragmentDecoder, Outbox

@@ -19,8 +19,7 @@ from itertools import count
 import anyio
 
 from actors.clock import LoopClock
-from actors.logs import get_logger
-from actors.repeated_lines import LimitedLog
+from actors.logs import LimitedLog, get_logger
 from protocol.wire.handshake import FindKey
 from spark_bridge.common.addresses import written
 from spark_bridge.common.errors import SidecarError

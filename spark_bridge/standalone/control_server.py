@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from actors.logs import get_logger
-from actors.repeated_lines import CountedLog
+from actors.logs import CountedLog, get_logger
 from protocol.describing import text_of, type_name
 from protocol.errors import EventEncodeError, HeadgateError, RemoteProtocolError
 from protocol.wire.codec import decode_event, encode_event, fit_text

@@ -28,8 +28,7 @@ from anyio.lowlevel import checkpoint
 
 from actors.coordination import CoordinatorStore, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.host.alone import HostAlone
-from actors.coordination.turns import in_turns
-from actors.coordination.user_calls import call_each
+from actors.coordination.user_calls import call_each, in_turns
 from actors.logs import get_logger
 from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint

@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.deadlines import IDLE_LANES_MAX, Deadlines
+from actors.clock import IDLE_LANES_MAX, Deadlines
 from actors.testing import VirtualClock
 from tests.actors.actors_under_test import Counter, GetTotal, running_system
 

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from actors import Actor, ActorContext, DirectActor, Directive, ExitRaised, Supervision, Terminated
+from actors.actor import Signal
 from actors.errors import ScopeLeftOpen
-from actors.signals import Signal
 from actors.testing import TestProbe
 from tests.actors.actors_under_test import running_system
 

@@ -8,8 +8,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from actors.repeated_lines import INTERVAL_MAX_S, INTERVAL_S, LINES_MAX, CountedLog, LimitedLog, LineLimit, Suppressed
-from actors.virtual_clock import VirtualClock
+from actors.logs import INTERVAL_MAX_S, INTERVAL_S, LINES_MAX, CountedLog, LimitedLog, LineLimit, Suppressed
+from actors.virtual_loop import VirtualClock
 
 REFUSED = ("warning", "connection refused")
 DROPPED = ("warning", "connection dropped")

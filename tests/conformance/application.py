@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from actors import ActorRef, Reply
 from actors.coordination import OperatorConfig, OperatorCoordinator, parts_of
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.messages import GatewayMessage, RequestCheckpoint, TrackerMessage
+from actors.coordination.engine.messages import AttemptConnection, GatewayMessage, RequestCheckpoint, TrackerMessage
 from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.testing import DeterministicKit, deterministic_system
 from protocol.attempts import LedgerConfig

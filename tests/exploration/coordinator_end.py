@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.coordination.engine.taken_events import TakenEvents
+from actors.coordination.engine.coordinator import TakenEvents
 from protocol.barrier_tracker import CollectRecorded, CoordinatorSnapshotTaken, RecordedCollected
 from protocol.gateway.types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt

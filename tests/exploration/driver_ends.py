@@ -8,8 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from actors.coordination.engine.checkpoint_labels import CheckpointLabels
-from actors.coordination.engine.inputs import ActionId, InputPosition
+from actors.coordination.engine.inputs import ActionId, CheckpointLabels, InputPosition
 from protocol import barrier_tracker as t
 from protocol.attempts import (
     AttemptAccepted,

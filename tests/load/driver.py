@@ -27,7 +27,7 @@ from random import Random
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.barrier_tracker import CheckpointFailed
 from benchmarks.crowd import OWN_FILES, TIMEOUT_S, Child, CrowdRuntime, PretendedSpark, running_child
 from benchmarks.many_endpoints import allow_files, resident_bytes
 from protocol.barrier_tracker import CheckpointConfig

@@ -9,7 +9,7 @@ from tests.mutants.mutant import catalogue
 ACTORS = catalogue(r"""
 gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
   A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.
-  @ actors.coordination.engine.open_gateways:OpenGateways.open
+  @ actors.coordination.engine.gateway:OpenGateways.open
   - sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
   + sends = self.__dict__.setdefault('of_subtask', {}).setdefault(attempt.subtask, AttemptSends(attempt, \
   + line.tell_direct, bounds, context.clock.now, self._config.wire_limits)); sends.attempt, sends._submit, \
@@ -17,8 +17,8 @@ gateway-not-scoped-to-the-attempt [FLINK-18071; H20 H14]
 begins-before-subtask-ready [found; H66]
   An operator may begin with its records before subtask_ready has sent anything.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
-  - ready = await self._guarded(context, name, calls)
-  + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(context, name, calls)
+  - ready = await self._guarded(name, calls)
+  + message.gateway_ref.tell_direct(ReadyAnnounced()); ready = False; await self._guarded(name, calls)
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
@@ -31,7 +31,7 @@ never-begins [feared; H66 H48]
   + pass
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
-  @ actors.coordination.engine.open_gateways:OpenGateways.reject_sends
+  @ actors.coordination.engine.gateway:OpenGateways.reject_sends
   - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
   + pass
 hears-attempts-that-are-over [feared; H3]
@@ -49,13 +49,13 @@ cut-one-message-late [feared; H40 H41]
   +         context.self_ref.tell(CallHandler(late))
 cut-overtaken-where-it-was-put-off [prototype; H41 H79]
   A gateway that is notified of the cut later gets an event of after the cut before that.
-  @ actors.coordination.engine.announcer:GatewayLine.tell_direct
+  @ actors.coordination.host.gateway:GatewayLine.tell_direct
   - if self._put_off:
   + if False:
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
   @ actors.coordination.engine.coordinator:CoordinatorActor._guarded
-  - self.raise_global_failure(method, error, context)
+  - self.raise_global_failure(method, error)
   + context.log.warning('swallowed', error=repr(error))
 answers-another-attempt [G14; H33]
   The answer to a request goes to the attempt that has been alive for longest.
@@ -125,7 +125,7 @@ direct-while-busy [feared; H5 H22 H30]
   + pass
 failure-of-before-the-reset [feared; H15]
   A failure of before a reset fails the run that comes after it.
-  @ actors.coordination.engine.failure:FailureLatch.raise_failure
+  @ actors.coordination.engine.coordinator:FailureLatch.raise_failure
   - if self._latched or resets < self.resets:
   + if self._latched:
 second-run-not-refused [feared; H68]
@@ -151,12 +151,12 @@ kept-output-is-enumerated-anew [feared; H56]
   + pass
 finished-gateway-is-kept [feared; H88]
   The context keeps the gateway of an attempt that has finished.
-  @ actors.coordination.host.gateways:GatewayTable.remove
+  @ actors.coordination.host.gateway:GatewayTable.remove
   - of_subtask.pop(attempt.task_attempt_id, None)
   + pass
 copy-replaces-the-first-gateway [feared; H88 H13]
   The context has only the newest gateway of a subtask.
-  @ actors.coordination.host.gateways:GatewayTable.add
+  @ actors.coordination.host.gateway:GatewayTable.add
   - self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = sends
   + self.by_subtask[attempt.subtask] = {attempt.task_attempt_id: sends}
 factory-of-no-actor-is-taken [feared; H165]

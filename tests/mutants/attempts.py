@@ -198,7 +198,7 @@ kill-by-id [feared; H75]
 success-is-not-told [feared; H86]
   The coordinator is not told that an attempt has finished.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
+  - await self._tell_each("subtask_finished", attempt.subtask, attempt.attempt)
   + pass
 finished-on-the-tasks-word [feared; H86]
   An attempt counts as finished when its operator has ended, before Spark counts it.

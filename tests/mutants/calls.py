@@ -24,8 +24,8 @@ leaving-forgets-queued-jobs [found; H160]
   + if running:
 cancelled-checkpoint-is-taken-later [found; H160 H176]
   A checkpoint that only waits is taken, and refuses others, although its caller was cancelled.
-  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._take_request
-  - self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._handle_other
+  - self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
   + pass
 cancelled-checkpoint-is-not-known [found; H160 H176]
   The operator is not told that the caller who waits for a checkpoint was cancelled.

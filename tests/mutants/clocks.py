@@ -24,7 +24,7 @@ task-waits-forever-for-the-driver [feared; H24 H48]
   + return self._beat_at if True else
 a-hanging-method-is-not-reported [E8; H70]
   A method of the coordinator that does not return is never named.
-  @ actors.coordination.call_watch:CallWatch.begin
+  @ actors.coordination.user_calls:CallWatch.begin
   - if not self._closed and (self._timer is None or self._timer_at > now + self._report_s):
   + if False:
 confirm-clock-runs-while-disconnected [feared; H24 H25]

@@ -25,12 +25,12 @@ handler-before-the-start-of-its-coordinator [feared; H5]
   + if False:
 sender-of-a-restored-message-is-an-address [found; H151]
   A coordinator fails if it answers a restored message of a subtask that a lower parallelism does not have.
-  @ actors.coordination.host.gateways:GatewayTable.of
+  @ actors.coordination.host.gateway:GatewayTable.of
   - if subtask >= self.parallelism and self._handles_restored():
   + if False:
 no-subtask-is-too-high [new; H151]
   A coordinator that sends to a subtask that never was is not told so.
-  @ actors.coordination.host.gateways:GatewayTable.of
+  @ actors.coordination.host.gateway:GatewayTable.of
   - if subtask >= self.parallelism and self._handles_restored():
   + if subtask >= self.parallelism:
 own-part-is-not-held-for-the-cut [found; H80 H41]

@@ -39,8 +39,7 @@ MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 EXPLORED = (
     "protocol.",
-    "actors.coordination.engine.taken_events:",
-    "actors.coordination.engine.checkpoint_labels:",
+    "actors.coordination.engine.coordinator:TakenEvents.",
     "actors.coordination.engine.inputs:",
 )
 """What the exploration runs of the product. It cannot see a mutant elsewhere, so it is not tried on one."""

@@ -75,17 +75,17 @@ a-claim-fails-a-streaming-operator [new; H174 H75]
   + if len(task.streaming) < 2:
 what-was-said-is-forgotten-before-the-first-run [found; H174]
   A checkpoint completes before the first run begins, and what the user said about that run is forgotten.
-  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.complete
+  @ actors.coordination.engine.inputs:CheckpointLabels.complete
   - checkpoint_id not in self._began_before
   + True
 a-plain-run-hides-the-last-batch [found; H174]
   After a plain run between two batches, a batch that Spark repeats is written again.
-  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.run_begins
+  @ actors.coordination.engine.inputs:CheckpointLabels.run_begins
   - else found.batch
   + else None
 finished-names-are-forgotten-after-another-kind-of-run [found; H174]
   An input that was finished before a run without a name, or before a micro-batch, is written again.
-  @ actors.coordination.engine.checkpoint_labels:_names_before
+  @ actors.coordination.engine.inputs:_names_before
   - if found is None:
   + if found is None or not isinstance(begins, NamedInput):
 a-stray-micro-batch-runs [new; H174 H175]
@@ -105,17 +105,17 @@ another-place-continues [new; H174]
   + return Comparison.SAME
 what-is-said-of-the-first-run-holds-for-the-next [found; H174]
   After restored_input="same", a run with another input skips its first records too, until a checkpoint completes.
-  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels._as_said
+  @ actors.coordination.engine.inputs:CheckpointLabels._as_said
   - return Comparison.SAME if repeats else comparison
   + return Comparison.SAME
 what-is-done-is-begun-while-it-is-skipped [new; H174]
   A run that skips a finished input labels its checkpoints as if the input were unfinished.
-  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.run_begins
+  @ actors.coordination.engine.inputs:CheckpointLabels.run_begins
   - self._label(done=same and is_done)
   + self._label(done=False)
 a-batch-that-is-over-is-that-of-every-run [new; H174]
   A plain run after a micro-batch is labelled as this batch.
-  @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.withdraw
+  @ actors.coordination.engine.inputs:CheckpointLabels.withdraw
   - self._batch = None
   + pass
 the-last-output-is-dropped-by-the-next-run [new; H174]

@@ -47,7 +47,7 @@ a-forged-book-fails-the-job [new; H156]
   What a forged task sends fails the job of its operator.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - self._condemn(attempt, f"a forged event from the task: {error}")
-  + self.raise_global_failure("handle_event_from_operator", error, context)
+  + self.raise_global_failure("handle_event_from_operator", error)
 json-has-what-no-reader-takes [found; H156]
   A status has a NaN, which strict readers of JSON refuse.
   @ protocol.describing:as_json

@@ -179,14 +179,14 @@ state-of-a-part-is-not-restored [new; H80]
 parts-are-not-told-of-failures [new; H80]
   Only the main coordinator is told that an attempt has failed.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "subtask_failed"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("subtask_failed"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_failed"
 parts-are-not-reset [new; H80]
   Only the main coordinator resets a subtask.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "subtask_reset"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("subtask_reset"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_reset"
 event-of-a-stage-reaches-the-last-coordinator [new; H80]
   Events of all stages reach the coordinator of the last one.
@@ -221,32 +221,32 @@ calls-reach-the-stages-backwards [new; H80]
 stages-are-not-told-of-completed-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is complete.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "notify_checkpoint_complete"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("notify_checkpoint_complete"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "notify_checkpoint_complete"
 stages-are-not-told-of-aborted-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is aborted.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "notify_checkpoint_aborted"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("notify_checkpoint_aborted"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "notify_checkpoint_aborted"
 stages-are-not-told-of-successes [new; H80]
   Only the main coordinator is told that a subtask has finished.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "subtask_finished"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("subtask_finished"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "subtask_finished"
 stages-are-not-told-of-the-end-of-a-run [new; H80]
   Only the main coordinator is told that a run has ended.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
-  - self._tell_each(context, "run_ended"
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._own.method(name), *args)))( \
+  - self._tell_each("run_ended"
+  + (lambda name, *args: self._guarded(name, call_user(name, self._own.method(name), *args)))( \
   + context, "run_ended"
 only-the-last-stage-is-told-of-a-suspicion [new; H80]
   The other stages are not told that an attempt may be dead.
   @ actors.coordination.engine.coordinator:CoordinatorActor._give_hint
-  - self._tell_each(context, hint.method
-  + (lambda context, name, *args: self._guarded(context, name, call_user(name, self._parts[-1].method(name), *args)))( \
+  - self._tell_each(hint.method
+  + (lambda name, *args: self._guarded(name, call_user(name, self._parts[-1].method(name), *args)))( \
   + context, hint.method
 state-of-a-stage-is-in-no-checkpoint [new; H80]
   The checkpoint has no state of the coordinators of the stages.

@@ -17,7 +17,7 @@ reset-deletes-in-doubt [E1; H64]
   + pass
 discard-is-reported-before-it-is-durable [E1; H64]
   A discard that has failed is reported as durable.
-  @ actors.coordination.engine.checkpoint_writes:CheckpointWrites._discard
+  @ actors.coordination.engine.barrier_tracker:CheckpointWrites._discard
   - log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
   + self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id)); return
 discard-without-a-marker [E1; H64]

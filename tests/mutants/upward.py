@@ -191,7 +191,7 @@ covers-what-was-recorded [prototype; H32 H79]
   + (*recorded, *snapshot.held), snapshot.events_sent)
 records-requests-as-events [feared; H73 H79]
   A request that is recorded comes again as an event.
-  @ actors.coordination.engine.taken_events:TakenEvents.take
+  @ actors.coordination.engine.coordinator:TakenEvents.take
   - HeldEvent(first_sender, payload, is_request, part)
   + HeldEvent(first_sender, payload, False, part)
 records-after-what-was-held [feared; H31 H79]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.barrier_tracker import CheckpointFailed
 from headgate import CoordinatorContext, FailureReason, SubtaskContext, SubtaskOperator
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.errors import LocalProtocolError

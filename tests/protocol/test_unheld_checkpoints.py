@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordination.engine.taken_events import TakenEvents
+from actors.coordination.engine.coordinator import TakenEvents
 from protocol import barrier_tracker as b
 from protocol.attempts import AttemptAccepted, SubtaskReady
 from protocol.barrier_tracker.pending import Phase

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from actors import ActorRef, ActorSystem, Decision, Hook
 from actors.cell import ActorCell
 from actors.coordination import OperatorConfig, parts_of
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed
+from actors.coordination.engine.barrier_tracker import CheckpointFailed
 from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.errors import ActorError
 from actors.testing import TurnGate, next_item

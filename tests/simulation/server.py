@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors import ActorRef
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.messages import GatewayMessage
+from actors.coordination.engine.messages import AttemptConnection, GatewayMessage
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of
 from protocol.wire.messages import BarrierMessage, DownMessage

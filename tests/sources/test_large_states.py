@@ -26,7 +26,7 @@ from actors.coordination.sources.enumerators import (
     OwnedSplitEnumerator,
 )
 from actors.coordination.sources.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
-from actors.coordination.turns import FIRST_STEPS
+from actors.coordination.user_calls import FIRST_STEPS
 from benchmarks.large_states import Files, Table, files
 from headgate import CheckpointConfig, SplitReader
 from headgate.sources import FileSource, SplitAt

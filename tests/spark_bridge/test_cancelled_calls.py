@@ -25,8 +25,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from actors import ActorSystem
 from actors.coordination import CoordinatorContext, OperatorCoordinator, SplitEnumerator, StaticSplitEnumerator
 from actors.testing import settle
-from actors.virtual_clock import VirtualClock
-from actors.virtual_loop import VirtualLoop, virtual_loop
+from actors.virtual_loop import VirtualClock, VirtualLoop, virtual_loop
 from headgate.testing import running_operator
 from protocol.errors import HeadgateError
 from protocol.facts import ApplicationEnded, JobStarted

@@ -5,28 +5,28 @@
 Every decision of the attempt ledger about this operator passes through here on its way to the coordinator, so that
 one mailbox fixes the order of checkpoints against failures and resets (H16, H18). It is the parent of the
 coordinator and of every gateway; they end with it.
+
+``CheckpointRequests`` has the triggered checkpoints that are not answered yet: since when, and who waits for them.
+``CheckpointWrites`` has their durable writes, of which several may be in progress concurrently (H43).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
-from actors import ActorContext, ActorRef, DirectActor, Reply
-from actors.coordination.engine.announcer import Announcer
-from actors.coordination.engine.checkpoint_labels import CheckpointLabels
-from actors.coordination.engine.checkpoint_requests import CheckpointFailed, CheckpointRequests
-from actors.coordination.engine.checkpoint_writes import CheckpointWrites
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.coordinator import CoordinatorActor
-from actors.coordination.engine.deadline import DeadlineTimer
-from actors.coordination.engine.failure import FailureLatch
+from actors import ActorContext, ActorRef, Background, DirectActor, Reply
+from actors.actor import DeadlineTimer
+from actors.coordination.engine.coordinator import CoordinatorActor, FailureLatch
+from actors.coordination.engine.gateway import OpenGateways
+from actors.coordination.engine.inputs import CheckpointLabels
 from actors.coordination.engine.messages import (
     AnnounceBatch,
     AnnounceNext,
     AskLabelledWork,
+    AttemptConnection,
     AwaitSettled,
     BatchDone,
     ClientRequest,
@@ -48,8 +48,8 @@ from actors.coordination.engine.messages import (
     WithdrawBatch,
     WithdrawCheckpoint,
 )
-from actors.coordination.engine.open_gateways import OpenGateways
-from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, OperatorConfig, OperatorPorts
+from actors.coordination.host.gateway import Announcer
 from actors.coordination.host.given import ResetNotSupported, why_not_resettable
 from actors.coordination.host.part import Parts
 from actors.coordination.statistics import OperatorStatistics, PartStatistics
@@ -64,6 +64,9 @@ from protocol.attempts import (
 )
 from protocol.barrier_tracker import (
     AbortRequested,
+    CheckpointDiscarded,
+    CheckpointStored,
+    CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
     CollectRecorded,
@@ -91,10 +94,202 @@ from protocol.barrier_tracker import (
 from protocol.barrier_tracker.rescale import refitted
 from protocol.barrier_tracker.tracker import ONE_OF_MANY, BarrierTracker
 from protocol.describing import describe
-from protocol.errors import InputRefused
+from protocol.errors import HeadgateError, InputRefused
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
+
+
+class CheckpointFailed(HeadgateError):
+    """A checkpoint was aborted, or never began; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    since: float
+    reply_to: Reply[int] | None  # None if the schedule asked
+    savepoint_directory: str | None
+
+
+class CheckpointRequests:
+    """One entry for each trigger, until one of the four ways to end answers it. Loop only.
+
+    ``final_pending``, as an argument: a run has succeeded, and no checkpoint that started after its end is complete.
+    ``uncommitted``: why the last checkpoint failed while that was the case, whenever it began. It is empty once a later
+    one has completed.
+    """
+
+    def __init__(self, statistics: OperatorStatistics) -> None:
+        self._open: dict[int, _Request] = {}
+        self._statistics = statistics
+        self.uncommitted = ""
+
+    def savepoint_directory(self, checkpoint_id: int) -> str:
+        """The directory of a savepoint that is in progress."""
+        directory = self._open[checkpoint_id].savepoint_directory
+        assert directory is not None
+        return directory
+
+    def triggered(
+        self,
+        checkpoint_id: int,
+        now: float,
+        reply_to: Reply[int] | None = None,
+        savepoint_directory: str | None = None,
+    ) -> None:
+        self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory)
+
+    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_pending: bool) -> None:
+        """A checkpoint was requested or due, but no id was available."""
+        reason = f"no checkpoint id: {describe(error)}"
+        self._statistics.checkpoints_refused += 1
+        if final_pending:
+            self.uncommitted = reason
+        _fail(reply_to, reason, error)
+
+    def completed(self, checkpoint_id: int, now: float) -> None:
+        request = self._open.pop(checkpoint_id)
+        statistics = self._statistics
+        statistics.checkpoints_completed += 1
+        statistics.last_completed_checkpoint_id = checkpoint_id
+        statistics.last_checkpoint_ms = round((now - request.since) * 1e3, 3)
+        statistics.checkpoint_us.record((now - request.since) * 1e6)
+        self.uncommitted = ""
+        if request.reply_to is not None:
+            request.reply_to.answer(checkpoint_id)
+
+    def savepoint_completed(self, checkpoint_id: int) -> bool:
+        """A savepoint is complete. False if nobody waits for it any more, so that nobody would learn its name."""
+        request = self._open.pop(checkpoint_id)
+        self._statistics.savepoints_completed += 1
+        return request.reply_to is not None and request.reply_to.answer(checkpoint_id)
+
+    def withdrawn(self, reply_to: Reply[int]) -> int | None:
+        """The requester waits no longer, and gets no answer. Returns the id of its checkpoint; None if it is over."""
+        for checkpoint_id, request in self._open.items():
+            if request.reply_to is reply_to:
+                self._open[checkpoint_id] = replace(request, reply_to=None)
+                return checkpoint_id
+        return None
+
+    def aborted(self, checkpoint_id: int, reason: str, *, final_pending: bool, written: bool) -> None:
+        """A checkpoint was aborted.
+
+        ``written``: its write had begun, so it may exist. The requester of a savepoint must know that (H64).
+        """
+        self._statistics.checkpoints_aborted += 1
+        self._statistics.last_abort_reason = reason
+        directory = self._open[checkpoint_id].savepoint_directory
+        if written and directory is not None:
+            reason = (
+                f"{reason}; its file may exist in {directory}, or appear there later: do not restore it, because what "
+                "it refers to may have been deleted"
+            )
+        self._failed(checkpoint_id, reason, final_pending)
+
+    def refused(self, checkpoint_id: int, reason: str, *, final_pending: bool) -> None:
+        self._statistics.checkpoints_refused += 1
+        self._failed(checkpoint_id, reason, final_pending)
+
+    def _failed(self, checkpoint_id: int, reason: str, final_pending: bool) -> None:
+        request = self._open.pop(checkpoint_id)
+        if final_pending:
+            self.uncommitted = f"checkpoint {checkpoint_id}: {reason}"
+        _fail(request.reply_to, f"checkpoint {checkpoint_id}: {reason}")
+
+
+def _fail(reply_to: Reply[int] | None, reason: str, cause: Exception | None = None) -> None:
+    if reply_to is not None:
+        failure = CheckpointFailed(reason)
+        failure.__cause__ = cause
+        reply_to.fail(failure)
+
+
+Discard = Callable[[int], Awaitable[None]]
+
+_FIRST_RETRY_S = 1.0
+_RETRY_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    work: Background
+    discard: Discard
+
+
+class CheckpointWrites:
+    """Writes and discards checkpoints concurrently with the tracker's actor, which gets each outcome as a message.
+
+    A discard that fails is tried again, with growing delays. That ends when it succeeds, when the storage says that no
+    try can succeed (``DiscardRefused``), when the doubt ends in another way (``no_doubt``), or when the actor ends.
+    Nothing waits for it. Loop only.
+    """
+
+    def __init__(self, context: ActorContext[TrackerMessage]) -> None:
+        self._context = context
+        self._writes: dict[int, _Write] = {}
+        self._in_doubt: set[int] = set()
+
+    def __contains__(self, checkpoint_id: int) -> bool:
+        """Whether the write of this checkpoint has begun, and its fate is not decided yet."""
+        return checkpoint_id in self._writes
+
+    def start(
+        self,
+        checkpoint: CompletedCheckpoint,
+        write: Callable[[CompletedCheckpoint], Awaitable[None]],
+        discard: Discard,
+    ) -> None:
+        """Begin the write. ``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back first.
+
+        ``discard``: how to remove what it wrote.
+        """
+        checkpoint_id = checkpoint.checkpoint_id
+        work = self._context.run(
+            write,
+            checkpoint,
+            on_result=lambda _: CheckpointStored(checkpoint_id),
+            on_error=lambda error: CheckpointStoreFailed(checkpoint_id, describe(error)),
+        )
+        self._writes[checkpoint_id] = _Write(work, discard)
+
+    def kept(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable, and stays."""
+        del self._writes[checkpoint_id]
+
+    def take_back(self, checkpoint_id: int) -> None:
+        """Cancel the write if it still runs, and discard the checkpoint; ``CheckpointDiscarded`` follows.
+
+        Work that the write began in a thread continues. Only the storage knows whether the checkpoint still appears.
+        """
+        write = self._writes.pop(checkpoint_id)
+        write.work.cancel()
+        self._in_doubt.add(checkpoint_id)
+        self._context.run(self._discard, checkpoint_id, write.discard)
+
+    def no_doubt(self, checkpoint_id: int) -> None:
+        """The checkpoint's fate is known, so a failed discard is not tried again."""
+        self._in_doubt.discard(checkpoint_id)
+
+    async def _discard(self, checkpoint_id: int, discard: Discard) -> None:
+        log, delay_s = self._context.log.bind(checkpoint_id=checkpoint_id), _FIRST_RETRY_S
+        while True:
+            try:
+                await discard(checkpoint_id)
+            except DiscardRefused as error:
+                log.warning("checkpoint stays in doubt", error=str(error))
+                return
+            except Exception as error:  # it fails nothing (H48)
+                log.warning("checkpoint discard failed", error=describe(error), retry_s=delay_s)
+            else:
+                self._in_doubt.discard(checkpoint_id)
+                self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))
+                return
+            if checkpoint_id in self._in_doubt:
+                await self._context.clock.sleep(delay_s)
+            if checkpoint_id not in self._in_doubt:
+                return
+            delay_s = min(2 * delay_s, _RETRY_S_MAX)
 
 
 class BarrierTrackerActor(DirectActor[TrackerMessage]):
@@ -124,6 +319,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         )
         self._requests = CheckpointRequests(statistics)
         self._labels = CheckpointLabels(config.restored, config.restored_input)
+        self._pending_ids: tuple[int, ...] = ()  # as the labels know them
         self._accepting: dict[int, AttemptConnection] = {}
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
@@ -143,7 +339,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     async def started(self, context: ActorContext[TrackerMessage]) -> None:
         loop, self_ref = asyncio.get_running_loop(), context.self_ref
-        self._now = context.clock.now
+        self._now, self._log = context.clock.now, context.log
 
         def next_turn() -> None:
             loop.call_soon(announce_next)
@@ -185,13 +381,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
             return
         now = self._now()
-        self._handle_other(context, message, now)
+        self._handle_other(message, now)
         while self._held and not self._must_wait(self._held[0]):
-            self._take_decision(context, now, self._held.popleft())
+            self._take_decision(now, self._held.popleft())
         self._deadline.arm(context, self._machine.next_deadline(), now)
         self._answer_if_settled()
 
-    def _handle_other(self, context: ActorContext[TrackerMessage], message: TrackerMessage, now: float) -> None:
+    def _handle_other(self, message: TrackerMessage, now: float) -> None:
         match message:
             case AnnounceNext():
                 self._announcer.go_on()
@@ -203,45 +399,46 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._coordinator_ref.tell(message)
             case NoteAwaited():
                 self._gateways.tell_all(message)
-            case AwaitSettled(reply_to):
-                self._awaiting_settled.append(reply_to)
-            case RequestCheckpoint() | WithdrawCheckpoint():
-                self._take_request(context, now, message)
+            case RequestCheckpoint(reply_to, savepoint_directory):
+                self._trigger(now, reply_to, savepoint_directory)
+            case WithdrawCheckpoint(reply_to):
+                checkpoint_id = self._requests.withdrawn(reply_to)
+                if checkpoint_id is not None:
+                    self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
             case AnnounceBatch() | WithdrawBatch() | BatchDone():
-                self._take_batch(context, now, message)
+                self._take_batch(message, now)
             case LedgerDecided():
                 self._held.append(message)
-            case AskLabelledWork() | ViewOperator() | ViewGateways():
+            case AskLabelledWork() | ViewOperator() | ViewGateways() | AwaitSettled():
                 self._answer(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
-                self._handle(context, message, now)
+                self._handle(message, now)
 
-    def _handle(
-        self,
-        context: ActorContext[TrackerMessage],
-        machine_input: TrackerInput,
-        now: float,
-        callback_us: int | None = None,
-    ) -> None:
+    def _take_batch(self, message: AnnounceBatch | WithdrawBatch | BatchDone, now: float) -> None:
+        match message:
+            case AnnounceBatch(batch, adopted):
+                self._labels.announce(batch, adopted=adopted)
+            case WithdrawBatch():
+                self._labels.withdraw()
+            case BatchDone(batch):
+                self._labels.done_without_run(batch)
+                self._handle(InputBegan(same=False), now)
+
+    def _handle(self, machine_input: TrackerInput, now: float, callback_us: int | None = None) -> None:
         if type(machine_input) in OBSERVED_INPUTS:
             self._ports.observe(machine_input, now)
-        self._act(context, self._machine.handle(machine_input, now), now, callback_us)
-
-    def _act(
-        self,
-        context: ActorContext[TrackerMessage],
-        effects: Sequence[TrackerEffect],
-        now: float,
-        callback_us: int | None,
-    ) -> None:
+        effects = self._machine.handle(machine_input, now)
         if effects:
             self._observe(effects, now)
-        self._carry_out(context, effects, now, callback_us)
-        self._labels.see(self._machine.pending_ids)
+            self._carry_out(effects, now, callback_us)
+        pending_ids = self._machine.pending_ids
+        if pending_ids != self._pending_ids:
+            self._pending_ids = pending_ids
+            self._labels.see(pending_ids)
         if effects and type(effects[-1]) is TriggerCheckpoint:
-            self._trigger(context, now)
+            self._trigger(now)
 
     def _observe(self, effects: Sequence[TrackerEffect], now: float) -> None:
         """Show the effects that are steps of the operator or of a checkpoint; of those to many subtasks, the first."""
@@ -254,7 +451,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def _trigger(
         self,
-        context: ActorContext[TrackerMessage],
         now: float,
         reply_to: Reply[int] | None = None,
         savepoint_directory: str | None = None,
@@ -264,44 +460,24 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
-            context.log.warning("checkpoint id not available", error=describe(error), exc_info=error)
+            self._log.warning("checkpoint id not available", error=describe(error), exc_info=error)
             self._requests.without_id(error, reply_to, final_pending=self._machine.final_pending)
             return
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
-        self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
-
-    def _take_request(
-        self, context: ActorContext[TrackerMessage], now: float, message: RequestCheckpoint | WithdrawCheckpoint
-    ) -> None:
-        if isinstance(message, RequestCheckpoint):
-            self._trigger(context, now, message.reply_to, message.savepoint_directory)
-        elif (checkpoint_id := self._requests.withdrawn(message.reply_to)) is not None:
-            self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
-
-    def _take_batch(
-        self, context: ActorContext[TrackerMessage], now: float, message: AnnounceBatch | WithdrawBatch | BatchDone
-    ) -> None:
-        match message:
-            case AnnounceBatch(batch, adopted):
-                self._labels.announce(batch, adopted=adopted)
-            case WithdrawBatch():
-                self._labels.withdraw()
-            case BatchDone(batch):
-                self._labels.done_without_run(batch)
-                self._handle(context, InputBegan(same=False), now)
+        self._handle(CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
     def _must_wait(self, message: LedgerDecided) -> bool:
         """Whether a run begins before the last output of the previous one is committed, which its reset would drop."""
         begins = isinstance(message.decision, RunStarted | OperatorReset) and not self._run_is_on
         return begins and self._machine.final_pending and self._machine.next_deadline() is not None
 
-    def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
+    def _take_decision(self, now: float, message: LedgerDecided) -> None:
         """Act on a decision of the ledger, then give it to the machine unchanged."""
         decision = message.decision
         self._ports.observe(decision, now)
         match decision:
             case RunStarted():
-                self._start_run(context, now, decision, message.action)
+                self._start_run(now, decision, message.action)
                 return
             case RunEnded(succeeded=succeeded):
                 self._run_is_on = False
@@ -314,9 +490,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     self._failures.raise_failure(self._failures.resets, error, str(error))
                 assert message.connection is not None
                 self._accepting[attempt.task_attempt_id] = message.connection
-        self._handle(context, decision, now, message.callback_us)
+        self._handle(decision, now, message.callback_us)
 
-    def _start_run(self, context: ActorContext[TrackerMessage], now: float, decision: RunStarted, action: str) -> None:
+    def _start_run(self, now: float, decision: RunStarted, action: str) -> None:
         """Begin a run. If it is not the first one, the reset of the coordinator follows (H55)."""
         self._run_is_on = True
         self._run_id = decision.run_id
@@ -326,14 +502,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             if refused:
                 self._input_refused = InputRefused(f"operator {self._config.operator_id!r}: {refused}")
             else:
-                self._handle(context, InputBegan(same), now)
+                self._handle(InputBegan(same), now)
                 if not (same or self._has_run) and self._machine.restore_id >= 0:
-                    self._handle(context, OperatorReset(self._config.operator_id, "another input begins"), now)
+                    self._handle(OperatorReset(self._config.operator_id, "another input begins"), now)
         self._has_run = True
 
     def _carry_out(
         self,
-        context: ActorContext[TrackerMessage],
         effects: Sequence[TrackerEffect],
         now: float,
         callback_us: int | None,
@@ -346,13 +521,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             if closing:
                 self._close(closing)
                 closing = []
-            self._carry_out_one(context, effect, now, callback_us)
+            self._carry_out_one(effect, now, callback_us)
         if closing:
             self._close(closing)
 
-    def _carry_out_one(
-        self, context: ActorContext[TrackerMessage], effect: TrackerEffect, now: float, callback_us: int | None
-    ) -> None:
+    def _carry_out_one(self, effect: TrackerEffect, now: float, callback_us: int | None) -> None:
         match effect:
             case ReopenSubtask(attempt, checkpoint_id):
                 self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
@@ -361,11 +534,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case DiscardCheckpoint(checkpoint_id):
                 self._writes.take_back(checkpoint_id)
             case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
-                self._end_checkpoint(context, effect, now)
+                self._end_checkpoint(effect, now)
             case ReportStale(what):
-                context.log.debug("stale input ignored", what=what)
+                self._log.debug("stale input ignored", what=what)
             case RaiseGlobalFailure(cause):
-                context.log.error("too many checkpoints failed", cause=cause)
+                self._log.error("too many checkpoints failed", cause=cause)
                 self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
             case RestoreAttempt(attempt=attempt):
                 connection, before, refused = self._accepting.pop(attempt.task_attempt_id), effect.partitions_before, ""
@@ -433,7 +606,6 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
     def _end_checkpoint(
         self,
-        context: ActorContext[TrackerMessage],
         effect: NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint,
         now: float,
     ) -> None:
@@ -453,7 +625,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 else:
                     self._writes.take_back(checkpoint_id)
             case NotifyCheckpointAborted(reason=reason, in_doubt=in_doubt):
-                context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
+                self._log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
                 self._coordinator_ref.tell(effect)
                 if not in_doubt:
@@ -463,11 +635,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     checkpoint_id, reason, final_pending=self._machine.final_pending, written=written
                 )
             case RefuseCheckpoint(reason=reason):
-                context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
+                self._log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
                 self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
 
-    def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways) -> None:
+    def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways | AwaitSettled) -> None:
         match question:
+            case AwaitSettled(reply_to):
+                self._awaiting_settled.append(reply_to)
             case AskLabelledWork(reply_to):
                 labels = self._labels
                 reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))
@@ -518,4 +692,4 @@ def _timed(
     return message if callback_us is None else Timed(message, callback_us)
 
 
-__all__ = ["OBSERVED_EFFECTS", "OBSERVED_INPUTS", "UNBOUNDED", "BarrierTrackerActor"]
+__all__ = ["OBSERVED_EFFECTS", "OBSERVED_INPUTS", "UNBOUNDED", "BarrierTrackerActor", "CheckpointFailed"]

@@ -7,6 +7,10 @@ what concerns the operator reaches each, in the order of ``Parts.in_order``. It 
 attempts that are over, before any handler (H3). When ``checkpoint_coordinator`` returns, the actor announces the cut to
 every live gateway before it takes its next message. So every event that the coordinator sends later comes after the
 checkpoint (H40, H41). If checkpoints hold no events, the actor records from then on what it takes (H79).
+
+``TakenEvents`` counts how many upward events of each attempt's history each part has taken (H32, H150). The operator's
+tracker and this actor share a ``FailureLatch``, so that at most one global failure is reported between two resets (H7,
+H8, H15).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,9 +26,7 @@ from typing import Any
 import anyio
 
 from actors import Actor, ActorContext, ActorRef, SystemNotRunning
-from actors.coordination.call_watch import Call, CallWatch
-from actors.coordination.engine.announcer import Announcer, GatewayLine
-from actors.coordination.engine.failure import FailureLatch
+from actors.coordination.engine.gateway import attempt_keys
 from actors.coordination.engine.messages import (
     AttemptHint,
     CallHandler,
@@ -47,22 +49,25 @@ from actors.coordination.engine.reply import (
     Reply,
     WaitingClient,
     WaitingTask,
-    attempt_keys,
     describe_failure,
 )
-from actors.coordination.engine.taken_events import TakenEvents
 from actors.coordination.host.context import Outcome
-from actors.coordination.host.gateway import Gateway
-from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.gateway import Announcer, Gateway, GatewayLine, GatewayTable
 from actors.coordination.host.incarnation import Sender
 from actors.coordination.host.part import Part, Parts
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
-from actors.coordination.turns import in_turns
-from actors.coordination.user_calls import call_each, call_user, is_fatal, true_cause
+from actors.coordination.user_calls import Call, CallWatch, call_each, call_user, in_turns, is_fatal, true_cause
 from actors.exits import as_exception
-from actors.repeated_lines import LimitedLog
-from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
+from actors.logs import LimitedLog
+from protocol.attempts import (
+    AttemptCondemned,
+    GlobalFailureRaised,
+    LedgerInput,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+)
 from protocol.barrier_tracker import (
     CollectRecorded,
     CoordinatorSnapshotFailed,
@@ -79,12 +84,154 @@ from protocol.describing import describe, is_a, type_name
 from protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
-from protocol.ids import ExecutionAttempt
-from protocol.parts import join_states_in_steps, split_states_in_steps
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
+from protocol.parts import ONE_PART, OWN_PART, PartTable, join_states_in_steps, split_states_in_steps
 from protocol.wire.codec import EVENT_STEP_BYTES, WireLimits, decode_event, decode_event_in_steps, encode_argument
-from protocol.wire.messages import RestoreMode
+from protocol.wire.messages import HeldEvent, Positions, RestoreMode
 
 PLACE_CHARS_MAX = 1000
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was taken since the cut of one checkpoint, by task attempt id. ``attempts``: those known at the cut."""
+
+    attempts: frozenset[int]
+    events: dict[int, list[HeldEvent]] = field(default_factory=dict)
+
+
+class TakenEvents:
+    """The counts of events and requests, by part, which a checkpoint compares with the subtasks' own at the cut.
+
+    An attempt's counts continue from what its restored checkpoint covers. It is kept when the attempt has finished,
+    until that success is revoked or everything is reset.
+
+    From ``record`` until ``collect`` or ``drop``, a checkpoint records what is taken. Each event names the last
+    checkpoint whose snapshot its subtask had taken when it sent it: it belongs to the recordings of later ones only, so
+    a subtask that has its snapshot makes none of them grow. The gateways bound the rest. What a part outside of
+    checkpoints takes is counted, and is in no checkpoint (H152). Loop only.
+    """
+
+    def __init__(self, table: PartTable = ONE_PART) -> None:
+        self._table = table
+        self._recordings: dict[int, Recording] = {}  # by checkpoint, ascending
+        self._counts: dict[int, list[int]] = {}  # by task attempt id, then by part
+        # By subtask: the attempt that last became ready or, for this part, sent something.
+        self._latest: list[dict[int, int]] = [{} for _ in table.parts]
+        self._handling: tuple[int, int, int] | None = None  # part, sender and position of the current event
+        self.is_restored = False
+        """Whether that was held in the checkpoint that was restored."""
+
+    def begin(self, attempt: ExecutionAttempt, events_sent: Positions) -> None:
+        """The attempt is ready; its history has ``events_sent`` so far."""
+        self._counts[attempt.task_attempt_id] = [*events_sent, *(0,) * (self._table.count - len(events_sent))]
+        for latest in self._latest:
+            latest[attempt.subtask] = attempt.task_attempt_id
+
+    def take(
+        self,
+        attempt: ExecutionAttempt,
+        sender: int | None,
+        payload: bytes = b"",
+        part: int = OWN_PART,
+        *,
+        is_request: bool = False,
+        after_snapshot: int = VIRTUAL_EMPTY_CHECKPOINT,
+    ) -> None:
+        """The part takes one more event. ``sender``: the subtask that first sent it, if it was restored."""
+        task = attempt.task_attempt_id
+        counts = self._counts[task]
+        counts[part] += 1
+        self._latest[part][attempt.subtask] = task
+        first_sender = attempt.subtask if sender is None else sender
+        self._handling = (part, first_sender, counts[part])
+        self.is_restored = sender is not None
+        if self._recordings and not self._table.outside[part]:
+            for checkpoint_id, recording in self._recordings.items():
+                if checkpoint_id > after_snapshot and task in recording.attempts:
+                    recording.events.setdefault(task, []).append(HeldEvent(first_sender, payload, is_request, part))
+
+    def record(self, checkpoint_id: int) -> None:
+        """The cut of a checkpoint that holds no events: record what is taken from here on (H79)."""
+        self._recordings[checkpoint_id] = Recording(frozenset(self._counts))
+
+    def collect(self, checkpoint_id: int) -> dict[int, tuple[HeldEvent, ...]]:
+        """End the recording, and return what was taken, in order, by task attempt id."""
+        recording = self._recordings.pop(checkpoint_id, None)
+        return {} if recording is None else {task: tuple(events) for task, events in recording.events.items()}
+
+    def drop(self, checkpoint_id: int) -> None:
+        """The checkpoint is over; ignored if nothing is recorded for it."""
+        self._recordings.pop(checkpoint_id, None)
+
+    def taken(self) -> None:
+        """The part has handled the event."""
+        self._handling, self.is_restored = None, False
+
+    def handles_restored(self, part: int) -> bool:
+        """Whether the part handles an event or request that was held in the checkpoint that was restored."""
+        return self.is_restored and self._handling is not None and self._handling[0] == part
+
+    def forget(self, attempt: ExecutionAttempt) -> None:
+        """The attempt has failed, or its success was revoked."""
+        self._counts.pop(attempt.task_attempt_id, None)
+
+    def clear(self) -> None:
+        """The whole operator is reset: forget all counts."""
+        self._counts.clear()
+        for latest in self._latest:
+            latest.clear()
+        self._recordings.clear()
+
+    def position(self, subtask: int, part: int = OWN_PART) -> int:
+        """The position of the part's event of ``subtask`` that is being handled; otherwise of the last one taken."""
+        if self._handling is not None and self._handling[:2] == (part, subtask):
+            return self._handling[2]
+        counts = self._counts.get(self._latest[part].get(subtask, -1))
+        return 0 if counts is None else counts[part]
+
+    def at_this_moment(self) -> dict[int, Positions]:
+        """The counts by task attempt id, as a checkpoint has them."""
+        inside = self._table.inside
+        return {task: inside(counts) for task, counts in self._counts.items()}
+
+
+class FailureLatch:
+    """Shared by an operator's tracker and its coordinator: reports the first failure of either, and ignores the rest.
+
+    Resets are counted from 1; 0 is the time before the first. The tracker decides on a reset slightly before the
+    coordinator receives it, so each reports a failure with the number of its last reset. A failure from before a reset
+    that is already decided is ignored. ``report`` and ``failed`` are as in ``OperatorPorts``. Loop only.
+    """
+
+    def __init__(
+        self, operator_id: str, report: Callable[[LedgerInput], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._operator_id = operator_id
+        self._report = report
+        self._failed = failed
+        self._latched = False
+        self.resets = 0
+        """How many resets have been decided."""
+
+    @property
+    def latched(self) -> bool:
+        """Whether a failure was reported and no reset has followed it yet."""
+        return self._latched
+
+    def reset(self) -> None:
+        """Record that a reset is decided."""
+        self._latched = False
+        self.resets += 1
+
+    def raise_failure(self, resets: int, error: BaseException, cause: str) -> bool:
+        """Report a global failure after reset ``resets``. False if its reset is already in progress."""
+        if self._latched or resets < self.resets:
+            return False
+        self._latched = True
+        self._failed(error)
+        self._report(GlobalFailureRaised(self._operator_id, cause))
+        return True
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
@@ -157,38 +304,38 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             lambda: self.taken.is_restored,
         )
         self._replies = OpenReplies(
-            self.operator_id, self._peer_log, self._statistics, partial(_call_soon, context), self._limits
+            self.operator_id, self._peer_log, self._statistics, self.call_soon_threadsafe, self._limits
         )
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         match message:
             case EventArrived():
-                await self._handle_event(context, message)
+                await self._handle_event(message)
             case RequestArrived():
-                await self._handle_request(context, message)
+                await self._handle_request(message)
             case CancellationArrived(attempt, request_id):
                 self._replies.cancel(attempt, request_id)
             case SnapshotCoordinator(checkpoint_id):
-                await self._take_snapshot(context, checkpoint_id)
+                await self._take_snapshot(checkpoint_id)
             case CollectRecorded():
                 self._collect(message)
             case AttemptHint():
-                await self._give_hint(context, message)
+                await self._give_hint(message)
             case CallHandler(handler, caller):
                 self._called = self._own  # a handler does not say whose it is
-                await self._guarded(context, caller, call_user(caller, handler))
+                await self._guarded(caller, call_user(caller, handler))
             case StartCoordinator():
-                await self._start(context, message)
+                await self._start(message)
             case ClientRequest():
-                await self._handle_client_request(context, message)
+                await self._handle_client_request(message)
             case Flush(reply_to, settled):
                 reply_to.answer(replace(settled, failed=self._failed_after))
             case Timed(fact, callback_us):
                 self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
-                await self._handle_lifecycle(context, fact)
+                await self._handle_lifecycle(fact)
             case _:
-                await self._handle_lifecycle(context, message)
+                await self._handle_lifecycle(message)
 
     def called_for(self, message: object) -> str:
         """The method of the coordinator, with its class, that handles a message."""  # H9
@@ -224,11 +371,13 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             "the coordinator's task was cancelled between two calls, by something that a method left open, such as an "
             "asyncio.timeout in an async generator"
         )
-        self.raise_global_failure("after a method", error, context)
+        self.raise_global_failure("after a method", error)
         return True
 
     def raise_global_failure(
-        self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
+        self,
+        method: str,
+        error: BaseException,
     ) -> None:
         """Fail the job; until the reset, only the first cause counts (H7, H8)."""
         error = true_cause(error)
@@ -238,9 +387,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             if self._ended_well and self.mode is RestoreMode.STREAMING:
                 self._failed_after = f"{method}: {text}"
         if self._failures.raise_failure(self._resets, error, f"{method}: {text}"):
-            context.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
+            self.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
         else:
-            context.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
+            self.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
 
     # --- what the contexts of the coordinators use: see ``Host`` -----------------------------------------------------
 
@@ -255,7 +404,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         return self.taken.position(subtask, part.index)
 
     def fail_job(self, error: BaseException) -> None:
-        self.raise_global_failure("fail_job", error, self._context)
+        self.raise_global_failure("fail_job", error)
 
     def run_in_thread(self, function: Callable[..., Any], *args: Any, handler: Outcome) -> None:
         result, failure = partial(_result, handler), partial(_failure, "call_async", handler)
@@ -275,11 +424,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     # --- calls of all parts -----------------------------------------------------------------------------------------
 
-    async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
+    async def _start(self, message: StartCoordinator) -> None:
         try:
             self.input_begins_again = message.restored is not None  # as far as is known before the first run
             if message.restored is not None:
-                context.log.info("coordinator restored", checkpoint_id=message.restored[0])
+                self.log.info("coordinator restored", checkpoint_id=message.restored[0])
                 await self._reset(*message.restored)
             await self._of_each(lambda part: part.start(self))
         except Exception as error:
@@ -305,33 +454,34 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._called = part
             await _explained(part, call(part))
 
-    async def _tell_each(self, context: ActorContext[CoordinatorMessage], method: str, *args: Any) -> bool:
+    async def _tell_each(self, method: str, *args: Any) -> bool:
         """Call a method of each part's coordinator, and return whether all succeeded."""
         calls = self._of_each(lambda part: call_user(method, part.method(method), *args))
-        return await self._guarded(context, method, calls)
+        return await self._guarded(method, calls)
 
-    async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
+    async def _handle_lifecycle(self, message: CoordinatorMessage) -> None:
         match message:
             case SubtaskReadyWithGateway():
-                await self._tell_ready(context, message)
+                await self._tell_ready(message)
             case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
                 self.gateways.remove(attempt)
                 self._replies.attempt_over(attempt.task_attempt_id)
-                self._count_failure(reason.kind.name.lower())
-                context.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
-                await self._tell_each(context, "subtask_failed", attempt.subtask, attempt.attempt, reason)
+                kind, by_kind = reason.kind.name.lower(), self._statistics.failures_by_kind
+                by_kind[kind] = by_kind.get(kind, 0) + 1
+                self.log.info("subtask failed", **attempt_keys(attempt), kind=reason.kind.name, reason=reason.text)
+                await self._tell_each("subtask_failed", attempt.subtask, attempt.attempt, reason)
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.gateways.remove(attempt)
                 self._replies.attempt_over(attempt.task_attempt_id)
                 self._statistics.finished += 1
-                await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
+                await self._tell_each("subtask_finished", attempt.subtask, attempt.attempt)
             case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 self._statistics.subtask_resets += 1
-                context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
-                await self._tell_each(context, "subtask_reset", subtask, checkpoint_id)
+                self.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
+                await self._tell_each("subtask_reset", subtask, checkpoint_id)
             case OperatorResetToCheckpoint(checkpoint_id, state, begins_again):
                 self.input_begins_again = begins_again
                 self._failure = None
@@ -342,31 +492,31 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._replies.coordinator_reset()
                 self.taken.clear()
                 self._statistics.operator_resets += 1
-                context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
-                await self._guarded(context, "reset_to_checkpoint", self._reset(checkpoint_id, state))
+                self.log.info("coordinator reset", checkpoint_id=checkpoint_id)
+                await self._guarded("reset_to_checkpoint", self._reset(checkpoint_id, state))
             case RunEnded(_, run_id, succeeded, reason_text):
                 self._live.clear()
                 self.gateways.clear()
                 self._replies.attempts_over()
                 self._ended_well = succeeded
                 self._statistics.runs += 1
-                await self._tell_each(context, "run_ended", run_id, succeeded, reason_text)
-                self._tell_ignored_by_operator(context)
+                await self._tell_each("run_ended", run_id, succeeded, reason_text)
+                self._tell_ignored_by_operator()
             case NotifyCheckpointComplete(checkpoint_id):
-                self._tell_ignored_by_operator(context)
-                await self._tell_each(context, "notify_checkpoint_complete", checkpoint_id)
+                self._tell_ignored_by_operator()
+                await self._tell_each("notify_checkpoint_complete", checkpoint_id)
             case NotifyCheckpointAborted(checkpoint_id, _, in_doubt):
                 self.taken.drop(checkpoint_id)
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
-                await self._tell_each(context, "notify_checkpoint_aborted", checkpoint_id)
+                await self._tell_each("notify_checkpoint_aborted", checkpoint_id)
             case NotifyCheckpointDiscarded(checkpoint_id):
                 self.in_doubt.discard(checkpoint_id)
-                await self._tell_each(context, "notify_checkpoint_discarded", checkpoint_id)
+                await self._tell_each("notify_checkpoint_discarded", checkpoint_id)
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
 
-    async def _tell_ready(self, context: ActorContext[CoordinatorMessage], message: SubtaskReadyWithGateway) -> None:
+    async def _tell_ready(self, message: SubtaskReadyWithGateway) -> None:
         attempt, sends = message.attempt, message.sends
         self._live[attempt.task_attempt_id] = message.gateway_ref
         self.gateways.add(sends)
@@ -376,24 +526,24 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         calls = self._of_each(
             lambda part: call_user(name, part.method(name), attempt.subtask, Gateway(sends, part.current))
         )
-        ready = await self._guarded(context, name, calls)
+        ready = await self._guarded(name, calls)
         self._ignores_events = not self._own.overrides("handle_event_from_operator")
         if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
             message.gateway_ref.tell_direct(ReadyAnnounced())
-            await self._see_if_all_ready(context)
+            await self._see_if_all_ready()
 
-    async def _give_hint(self, context: ActorContext[CoordinatorMessage], hint: AttemptHint) -> None:
+    async def _give_hint(self, hint: AttemptHint) -> None:
         """Hints of an attempt that is over are dropped: there is more certain news of it (H87)."""
         attempt = hint.attempt
         if attempt.task_attempt_id not in self._live:
             return
-        await self._tell_each(context, hint.method, attempt.subtask, attempt.attempt, *hint.args)
+        await self._tell_each(hint.method, attempt.subtask, attempt.attempt, *hint.args)
 
-    async def _see_if_all_ready(self, context: ActorContext[CoordinatorMessage]) -> None:
+    async def _see_if_all_ready(self) -> None:
         """Call what waits for this, before the next message can say that an attempt is over (H88)."""
         if self.gateways.is_awaited:
             name = "when_all_ready"
-            await self._guarded(context, name, call_user(name, self.gateways.call_handlers))
+            await self._guarded(name, call_user(name, self.gateways.call_handlers))
 
     # --- calls of one part ------------------------------------------------------------------------------------------
 
@@ -410,9 +560,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             return decode_event(payload)
         return await in_turns(decode_event_in_steps(payload))
 
-    async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
+    async def _handle_event(self, message: EventArrived) -> None:
         attempt = message.attempt
-        if not self._is_live(context, attempt, "event"):
+        if not self._is_live(attempt, "event"):
             return
         try:
             event = await self._decoded(message.payload)
@@ -425,7 +575,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if self._ignores_events and part is self._own:
             self._statistics.events_unhandled += 1
             self._tell_unhandled(
-                context,
                 "events from subtasks not handled",
                 hint="override handle_event_from_operator in the coordinator, or do not send events to it",
                 subtask=attempt.subtask,
@@ -446,7 +595,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         except RemoteProtocolError as error:  # what a part refuses, because only a forged task sends it
             self._condemn(attempt, f"a forged event from the task: {error}")
         except Exception as error:
-            self.raise_global_failure("handle_event_from_operator", part.explain(error), context)
+            self.raise_global_failure("handle_event_from_operator", part.explain(error))
         self.taken.taken()
         if message.report_taken:
             message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
@@ -455,9 +604,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         why = f"the driver received {received}"
         self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, why, unusable=True))
 
-    async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
+    async def _handle_request(self, message: RequestArrived) -> None:
         attempt = message.attempt
-        if not self._is_live(context, attempt, "request"):
+        if not self._is_live(attempt, "request"):
             return
         error, payload = "", b""
         part = self._called = self._parts[message.part]
@@ -483,13 +632,13 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             error, payload = describe_failure(failure)
             self._peer_log.warning("request failed", **attempt_keys(attempt), error=error, exc_info=failure)
             if is_fatal(failure):
-                self.raise_global_failure("handle_request", failure, context)
+                self.raise_global_failure("handle_request", failure)
         self.taken.taken()
         if message.request_id is not None and deferred is None:
             message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
         message.gateway_ref.tell_direct(ItemTaken(message.seq, part.index))
 
-    async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
+    async def _handle_client_request(self, message: ClientRequest) -> None:
         """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
@@ -507,11 +656,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._peer_log.warning("client request failed", error=describe(error), exc_info=error)
             message.reply_to.fail(error)
             if is_fatal(error):
-                self.raise_global_failure("handle_client_request", error, context)
+                self.raise_global_failure("handle_client_request", error)
         else:
             message.reply_to.answer(answer)
 
-    async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
+    async def _take_snapshot(self, checkpoint_id: int) -> None:
         if not self._is_pending(checkpoint_id):
             return  # it was aborted while this waited in the mailbox, and the abort is there too (H160)
         timeout_s = self._snapshot_timeout_s
@@ -523,7 +672,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             waited_at = "".join(f", waiting at {call.place}" for call in (self._watch.oldest,) if call is not None)
             scope.cancel()
 
-        deadline = context.clock.call_later(timeout_s, give_up)
+        deadline = self.clock.call_later(timeout_s, give_up)
         state = b""
         try:
             with scope:
@@ -534,7 +683,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 return
         except Exception as error:
             reason = f"checkpoint_coordinator: {describe(true_cause(error))}"
-            self.raise_global_failure("checkpoint_coordinator", error, context)
+            self.raise_global_failure("checkpoint_coordinator", error)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
             if not self._hold_events:
@@ -571,7 +720,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def _guarded(
         self,
-        context: ActorContext[CoordinatorMessage],
         method: str,
         call: Awaitable[object],
     ) -> bool:
@@ -579,32 +727,27 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             await call
         except Exception as error:
-            self.raise_global_failure(method, error, context)
+            self.raise_global_failure(method, error)
             return False
         return True
 
-    def _tell_ignored_by_operator(self, context: ActorContext[CoordinatorMessage]) -> None:
+    def _tell_ignored_by_operator(self) -> None:
         operator_class, count = self._statistics.operator_ignores_events, self._statistics.events_confirmed
         if operator_class and count:
             hint = f"override handle_event in {operator_class}, or do not send events to it"
-            self._tell_unhandled(context, "events to subtasks not handled", hint=hint, events=count)
+            self._tell_unhandled("events to subtasks not handled", hint=hint, events=count)
 
-    def _tell_unhandled(self, context: ActorContext[CoordinatorMessage], what: str, **keys: Any) -> None:
+    def _tell_unhandled(self, what: str, **keys: Any) -> None:
         if what not in self._told_unhandled:
             self._told_unhandled.add(what)
-            context.log.warning(what, **keys)
+            self.log.warning(what, **keys)
 
-    def _is_live(self, context: ActorContext[CoordinatorMessage], attempt: ExecutionAttempt, what: str) -> bool:
+    def _is_live(self, attempt: ExecutionAttempt, what: str) -> bool:
         if attempt.task_attempt_id in self._live:
             return True
         self._statistics.messages_dropped += 1
         self._peer_log.info("message of ended attempt dropped", what=what, **attempt_keys(attempt))
         return False
-
-    def _count_failure(self, kind: str) -> None:
-        self._statistics.failures += 1
-        by_kind = self._statistics.failures_by_kind
-        by_kind[kind] = by_kind.get(kind, 0) + 1
 
 
 METHODS: dict[type, str] = {
@@ -624,16 +767,6 @@ METHODS: dict[type, str] = {
     NotifyCheckpointDiscarded: "notify_checkpoint_discarded",
 }
 """The user's method that a message leads to. An ``AttemptHint`` names it itself."""
-
-
-def _call_soon(context: ActorContext[CoordinatorMessage], function: Callable[[], None]) -> None:
-    """Call the function between methods of the coordinator. Any thread; dropped after the end."""
-
-    async def call() -> None:
-        function()
-
-    with suppress(SystemNotRunning):
-        context.self_ref.tell_threadsafe(CallHandler(call))
 
 
 async def _explained(part: Part, call: Awaitable[object]) -> None:

@@ -1,45 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The actor around a ``GatewayMachine``. Each execution attempt has its own (H20).
+"""The actor around a ``GatewayMachine``, and those of an operator that are open.
 
-The coordinator's handle bounds the events that are accepted and not yet settled (H27), so the mailbox is bounded too.
+Each execution attempt has its own (H20), from its acceptance until it is over. The coordinator's handle bounds the
+events that are accepted and not yet settled (H27), so the mailbox is bounded too.
+
+What somebody sees who looks at a gateway comes from its ``GatewaySight``, without asking its actor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 from actors import ActorContext, ActorRef, DirectActor
-from actors.coordination.confirmation import Confirmation
-from actors.coordination.engine.announcer import GatewayLine
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.deadline import DeadlineTimer
-from actors.coordination.engine.gateway_sight import GatewaySight
+from actors.actor import DeadlineTimer
 from actors.coordination.engine.messages import (
     AttachConnection,
+    AttemptConnection,
     AttemptHint,
     CancellationArrived,
     ConnectionClosed,
     CoordinatorMessage,
     EventArrived,
     GatewayMessage,
+    GatewayView,
     MessagesArrived,
     NoteAwaited,
     RequestArrived,
     RequestDeferred,
     Retire,
+    SubtaskReadyWithGateway,
     TrackerMessage,
     failing,
 )
-from actors.coordination.engine.operator_config import BarrierInjector
-from actors.coordination.host.gateway import AttemptSends, SendEvent
+from actors.coordination.engine.operator_config import UNBOUNDED, BarrierInjector, OperatorConfig, OperatorPorts
+from actors.coordination.host.gateway import Announcer, AttemptSends, Confirmation, GatewayLine, SendEvent
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
 from actors.exits import as_exception
-from actors.repeated_lines import LimitedLog
+from actors.logs import LimitedLog
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
+    RestoreAttempt,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -47,6 +54,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
+from protocol.gateway.machine import GatewayMachine, GatewayState
 from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
@@ -76,13 +84,51 @@ from protocol.gateway.types import (
     SendProgressed,
     SendToAttempt,
 )
+from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.parts import ONE_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
-from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
+from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Positions, Registered, Resumed
 
 TAKEN_EVERY = 64
 """How many events of one batch are taken before the task is told, so that its window keeps moving."""
+
+
+class GatewaySight:
+    """The machine of a gateway's actor, which alone changes it, and since when each request has had no answer.
+
+    The actor sets ``view`` to None with each message. So looking often at many gateways that are idle makes no garbage.
+    Loop only.
+    """
+
+    __slots__ = ("deferred_at", "machine", "requested_at", "view")
+
+    def __init__(self, machine: GatewayMachine) -> None:
+        self.machine = machine
+        self.requested_at: dict[int, float] = {}
+        """When each request came that has no answer yet, by its id, oldest first; without the deferred ones."""
+        self.deferred_at: dict[int, float] = {}
+        """The same of those whose answer the coordinator has deferred, in the order in which it took them."""
+        self.view: GatewayView | None = None
+
+    def look(self) -> GatewayView:
+        """The gateway at this moment."""
+        if self.view is None:
+            machine, figures = self.machine, self.machine.statistics()
+            self.view = GatewayView(
+                machine.state is GatewayState.ATTACHED,
+                machine.ready,
+                machine.heard_at,
+                figures.held_events,
+                figures.unconfirmed_events,
+                figures.untaken_events,
+                figures.held_bytes + figures.unconfirmed_bytes + figures.untaken_bytes,
+                machine.unconfirmed_since,
+                next(iter(self.requested_at.values()), None),
+                next(iter(self.deferred_at.values()), None),
+                figures.closed_for,
+            )
+        return self.view
 
 
 class GatewayActor(DirectActor[GatewayMessage]):
@@ -230,12 +276,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if requested_at is not None:
             self._deferred_at[message.request_id] = requested_at
 
-    def _step_checkpoint(self, message: CloseRequested | CutReached | CheckpointOver, now: float) -> None:
-        """Write immediately, so that this subtask works while the others are being told."""
-        self._carry_out(self._machine.handle(message, now), now, immediately=True)
-
-    def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
-        """Write immediately: the task is waiting for this."""
+    def _write_immediately(
+        self, message: ReadyAnnounced | CloseRequested | CutReached | CheckpointOver, now: float
+    ) -> None:
+        """The task waits until it is ready; and it takes its step of a checkpoint while the others are being told."""
         self._carry_out(self._machine.handle(message, now), now, immediately=True)
 
     def _take_time(self, message: TimePassed, now: float) -> None:
@@ -417,10 +461,10 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     NoteAwaited: GatewayActor._send_note,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
-    ReadyAnnounced: GatewayActor._announce_ready,
-    CloseRequested: GatewayActor._step_checkpoint,
-    CutReached: GatewayActor._step_checkpoint,
-    CheckpointOver: GatewayActor._step_checkpoint,
+    ReadyAnnounced: GatewayActor._write_immediately,
+    CloseRequested: GatewayActor._write_immediately,
+    CutReached: GatewayActor._write_immediately,
+    CheckpointOver: GatewayActor._write_immediately,
 }
 """How each message is handled; all others go to the machine unchanged."""
 
@@ -445,4 +489,150 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
 }
 """How each effect is carried out, except the two that are frequent."""
 
-__all__ = ["GatewayActor"]
+
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    ref: ActorRef[GatewayMessage]
+    line: GatewayLine[GatewayMessage]
+    sends: AttemptSends
+    events_sent: Positions  # in the attempt's restored history
+
+
+_VIEW = attrgetter("view")
+_CLOSED: Any = SimpleNamespace(view=None)
+
+
+class OpenGateways:
+    """Children of the tracker's actor, one per attempt. Used on the event loop only."""
+
+    def __init__(
+        self,
+        context: ActorContext[TrackerMessage],
+        config: OperatorConfig,
+        ports: OperatorPorts,
+        statistics: OperatorStatistics,
+        coordinator_ref: ActorRef[CoordinatorMessage],
+        announcer: Announcer[GatewayMessage],
+        table: PartTable,
+    ) -> None:
+        self._announcer = announcer
+        self._table = table
+        self._context = context
+        self._config = config
+        self._ports = ports
+        self._statistics = statistics
+        self._coordinator_ref = coordinator_ref
+        self._open: dict[int, _Gateway] = {}
+        self._sights: dict[int, GatewaySight] = {}
+
+    def open(self, effect: RestoreAttempt, connection: AttemptConnection, positions_refused: str = "") -> None:
+        """The attempt is accepted: tell it on its connection what to restore."""
+        context, attempt, limits = self._context, effect.attempt, self._config.gateway
+        registered = Registered(
+            attempt.task_attempt_id,
+            attempt.attempt,
+            effect.checkpoint_id,
+            effect.states,
+            effect.held,
+            limits.reconnect_timeout_s,
+            limits.upward_events_max,
+            limits.upward_bytes_max,
+            effect.events_sent,
+            self._ports.attempt_token(attempt),
+            limits.heartbeat_interval_s or 0.0,
+            self._config.checkpoint.hold_events,
+            effect.input_begins_again,
+            positions_refused,
+            self._table.parts,
+        )
+        sight = GatewaySight(
+            GatewayMachine(
+                attempt,
+                limits,
+                barriers_apart=self._config.inject_barrier is not None,
+                hold_events=self._config.checkpoint.hold_events,
+                senders={held.sender for held in effect.held} or (),
+                table=self._table,
+            )
+        )
+        line: GatewayLine[GatewayMessage] = GatewayLine()
+        bounds = limits.events_max, limits.bytes_max
+        sends = AttemptSends(attempt, line.tell_direct, bounds, context.clock.now, self._config.wire_limits)
+        line.ref = ref = context.spawn(
+            lambda: GatewayActor(
+                sight,
+                registered,
+                sends=sends,
+                coordinator_ref=self._coordinator_ref,
+                tracker_ref=context.self_ref,
+                report=self._ports.report,
+                statistics=self._statistics,
+                line=line,
+                table=self._table,
+                inject_barrier=self._config.inject_barrier,
+            ),
+            name=f"gateway-{attempt.subtask}-{attempt.attempt}",
+            mailbox=UNBOUNDED,
+            log_context=attempt_keys(attempt),
+        )
+        self._open[attempt.task_attempt_id] = _Gateway(ref, line, sends, effect.events_sent)
+        self._sights[attempt.task_attempt_id] = sight
+        self._statistics.attempts += 1
+        ref.tell(AttachConnection(connection, None))
+        self._ports.gateway_opened(attempt, ref, connection)
+
+    def readiness(self, attempt: ExecutionAttempt) -> SubtaskReadyWithGateway | None:
+        """The message to the coordinator about a ready attempt; None if its gateway is already closed (H11)."""
+        gateway = self._open.get(attempt.task_attempt_id)
+        if gateway is None:
+            return None
+        return SubtaskReadyWithGateway(attempt, gateway.sends, gateway.line, gateway.events_sent)
+
+    def tell(self, attempts: Sequence[ExecutionAttempt], message: GatewayMessage) -> None:
+        """Announce a message to the gateways of these attempts, as far as they are open."""
+        found = [self._open.get(attempt.task_attempt_id) for attempt in attempts]
+        self._announcer.announce([gateway.line for gateway in found if gateway is not None], message)
+
+    def tell_all(self, message: GatewayMessage) -> None:
+        self._announcer.announce([gateway.line for gateway in self._open.values()], message)
+
+    def reject_sends(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
+        gateway = self._open.get(attempt.task_attempt_id)
+        if gateway is not None:
+            gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
+
+    def close(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """Reject further sends, and fail the events that the gateway had accepted (H26)."""
+        self.reject_sends(attempt, reason)
+        gateway = self._open.pop(attempt.task_attempt_id, None)
+        if gateway is not None:
+            del self._sights[attempt.task_attempt_id]
+            gateway.line.end()
+            gateway.ref.tell(AttemptIsOver(reason))
+            self._ports.gateway_closed(attempt)
+
+    def close_all(self, reason: str) -> None:
+        for gateway in list(self._open.values()):
+            self.close(gateway.sends.attempt, reason)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def view(self, task_attempt_ids: Sequence[int]) -> list[GatewayView | None]:
+        """The gateways of these attempts at this moment; None for one that is closed."""
+        # In C, because somebody may look at 10,000 idle ones ten times a second.
+        views: list[GatewayView | None] = list(map(_VIEW, map(self._sights.get, task_attempt_ids, repeat(_CLOSED))))
+        if None in views:
+            sights = map(self._sights.get, task_attempt_ids)
+            views = [None if sight is None else sight.look() for sight in sights]
+        return views
+
+
+def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:
+    """What names the attempt in the log."""
+    return {
+        "subtask": attempt.subtask,
+        "attempt": attempt.attempt,
+        "task_attempt_id": attempt.task_attempt_id,
+    }

@@ -13,14 +13,11 @@ a message; None if no fact caused it. It is only measured; no decision depends o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from actors import Reply
-from actors.coordination.engine.announcer import GatewayLine
-from actors.coordination.engine.connection import AttemptConnection
-from actors.coordination.engine.gateway_sight import GatewayView
 from actors.coordination.engine.inputs import BatchInput
-from actors.coordination.host.gateway import AttemptSends, SendEvent
+from actors.coordination.host.gateway import AttemptSends, GatewayLine, SendEvent
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CollectRecorded,
@@ -36,9 +33,36 @@ from protocol.barrier_tracker.pending import CheckpointView
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
-from protocol.wire.messages import Positions, UpMessage
+from protocol.wire.messages import Downward, Positions, UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
+
+
+class AttemptConnection(Protocol):
+    """One authenticated connection to one execution attempt. The engine's server implements it. Loop only."""
+
+    @property
+    def connection_id(self) -> int: ...
+
+    def heard(self) -> bool:
+        """Whether bytes came from the peer since the last call, or were not read because others come first."""
+        ...
+
+    def progressed(self) -> bool:
+        """Whether a part of a large message has left since the last call, after the peer has read earlier ones."""
+        ...
+
+    def send(self, message: Downward, *, immediately: bool = False) -> None:
+        """Queue a message. After close it is dropped; unconfirmed items are sent again on the next connection.
+
+        Queued messages leave at the end of this turn of the loop. ``immediately``: write it now, because no further
+        message follows in this turn.
+        """
+        ...
+
+    def close(self, *, flush: bool = True) -> None:
+        """Close: immediately, or with ``flush`` after the queued messages have left. Idempotent."""
+        ...
 
 
 @value
@@ -374,6 +398,28 @@ class ViewOperator:
     """Answered with the operator's state at that moment."""
 
     reply_to: Reply[OperatorView]
+
+
+class GatewayView(NamedTuple):
+    """The gateway of one attempt at one moment, for people. Times are readings of the system's clock.
+
+    ``heard_at``: when something last came from the task. ``unconfirmed_since``: when the oldest unconfirmed event left.
+    ``requested_at``: when the oldest request came that the coordinator has neither answered nor deferred yet;
+    ``deferred_at``: when the oldest deferred one came that has no answer yet. ``closed_for``: the checkpoints for which
+    events to the task are held back.
+    """
+
+    connected: bool
+    ready: bool
+    heard_at: float
+    events_held: int
+    events_unconfirmed: int
+    events_untaken: int
+    bytes: int
+    unconfirmed_since: float | None
+    requested_at: float | None
+    deferred_at: float | None
+    closed_for: tuple[int, ...]
 
 
 @value

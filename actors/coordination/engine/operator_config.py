@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from actors import ActorRef, MailboxConfig
-from actors.coordination.call_watch import CallWatch
-from actors.coordination.engine.announcer import GATEWAYS_PER_TURN
-from actors.coordination.engine.connection import AttemptConnection
 from actors.coordination.engine.inputs import RestoredInput
-from actors.coordination.engine.messages import GatewayMessage
+from actors.coordination.engine.messages import AttemptConnection, GatewayMessage
+from actors.coordination.host.gateway import GATEWAYS_PER_TURN
 from actors.coordination.store import CoordinatorStore
+from actors.coordination.user_calls import CallWatch
 from protocol.arguments import AT_LEAST_1, NAME, check_fields
 from protocol.attempts import Decision, LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, TrackerEffect, TrackerInput

@@ -13,13 +13,14 @@ fails.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from actors import Reply as AskReply
-from actors.coordination.engine.announcer import GatewayLine
+from actors.coordination.engine.gateway import attempt_keys
 from actors.coordination.engine.messages import GatewayMessage, RequestDeferred
+from actors.coordination.host.gateway import GatewayLine
 from actors.coordination.host.incarnation import Sender
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal, traceback_text, true_cause
@@ -33,25 +34,6 @@ from protocol.wire.codec import WireLimits, encode_argument
 
 CANCELLED = "the task no longer waits for this answer"
 """The answer to a request that was cancelled. Nobody reads it."""
-
-
-class Recipient(Protocol):
-    """Who waits for the answer to one request."""
-
-    @property
-    def over(self) -> bool: ...
-
-    def answer(self, value: Any) -> None: ...
-
-    def fail(self, error: BaseException | str) -> None: ...
-
-    def end(self) -> None:
-        """Nobody waits any more."""
-        ...
-
-    def lost(self) -> None:
-        """The user has lost the ``Reply``. Any thread."""
-        ...
 
 
 class Reply:
@@ -143,7 +125,7 @@ class Reply:
 
     def __del__(self) -> None:
         if not self._settled and self._recipient is not None and not self._recipient.over:
-            self._recipient.lost()
+            self._recipient.open_replies.hear_loss(self._recipient)
 
     def __repr__(self) -> str:
         state = "settled" if self._settled else "over" if self.over else "open"
@@ -156,7 +138,7 @@ class WaitingTask:
     ``part`` was asked.
     """
 
-    __slots__ = ("_gateway_ref", "_open", "_part", "attempt", "over", "request_id")
+    __slots__ = ("_gateway_ref", "_part", "attempt", "open_replies", "over", "request_id")
 
     def __init__(
         self,
@@ -168,7 +150,7 @@ class WaitingTask:
     ) -> None:
         self.attempt = attempt
         self.over = request_id is None
-        self._open = open_replies
+        self.open_replies = open_replies
         self._gateway_ref = gateway_ref
         self.request_id = request_id
         self._part = part
@@ -180,7 +162,7 @@ class WaitingTask:
 
     def answer(self, value: Any) -> None:
         try:
-            payload = encode_argument("the answer", value, self._open.limits)
+            payload = encode_argument("the answer", value, self.open_replies.limits)
         except Exception as error:
             self.fail(error)
             if is_fatal(error):
@@ -190,7 +172,7 @@ class WaitingTask:
 
     def fail(self, error: BaseException | str) -> None:
         text, payload = describe_failure(error)
-        self._open.log_failure("request failed", text, error, attempt_keys(self.attempt))
+        self.open_replies.log_failure("request failed", text, error, attempt_keys(self.attempt))
         self._submit(text, payload)
 
     def _submit(self, error: str, payload: bytes) -> None:
@@ -204,29 +186,24 @@ class WaitingTask:
         self._submit(CANCELLED, b"")
 
     def end(self) -> None:
+        """Nobody waits any more."""
         self.over = True
-        self._open.forget_task(self)
-
-    def lost(self) -> None:
-        self._open.hear_loss(self)
+        self.open_replies.forget_task(self)
 
 
 class WaitingClient:
     """The driver's own code waits for the answer."""
 
-    __slots__ = ("_ended", "_open", "_reply_to")
+    __slots__ = ("_ended", "_reply_to", "open_replies")
 
     def __init__(self, open_replies: OpenReplies, reply_to: AskReply[Any]) -> None:
-        self._open = open_replies
+        self.open_replies = open_replies
         self._reply_to = reply_to
         self._ended = False
 
     @property
     def over(self) -> bool:
         return self._ended or not self._reply_to.open
-
-    def defer(self) -> None:
-        """The answer comes later."""
 
     def answer(self, value: Any) -> None:
         self._reply_to.answer(value)
@@ -235,23 +212,24 @@ class WaitingClient:
     def fail(self, error: BaseException | str) -> None:
         if not self.over:
             text, _ = describe_failure(error)
-            self._open.log_failure("client request failed", text, error, {})
+            self.open_replies.log_failure("client request failed", text, error, {})
             told = as_exception("Reply.fail", error) if is_a(error, BaseException) else RequestFailed(text)
             self._reply_to.fail(told)
         self.end()
 
     def end(self) -> None:
         self._ended = True
-        self._open.forget_client(self)
+        self.open_replies.forget_client(self)
 
-    def lost(self) -> None:
-        self._open.hear_loss(self)
+
+Recipient = WaitingTask | WaitingClient
+"""Who waits for the answer to one request."""
 
 
 class OpenReplies:
     """The replies of one coordinator that are not settled. Loop only, except ``hear_loss``.
 
-    ``soon``: calls a function on the event loop, between methods of the coordinator; any thread may call it.
+    ``soon``: calls a handler on the event loop, between methods of the coordinator; any thread may call it.
     """
 
     def __init__(
@@ -259,7 +237,7 @@ class OpenReplies:
         operator_id: str,
         log: Any,
         statistics: OperatorStatistics,
-        soon: Callable[[Callable[[], None]], None],
+        soon: Callable[[Callable[[], Awaitable[None]]], None],
         limits: WireLimits,
     ) -> None:
         self.limits = limits
@@ -268,9 +246,9 @@ class OpenReplies:
         self._statistics = statistics
         self._soon = soon
         self._tasks: dict[int, dict[int | None, WaitingTask]] = {}  # by task attempt id, in the order of their requests
-        self._clients: dict[Recipient, None] = {}
+        self._clients: dict[WaitingClient, None] = {}
 
-    def take(self, reply: Reply, recipient: WaitingTask | WaitingClient) -> None:
+    def take(self, reply: Reply, recipient: Recipient) -> None:
         """A method has returned ``reply`` for the request of ``recipient``. Raises ``LocalProtocolError``."""
         settled = reply.settled
         reply._bind(recipient)
@@ -279,9 +257,9 @@ class OpenReplies:
             self._statistics.replies_open += 1
             if isinstance(recipient, WaitingTask):
                 self._tasks.setdefault(recipient.attempt.task_attempt_id, {})[recipient.request_id] = recipient
+                recipient.defer()
             else:
                 self._clients[recipient] = None
-            recipient.defer()
 
     def forget_task(self, recipient: WaitingTask) -> None:
         """Its request has its answer."""
@@ -300,7 +278,8 @@ class OpenReplies:
 
     def forget_client(self, recipient: WaitingClient) -> None:
         """Its request has its answer."""
-        if self._clients.pop(recipient, self) is None:
+        if recipient in self._clients:
+            del self._clients[recipient]
             self._statistics.replies_open -= 1
 
     def attempt_over(self, task_attempt_id: int) -> None:
@@ -325,12 +304,12 @@ class OpenReplies:
 
     def hear_loss(self, recipient: Recipient) -> None:
         """The user has lost the reply to this request. Any thread, also inside the garbage collector."""
-        self._soon(lambda: self._lose(recipient))
+        self._soon(partial(self._lose, recipient))
 
     def log_failure(self, what: str, text: str, error: BaseException | str, keys: dict[str, Any]) -> None:
         self._log.warning(what, **keys, error=text, exc_info=error if is_a(error, BaseException) else None)
 
-    def _lose(self, recipient: Recipient) -> None:
+    async def _lose(self, recipient: Recipient) -> None:
         if not recipient.over:
             recipient.fail(
                 f"the coordinator of operator {self._operator_id!r} has lost the Reply to this request: keep a "
@@ -338,8 +317,9 @@ class OpenReplies:
             )
 
     def _fail_all(self, what: str) -> None:
-        waiting_tasks = [one for of_attempt in self._tasks.values() for one in of_attempt.values()]
-        for recipient in [*self._clients, *waiting_tasks]:
+        tasks = [one for of_attempt in self._tasks.values() for one in of_attempt.values()]
+        recipients: list[Recipient] = [*self._clients, *tasks]
+        for recipient in recipients:
             recipient.fail(f"the coordinator of operator {self._operator_id!r} {what}")
             recipient.end()
 
@@ -349,15 +329,3 @@ def describe_failure(error: BaseException | str) -> tuple[str, bytes]:
     if is_a(error, BaseException):
         return describe(true_cause(error)), traceback_text(error).encode()
     return str(error) or "the coordinator failed this request without a text", b""
-
-
-def attempt_keys(attempt: ExecutionAttempt) -> dict[str, int]:
-    """What names the attempt in the log."""
-    return {
-        "subtask": attempt.subtask,
-        "attempt": attempt.attempt,
-        "task_attempt_id": attempt.task_attempt_id,
-    }
-
-
-__all__ = ["OpenReplies", "Reply", "WaitingClient", "WaitingTask", "attempt_keys", "describe_failure"]

@@ -4,7 +4,7 @@
 
 ``part`` has a ``Part`` for each, with its current *incarnation*. ``incarnation`` is what the others know of it: who
 acts, and whether it still may. ``context`` and ``gateway`` have the one class that implements ``CoordinatorContext``
-and ``SubtaskGateway``; ``gateways`` has the sight of all gateways together. Each of their objects belongs to one
-incarnation of one part. ``recreate_on_reset`` is how a user asks for a new incarnation at each reset. ``given``
-and ``checks`` turn what a user has given for a part into a coordinator, or refuse it. Nothing here imports ``engine/``.
+and ``SubtaskGateway``, and the sight of all gateways together. Each of their objects belongs to one incarnation of one
+part. ``given`` turns what a user has given for a part into a coordinator, or refuses it. Nothing here imports
+``engine/``.
 """

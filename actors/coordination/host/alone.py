@@ -16,7 +16,7 @@ from typing import Any
 
 from actors.clock import LoopClock
 from actors.coordination.host.context import Context, Outcome
-from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.gateway import GatewayTable
 from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.store import CoordinatorStore
 from actors.exits import as_exception, contained

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from actors.clock import Clock
-from actors.coordination.host.gateways import GatewayTable, LiveGateways
+from actors.coordination.host.gateway import GatewayTable, LiveGateways
 from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.store import CoordinatorStore
 from protocol.arguments import WAIT, checked

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A coordinator's gateway to one attempt, and the bound on the events that it may send (H27).
+"""What coordinators send through: the gateway to one attempt, all gateways together, and the order of what they carry.
 
-All parts of an operator send to an attempt through the same ``AttemptSends``, in which each has its own bound (H150).
-A ``Gateway`` is the sight that one incarnation of one part has of it.
+All parts of an operator send to an attempt through the same ``AttemptSends``, in which each has its own bound on the
+events that it may send (H27, H150). A ``Gateway`` is the sight that one incarnation of one part has of it.
+
+The coordinator's actor keeps the gateways of the live attempts in one ``GatewayTable``, in the order of the
+coordinators' calls (H88). A ``LiveGateways`` is the sight that one incarnation of one part has of it.
+
+A checkpoint is cut, over or begun for every subtask at one moment. To tell thousands of gateways in one turn of the
+event loop would hold up every event for as long. So an ``Announcer`` tells only the first few immediately, and the
+others a few in each turn. The moment is kept nevertheless. A gateway has its *line*, and everything goes through it
+whose order the coordinator or a checkpoint decides. What is put off waits in the line, and what is told through it
+later comes after it. So an event that the coordinator sends after its cut follows the cut, and one that it has sent
+before, and that the gateway has not handled yet, precedes it (H41, H79).
 """
 
 from __future__ import annotations
@@ -11,22 +21,162 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from actors.coordination.confirmation import Confirmation
 from actors.coordination.host.incarnation import Incarnation, Sender
-from actors.logs import get_logger
-from actors.repeated_lines import CountedLog
+from actors.logs import CountedLog, get_logger
+from actors.ref import ActorRef
+from protocol.arguments import checked
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from protocol.event_types import Sent_contra
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
 from protocol.wire.codec import WireLimits, encode_event
 
-__all__ = ["AttemptSends", "Gateway", "SendBudget", "SendEvent"]
+M = TypeVar("M")
+
 
 log = CountedLog(get_logger("headgate.coordinator"))
+
+
+class Confirmation:
+    """The outcome of one event. Awaiting it returns when the event is in the operator's mailbox.
+
+    It may be awaited many times, by many tasks, or not at all. Cancelling one that waits does not affect the event.
+
+    Raises:
+        AttemptOver: when awaited, if the attempt ended first. The operator may or may not have handled the event.
+        ConfirmationTimeout: when awaited, for a loss-tolerant event that was not confirmed in time.
+    """
+
+    # H23
+    __slots__ = ("_callbacks", "_done", "_error", "_waiters", "part", "sent_at", "size")
+
+    def __init__(self, size: int = 0, sent_at: float = 0.0, part: int = 0) -> None:
+        """For the gateway: the encoded event's size in bytes, when it was sent, in seconds of the actors' clock, and
+        the part that sent it."""
+        self.size = size
+        self.sent_at = sent_at
+        self.part = part
+        self._done = False
+        self._error: AttemptOver | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None  # most confirmations need at most one of these lists
+        self._callbacks: list[Callable[[Confirmation], object]] | None = None
+
+    def __await__(self) -> Generator[object, None, None]:
+        if not self._done:
+            waiter = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            try:
+                yield from waiter.__await__()
+            finally:
+                if self._waiters and waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._done
+
+    def confirmed(self) -> bool:
+        """Whether the event is known to be in the operator's mailbox."""
+        return self._done and self._error is None
+
+    def error(self) -> AttemptOver | None:
+        """Why the event will never be confirmed; None if it was, or if that is still open."""
+        return self._error
+
+    @checked()
+    def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
+        """Call ``callback(self)`` on the event loop when the outcome is known; immediately if it already is."""
+        if self._done:
+            callback(self)
+        else:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+
+    def settle(self, error: AttemptOver | None = None) -> None:
+        """For the gateway: the event was confirmed, or never will be. Only the first call counts."""
+        if self._done:
+            return
+        self._done = True
+        self._error = error
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters = None
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback(self)
+
+
+class SubtaskGateway(Protocol[Sent_contra]):
+    """The way to one execution attempt. It never points to a later attempt.
+
+    Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first. The events of
+    one gateway arrive in the order in which they were sent, each once. Inside ``subtask_failed`` and later the attempt
+    is over, and whatever is sent fails immediately with ``AttemptOver``.
+    """
+
+    # H14, H20, H22, H26
+
+    @property
+    def attempt(self) -> ExecutionAttempt:
+        """The attempt that this gateway leads to."""
+        ...
+
+    @property
+    def events_pending(self) -> int:
+        """How many events were sent and neither confirmed nor failed. The gateway's limits bound this number."""
+        ...
+
+    @property
+    def bytes_pending(self) -> int:
+        """The size of these events' payloads in bytes."""
+        ...
+
+    async def send_event(
+        self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Confirmation:
+        """Send an event, after waiting for capacity if the gateway's limits are reached, and return its confirmation.
+
+        The event is encoded immediately, so later changes to it have no effect. Awaiting the *confirmation* waits until
+        the event is in the operator's mailbox, or raises ``AttemptOver``.
+
+        A call that is never awaited sends nothing; a warning in the log names the place. A call that is cancelled while
+        it waits for capacity sends nothing either.
+
+        Args:
+            event: a value of a type that events can have; ``event`` registers your own classes.
+            loss_tolerant: the event may be lost. A missing confirmation then fails no attempt, and no checkpoint waits
+                for it. After ``confirm_timeout_s``, awaiting the confirmation raises ``ConfirmationTimeout``, although
+                the event may still arrive.
+            urgent: call the operator's ``handle_urgent`` as soon as the event arrives, on a separate thread, while the
+                task computes or blocks in foreign code. Urgent events keep their order, and overtake only ordinary
+                events that the operator has not handled yet. An operator without ``handle_urgent`` gets them as
+                ordinary events. Checkpoints include and hold them like any other event.
+
+        Raises:
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
+            LocalProtocolError: the call comes from another thread.
+        """
+        # H21, H23, H27, H28, H90. The state of the attempt raises nothing here: it shows in the confirmation.
+        ...
+
+    def send_event_nowait(
+        self, event: Sent_contra, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> Confirmation:
+        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
+        ...
 
 
 @value
@@ -286,3 +436,335 @@ class _AwaitCheck:
                 at=f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}",
                 hint="the event was not sent: write `await gateway.send_event(...)`",
             )
+
+
+Handler = Callable[[], Awaitable[None]]
+
+
+class GatewayTable:
+    """The gateways of the attempts that the coordinator has been told to be ready and not to be over. Loop only.
+
+    ``call_soon``: queues a handler for the coordinator. ``inside_method``: whether the caller is a method of the
+    coordinator, or called by one. ``handles_restored``: whether a message of the restored checkpoint is being handled.
+    """
+
+    def __init__(
+        self,
+        parallelism: int,
+        call_soon: Callable[[Handler], None],
+        inside_method: Callable[[], bool],
+        limits: WireLimits,
+        handles_restored: Callable[[], bool],
+    ) -> None:
+        self.parallelism = parallelism
+        self.limits = limits
+        self.call_soon = call_soon
+        self.inside_method = inside_method
+        self._handles_restored = handles_restored
+        self.thread = threading.get_ident()
+        self.by_subtask: dict[int, dict[int, AttemptSends]] = {}  # by task attempt id, in the order of readiness
+        self._handlers: list[Handler] = []
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether every subtask has an attempt that is ready."""
+        return len(self.by_subtask) == self.parallelism
+
+    def add(self, sends: AttemptSends) -> None:
+        attempt = sends.attempt
+        self.by_subtask.setdefault(attempt.subtask, {})[attempt.task_attempt_id] = sends
+
+    def remove(self, attempt: ExecutionAttempt) -> None:
+        of_subtask = self.by_subtask.get(attempt.subtask, {})
+        of_subtask.pop(attempt.task_attempt_id, None)
+        if not of_subtask:
+            self.by_subtask.pop(attempt.subtask, None)
+
+    def clear(self) -> None:
+        """The run has ended."""
+        self.by_subtask.clear()
+
+    def reset(self) -> None:
+        """The coordinator forgets everything: its handlers too."""
+        self.clear()
+        self._handlers.clear()
+
+    def all(self) -> list[AttemptSends]:
+        """By subtask, of each the oldest first."""
+        return [sends for subtask in sorted(self.by_subtask) for sends in self.by_subtask[subtask].values()]
+
+    def of(self, subtask: int) -> list[AttemptSends]:
+        """Those of one subtask, the oldest first. Raises ``ValueError`` if there is no such subtask."""
+        if not 0 <= subtask < self.parallelism:
+            # A restored message names its first sender, which a lower parallelism may not have any more. Its number
+            # says who asked, not whom to answer (H151).
+            if subtask >= self.parallelism and self._handles_restored():
+                return []
+            raise ValueError(f"there is no subtask {subtask}: the operator has {self.parallelism}, counted from 0")
+        return list(self.by_subtask.get(subtask, {}).values())
+
+    def wait(self) -> asyncio.Future[None]:
+        waiter = asyncio.get_running_loop().create_future()
+        if self.complete:
+            waiter.set_result(None)
+        else:
+            self._waiters.append(waiter)
+        return waiter
+
+    def when_complete(self, handler: Handler) -> None:
+        self._handlers.append(handler)
+        if self.complete:
+            self.call_soon(self.call_handlers)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether every subtask is ready, and something waits for that."""
+        return self.complete and bool(self._handlers or self._waiters)
+
+    async def call_handlers(self) -> None:
+        """Call what waits while every subtask is ready. Only between the coordinator's methods."""
+        if not self.complete:
+            return
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        while self._handlers:
+            await self._handlers.pop(0)()
+
+
+class LiveGateways:
+    """The gateways of all attempts that are ready and not over, kept up to date: ``CoordinatorContext.gateways``.
+
+    An attempt is here from before its ``subtask_ready`` until before its ``subtask_failed`` or ``subtask_finished``. A
+    subtask has several if there are copies. After the end of a run there are none.
+
+    Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first.
+    """
+
+    __slots__ = ("_by", "_table")
+
+    def __init__(self, table: GatewayTable, by: Incarnation) -> None:
+        self._table = table
+        self._by = by
+
+    def __len__(self) -> int:
+        """How many attempts there are."""
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[SubtaskGateway]:
+        """The gateways, by subtask, of each the oldest first."""
+        return iter([Gateway(sends, self._by) for sends in self._all()])
+
+    @property
+    def ready(self) -> tuple[int, ...]:
+        """The subtasks that have an attempt, ascending."""
+        return tuple(sorted(self._table.by_subtask)) if self._by.may_act() else ()
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether every subtask has an attempt."""
+        return self._by.may_act() and self._table.complete
+
+    @checked()
+    def gateways(self, subtask: int) -> tuple[SubtaskGateway, ...]:
+        """The gateways of one subtask, the oldest first; empty if it has no attempt.
+
+        While a message of the restored checkpoint is handled, a subtask that only the earlier parallelism had has none
+        either.
+
+        Raises:
+            ValueError: there is no such subtask.
+        """
+        return tuple([Gateway(sends, self._by) for sends in self._of(subtask)])
+
+    async def send(
+        self, subtask: int, event: Any, *, attempt: int | None = None, loss_tolerant: bool = False, urgent: bool = False
+    ) -> tuple[Confirmation, ...]:
+        """Send an event to a subtask, as ``SubtaskGateway.send_event`` does, and return the confirmations.
+
+        They are in the order of ``gateways(subtask)``, so none if it has no attempt. What a later attempt needs is sent
+        in ``subtask_ready``. The sender of a restored message may be a subtask that a lower parallelism does not have:
+        while that message is handled, nothing is sent to it, as to one that has no attempt.
+
+        Args:
+            subtask: the index of the subtask.
+            event: a value of a type that events can have, as for ``SubtaskGateway.send_event``.
+            attempt: the number of the attempt to send it to, if it is there; None for all of the subtask's attempts.
+            loss_tolerant: as for ``SubtaskGateway.send_event``.
+            urgent: likewise.
+
+        Raises:
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
+            LocalProtocolError: the call comes from another thread.
+            ValueError: there is no such subtask.
+        """
+        to = self._of(subtask)
+        if attempt is not None:
+            to = [sends for sends in to if sends.attempt.attempt == attempt]
+        return await self._send(event, to, loss_tolerant, urgent)
+
+    async def broadcast(
+        self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> tuple[Confirmation, ...]:
+        """Send an event to all attempts, as ``SubtaskGateway.send_event`` does, and return their confirmations.
+
+        It is encoded once. It leaves immediately to all that have capacity; then this waits for capacity at the others.
+        The confirmations are in the order of iteration.
+
+        Raises:
+            EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
+            LocalProtocolError: the call comes from another thread.
+        """
+        return await self._send(event, self._all(), loss_tolerant, urgent)
+
+    def broadcast_nowait(
+        self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
+    ) -> tuple[Confirmation, ...]:
+        """Send an event as ``broadcast`` does, but raise ``GatewayFull`` if any attempt would have to wait.
+
+        In that case nothing was sent to anybody.
+        """
+        payload, to = self._encode(event), self._all()
+        for sends in to:
+            if not sends.budget(self._by.part.index).lets_in(len(payload)):
+                raise GatewayFull(
+                    f"{sends.attempt} has no capacity for the event, so nothing was sent: await broadcast() "
+                    "to wait for capacity, or raise events_max or bytes_max of GatewayLimits"
+                )
+        sent = [sends.try_send(self._by, payload, loss_tolerant, urgent) for sends in to]
+        return tuple([confirmation for confirmation in sent if confirmation is not None])  # each of them: see above
+
+    @checked()
+    def when_all_ready(self, handler: Handler) -> None:
+        """Call ``handler`` once, between other methods, as soon as every subtask has an attempt.
+
+        That may be the next turn. When it is called, no attempt has been reported over in between. A reset of the whole
+        coordinator drops it, and so does ``close``. If it raises, the job fails.
+        """
+        self._check_thread()
+        if self._by.may_act():
+            self._table.when_complete(self._by.fenced(handler))
+
+    async def all_ready(self) -> None:
+        """Wait until every subtask has an attempt. For functions in ``CoordinatorContext.run_in_background``.
+
+        Attempts may be over again when this returns. It continues to wait over resets.
+
+        Raises:
+            LocalProtocolError: inside a method of the coordinator, which would wait forever: no attempt is announced
+                before the method has returned.
+        """
+        self._check_thread()
+        if self._table.inside_method():
+            raise LocalProtocolError(
+                "all_ready() cannot be awaited inside a method of the coordinator: no attempt becomes ready before the "
+                "method has returned. Use when_all_ready(handler), or await it in context.run_in_background(...)"
+            )
+        await self._table.wait()
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._table.thread:
+            raise LocalProtocolError(
+                f"the gateways were used from thread {threading.current_thread().name!r}, but they belong to the event "
+                "loop: call context.call_soon_threadsafe(handler), and use them in the handler"
+            )
+
+    def _encode(self, event: Any) -> bytes:
+        self._check_thread()
+        return encode_event(event, self._table.limits)
+
+    def _all(self) -> list[AttemptSends]:
+        return self._table.all() if self._by.may_act() else []
+
+    def _of(self, subtask: int) -> list[AttemptSends]:
+        of_subtask = self._table.of(subtask)
+        return of_subtask if self._by.may_act() else []
+
+    async def _send(
+        self, event: Any, to: list[AttemptSends], loss_tolerant: bool, urgent: bool
+    ) -> tuple[Confirmation, ...]:
+        payload = self._encode(event)
+        sent = [sends.try_send(self._by, payload, loss_tolerant, urgent) for sends in to]
+        return tuple(
+            [
+                confirmation or await sends.send(self._by, payload, loss_tolerant, urgent)
+                for confirmation, sends in zip(sent, to, strict=True)
+            ]
+        )
+
+
+GATEWAYS_PER_TURN = 16
+
+
+class GatewayLine(Generic[M]):
+    """The way to one gateway. Loop only."""
+
+    __slots__ = ("_put_off", "ref")
+
+    def __init__(self) -> None:
+        self.ref: ActorRef[M]  # set as soon as its actor is spawned
+        self._put_off: list[M] = []
+
+    def tell_direct(self, message: M) -> None:
+        """``ActorRef.tell_direct``, after everything that was put off."""
+        if self._put_off:
+            self.catch_up()
+        self.ref.tell_direct(message)
+
+    def put_off(self, message: M) -> None:
+        """Tell this later, but before anything that is told after it."""
+        self._put_off.append(message)
+
+    def catch_up(self) -> bool:
+        """Tell what was put off. Returns whether there was anything."""
+        put_off = self._put_off
+        if not put_off:
+            return False
+        while put_off:
+            self.ref.tell_direct(put_off.pop(0))
+        return True
+
+    def end(self) -> None:
+        """The gateway is closed: what was put off no longer matters."""
+        self._put_off.clear()
+
+
+class Announcer(Generic[M]):
+    """Tells ``per_turn`` gateways in each turn. Loop only.
+
+    ``next_turn``: has ``go_on`` called in a later turn of the loop, once for each call.
+    """
+
+    def __init__(self, per_turn: int, next_turn: Callable[[], None]) -> None:
+        self._per_turn = per_turn
+        self._next_turn = next_turn
+        self._after: deque[GatewayLine[M]] = deque()
+
+    def announce(self, lines: Sequence[GatewayLine[M]], message: M) -> None:
+        """Tell ``message`` through each line: some immediately, the others soon."""
+        first = 0
+        if not self._after:
+            first = self._per_turn
+            for line in lines[:first]:
+                line.tell_direct(message)
+        if len(lines) <= first:
+            return
+        for line in lines[first:]:
+            line.put_off(message)
+        idle = not self._after
+        self._after.extend(lines[first:])
+        if idle:
+            self._next_turn()
+
+    def go_on(self) -> None:
+        """Tell the next ones."""
+        after, left = self._after, self._per_turn
+        while after and left:
+            if after.popleft().catch_up():
+                left -= 1
+        if after:
+            self._next_turn()

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from inspect import iscoroutine, iscoroutinefunction, signature
 from typing import Any
 
-from actors.coordination.host.part import Parts
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
+from actors.coordination.host.part import Parts, RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
 from actors.logs import get_logger
 from protocol.describing import name_of, show, type_name

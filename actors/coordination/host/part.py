@@ -40,16 +40,50 @@ import anyio
 
 from actors.coordination.host.context import Context, Host
 from actors.coordination.host.incarnation import Incarnation, Sender
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
 from actors.exits import contained
+from protocol.arguments import checked
+from protocol.describing import name_of
 from protocol.errors import LocalProtocolError
 from protocol.parts import PartTable
 from protocol.wire.messages import OperatorPart
 
-__all__ = ["Part", "Parts", "parts_of"]
+__all__ = ["Part", "Parts", "RecreateOnReset", "parts_of"]
+
+
+class RecreateOnReset:
+    """A coordinator for ``coordinate`` that is built anew at each reset.
+
+    ``coordinate`` does this by itself if it is given a class or a factory. Use this class to set ``close_timeout_s``.
+
+    Each coordinator gets ``reset_to_checkpoint`` at most once, before its ``start``. So it begins its work in
+    ``start``. Gateways are not carried over: every subtask becomes ready again after a reset. A coordinator that was
+    replaced has no effect any more: what it sends fails, and its writes to the shared store raise.
+
+    Args:
+        factory: makes a coordinator, on the event loop. It must return a new one each time and must not block.
+        close_timeout_s: how many seconds the next coordinator waits until the one before is closed. Then that ``close``
+            is cancelled, with an error in the log, and the job continues.
+        name: the coordinator's name in logs; by default the factory's.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        factory: Callable[[], OperatorCoordinator],
+        *,
+        close_timeout_s: float = 60.0,
+        name: str | None = None,
+    ) -> None:
+        self.factory = factory
+        self.close_timeout_s = close_timeout_s
+        self.name = name or name_of(factory)
+
+    def __repr__(self) -> str:
+        return f"<RecreateOnReset {self.name}>"
+
 
 Kept = OperatorCoordinator | RecreateOnReset
 """How a part is given: an instance stays over resets, the other is built anew."""
@@ -305,28 +339,6 @@ class Part(Sender):
             raise error
 
 
-class _Nobody(OperatorCoordinator):
-    """Stands where there is no coordinator of the user's, and refuses what is meant for one."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        raise self._refusal()
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        raise self._refusal()
-
-    async def handle_client_request(self, request: Any) -> Any:
-        raise self._refusal()
-
-    def _refusal(self) -> LocalProtocolError:
-        return LocalProtocolError(
-            f"something was sent to the part {self._part!r}, which this operator does not have: pass it to "
-            "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
-        )
-
-
 class _OfStages(OperatorCoordinator):
     """The own part of an operator that consists of stages: nothing is meant for it."""
 
@@ -361,8 +373,13 @@ class Parts(tuple[Part, ...]):
         self._held: list[Callable[[], None]] = []
 
     def named(self, name: str) -> Part:
-        """The part of this name; one that refuses everything if there is none."""
-        return self._by_name.get(name) or _nobody(name)
+        """The part of this name. Raises ``LocalProtocolError`` if there is none."""
+        if name not in self._by_name:
+            raise LocalProtocolError(
+                f"something was sent to the part {name!r}, which this operator does not have: pass it to "
+                "coordinate(..., uses=[...]), or to chain(...) if it is a stage"
+            )
+        return self._by_name[name]
 
     def snapshot_taken(self, part: Part) -> None:
         """The state of ``part`` is taken, and the cut comes later: hold what it sends until then."""
@@ -375,12 +392,6 @@ class Parts(tuple[Part, ...]):
             part.held = None
         for send in held:
             send()
-
-
-def _nobody(name: str) -> Part:
-    part = Part(name, -1, _Nobody(name), is_stage=True)
-    part._current.live = part._current.coordinator
-    return part
 
 
 def parts_of(

@@ -13,8 +13,7 @@ import anyio
 
 from actors.coordination.sources.pending_splits import PendingSplits
 from actors.coordination.sources.source import SplitEnumerator, SplitEnumeratorContext
-from actors.coordination.turns import Begun, in_turns
-from actors.coordination.user_calls import call_each
+from actors.coordination.user_calls import Begun, call_each, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, checked
 from protocol.describing import describe, show

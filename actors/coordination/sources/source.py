@@ -34,8 +34,7 @@ from anyio.lowlevel import checkpoint
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.sources.pending_splits import PendingSplits
 from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBacklog
-from actors.coordination.turns import Begun, in_turns
-from actors.coordination.user_calls import call_each
+from actors.coordination.user_calls import Begun, call_each, in_turns
 from protocol.arguments import AT_LEAST_1, check_settings, checked
 from protocol.attempts import FailureKind, FailureReason
 from protocol.describing import describe, name_of, show

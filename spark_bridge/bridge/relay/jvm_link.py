@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from actors.logs import get_logger
-from actors.repeated_lines import CountedLog
+from actors.logs import CountedLog, get_logger
 from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
 from protocol.wire.framing import frame

@@ -20,8 +20,7 @@ import anyio
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import java_gateway
 
-from actors.logs import get_logger
-from actors.repeated_lines import CountedLog
+from actors.logs import CountedLog, get_logger
 from actors.threads import DRIVER
 from protocol.facts import (
     ApplicationEnded,

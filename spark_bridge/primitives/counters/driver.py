@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
-from actors.coordination.turns import in_turns
+from actors.coordination.user_calls import in_turns
 from protocol.attempts import FailureReason
 from protocol.describing import describe, show
 from protocol.enumerations import CurrentEnumeration

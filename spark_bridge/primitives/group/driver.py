@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import Any
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
-from actors.coordination.turns import in_turns
+from actors.coordination.user_calls import in_turns
 from protocol.arguments import AT_LEAST_1, NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.enumerations import CurrentEnumeration

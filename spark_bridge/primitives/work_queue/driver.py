@@ -29,7 +29,7 @@ from struct import error as StructError
 from typing import Any, TypeVar
 
 from actors.coordination import OperatorCoordinator, SourceCoordinator, SplitEnumerator, SplitEnumeratorContext
-from actors.coordination.turns import Begun, in_turns
+from actors.coordination.user_calls import Begun, in_turns
 from protocol.arguments import AT_LEAST_1, NAME, checked
 from protocol.errors import LocalProtocolError
 from protocol.kept_bytes import KeptBytes

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from actors.coordination import SplitEnumerator, SplitEnumeratorContext
 from actors.coordination.sources.pending_splits import PendingSplits
-from actors.coordination.turns import Begun, in_turns
+from actors.coordination.user_calls import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked, given
 from protocol.describing import show

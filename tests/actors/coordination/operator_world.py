@@ -24,11 +24,11 @@ from actors.coordination import (
     parts_of,
 )
 from actors.coordination.engine.barrier_tracker import UNBOUNDED
-from actors.coordination.engine.connection import AttemptConnection
 from actors.coordination.engine.inputs import BatchInput, RestoredInput
 from actors.coordination.engine.messages import (
     AnnounceBatch,
     AskLabelledWork,
+    AttemptConnection,
     AwaitSettled,
     ClientRequest,
     GatewayMessage,

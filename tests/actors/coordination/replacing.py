@@ -14,10 +14,9 @@ from typing import Any
 
 from actors import Actor, ActorContext, ActorRef, MailboxConfig
 from actors.coordination.host.context import Outcome
-from actors.coordination.host.gateways import GatewayTable
+from actors.coordination.host.gateway import GatewayTable
 from actors.coordination.host.incarnation import Sender
-from actors.coordination.host.part import Part
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
+from actors.coordination.host.part import Part, RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
 from protocol.facts import StageLook

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.coordination.engine.announcer import Announcer, GatewayLine
+from actors.coordination.host.gateway import Announcer, GatewayLine
 
 
 class Ref:

@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 
 from actors import Reply
 from actors.coordination import OperatorConfig
-from actors.coordination.call_watch import CallWatch, current_watch
 from actors.coordination.engine.messages import StartOperator
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
-from actors.coordination.user_calls import call_user
+from actors.coordination.host.part import RecreateOnReset
+from actors.coordination.user_calls import CallWatch, call_user, current_watch
 from tests.actors.coordination.operator_world import (
     Answer,
     RecordingCoordinator,

@@ -8,8 +8,15 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from actors.coordination.engine.checkpoint_labels import CheckpointLabels
-from actors.coordination.engine.inputs import ActionId, BatchInput, InputPosition, NamedInput, NoInput, UnnamedInput
+from actors.coordination.engine.inputs import (
+    ActionId,
+    BatchInput,
+    CheckpointLabels,
+    InputPosition,
+    NamedInput,
+    NoInput,
+    UnnamedInput,
+)
 from actors.coordination.engine.messages import BatchDone, LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint

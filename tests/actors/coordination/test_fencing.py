@@ -12,9 +12,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from actors.coordination.confirmation import Confirmation
 from actors.coordination.host.context import Context
-from actors.coordination.host.gateway import AttemptSends, Gateway, SendEvent
+from actors.coordination.host.gateway import AttemptSends, Confirmation, Gateway, SendEvent
 from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import StoreRevoked

@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from actors.coordination import OperatorCoordinator
-from actors.coordination.engine.checkpoint_labels import CheckpointLabels
-from actors.coordination.engine.inputs import ActionId, BatchInput, InputPosition, UnnamedInput
+from actors.coordination.engine.inputs import ActionId, BatchInput, CheckpointLabels, InputPosition, UnnamedInput
 from headgate import CheckpointConfig
 from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator

@@ -86,7 +86,7 @@ async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch:
         encoded.append(event)
         return encode_event(event, limits)
 
-    monkeypatch.setattr("actors.coordination.host.gateways.encode_event", counting)
+    monkeypatch.setattr("actors.coordination.host.gateway.encode_event", counting)
     coordinator = RecordingCoordinator()
     async with running_tasks(3, coordinator, parallelism=3) as (world, tasks):
         gateways = gateways_of(coordinator)
@@ -95,7 +95,7 @@ async def test_a_broadcast_is_encoded_once_and_reaches_all_in_order(monkeypatch:
         coordinator.gateways[1].send_event_nowait("after")
         gateways.broadcast_nowait(["rule", 2])
         await world.settle()
-        assert encoded == [["rule", 1], ["rule", 2]]
+        assert encoded == ["before", ["rule", 1], "after", ["rule", 2]]
         assert [task.events for task in tasks] == [
             [["rule", 1], ["rule", 2]],
             ["before", ["rule", 1], "after", ["rule", 2]],

@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.coordination.host.part import Part
-from actors.coordination.host.recreate_on_reset import RecreateOnReset
+from actors.coordination.host.part import Part, RecreateOnReset
 from actors.coordination.interface import OperatorCoordinator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.errors import AttemptOver

@@ -4,10 +4,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordination import LatencyRecorder, OperatorStatistics, percentiles_of
+from actors.coordination import LatencyRecorder, OperatorStatistics
+
+
+def recorded(samples: Iterable[float], samples_max: int = 100) -> LatencyRecorder:
+    recorder = LatencyRecorder(samples_max)
+    for sample in samples:
+        recorder.record(sample)
+    return recorder
 
 
 def test_where_nothing_was_measured_there_is_no_percentile() -> None:
@@ -15,12 +24,12 @@ def test_where_nothing_was_measured_there_is_no_percentile() -> None:
 
 
 def test_percentiles_are_samples_by_rank() -> None:
-    assert percentiles_of(range(100)) == {"p50": 50, "p99": 99}
+    assert recorded(range(100)).percentiles() == {"p50": 50, "p99": 99, "count": 100}
 
 
-@given(st.lists(st.integers(0, 10_000), min_size=1))
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=100))
 def test_percentiles_lie_among_the_samples_and_in_order(samples: list[int]) -> None:
-    figures = percentiles_of(samples)
+    figures = recorded(samples).percentiles()
     p50, p99 = figures["p50"], figures["p99"]
     assert p50 in samples
     assert p99 in samples
@@ -30,10 +39,8 @@ def test_percentiles_lie_among_the_samples_and_in_order(samples: list[int]) -> N
 
 
 def test_a_recorder_keeps_the_newest_samples_and_counts_all() -> None:
-    recorder = LatencyRecorder(samples_max=3)
-    for sample in range(5):
-        recorder.record(sample)
-    assert recorder.samples() == [2, 3, 4]
+    recorder = recorded(range(5), samples_max=3)
+    assert recorder.since(0) == [4, 3, 2]
     assert recorder.count == 5
 
 

@@ -157,7 +157,7 @@ async def test_a_checkpoint_is_not_complete_before_the_coordinator_has_what_came
 
 async def test_without_a_record_no_checkpoint_completes_and_none_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """H32: the counts are the net under everything else."""
-    monkeypatch.setattr("actors.coordination.engine.taken_events.TakenEvents.record", lambda self, checkpoint_id: None)
+    monkeypatch.setattr("actors.coordination.engine.coordinator.TakenEvents.record", lambda self, checkpoint_id: None)
     async with unheld(1) as (world, (task,)):
         task.busy = True
         answer = await world.checkpoint()

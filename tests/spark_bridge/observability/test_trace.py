@@ -18,7 +18,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.coordination import OperatorStatistics
-from actors.coordination.call_watch import CallWatch, current_watch
+from actors.coordination.user_calls import CallWatch, current_watch
 from protocol.attempts import (
     AttemptAccepted,
     FailureKind,
