@@ -51,12 +51,12 @@ from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.calls import Calls, Counters
-from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, index_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = [
     "COUNTERS",
@@ -135,7 +135,7 @@ class OperatorParts:
         self._ended: set[int] = set()  # stages whose outputs are complete
         self._running = 0  # the stage that runs
         self._awaits_start = False
-        self._channel: SubtaskChannel
+        self._channel: TaskChannel
         self.calls: Calls
 
     def _make(self, name: str, make: Callable[[], object]) -> None:
@@ -168,7 +168,7 @@ class OperatorParts:
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def open(
-        self, channel: SubtaskChannel, endpoint: TaskEndpoint, identity: TaskIdentity, registered: Registered
+        self, channel: TaskChannel, endpoint: TaskEndpoint, identity: TaskIdentity, registered: Registered
     ) -> None:
         """Restore each part, which gets its context, and tell the coordinator that the operator is open."""
         self._channel = channel
