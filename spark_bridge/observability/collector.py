@@ -42,8 +42,6 @@ from spark_bridge.observability.status import (
 
 T = TypeVar("T")
 
-__all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
-
 SLICE = 250
 """How many attempts one turn of the event loop reads."""
 ANSWER_TIMEOUT_S = 10.0

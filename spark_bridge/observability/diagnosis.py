@@ -13,8 +13,6 @@ from spark_bridge.observability.status import (
     SidecarStatus,
 )
 
-__all__ = ["WAITING_S", "explain", "waits"]
-
 WAITING_S = 5.0
 """A shorter wait is normal and is not mentioned."""
 NAMED_MAX = 5

@@ -25,8 +25,6 @@ from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 
-__all__ = ["Forget", "Publish", "SparkGauges", "SparkGaugesActor", "close_gauges", "gauges"]
-
 CLASS_NAME = "headgate.observability.SparkGauges"
 PUBLISH_EVERY_S = 10.0
 ROOT = "headgate"

@@ -45,8 +45,6 @@ from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import StoragePort
 
-__all__ = ["FormatEnumerator", "StreamPlanner"]
-
 log = get_logger("headgate.streams")
 
 _PLAN = "a stream's plan"

@@ -529,7 +529,16 @@ class PartInTask:
     _kind: ClassVar[str]
     _on_driver: ClassVar[frozenset[str]]
     """Public names that only the object on the driver has."""
-    _name: str
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.removesuffix('InTask')} {self._name!r}>"
+
+    def _part(self) -> Any:
+        """This task's part. Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks."""
+        return current_part(self._kind, self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in type(self)._on_driver:

@@ -67,8 +67,6 @@ from spark_bridge.primitives.group.task import PIECE_BYTES, GroupCheckpoint, Gro
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["BLOB_BYTES_MAX", "Group"]
-
 _GROUP = "a group"
 BLOB_BYTES_MAX = 1 << 30
 """A larger blob of a checkpoint is refused. The driver holds one, and a second one while it arrives."""

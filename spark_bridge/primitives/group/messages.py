@@ -14,25 +14,6 @@ from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.group import SAVE
 from protocol.values import value
 
-__all__ = [
-    "Admitted",
-    "Blob",
-    "Broken",
-    "Call",
-    "Fetch",
-    "GiveUp",
-    "Join",
-    "Leave",
-    "Question",
-    "Values",
-    "Yours",
-    "parse_answer",
-    "parse_broken",
-    "parse_event",
-    "parse_request",
-]
-
-
 HOST_CHARS_MAX = 255
 KIND_CHARS_MAX = 4096
 """The name of a collective, which has the shape of an array."""

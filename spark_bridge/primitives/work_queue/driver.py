@@ -51,8 +51,6 @@ from spark_bridge.primitives.work_queue.messages import (
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY, WorkQueueInTask, WorkQueuePart
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["WorkQueue"]
-
 T = TypeVar("T")
 
 NOBODY = -1

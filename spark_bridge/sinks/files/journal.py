@@ -26,8 +26,6 @@ from typing import Any
 from spark_bridge.sinks.files.directory import UNFINISHED, SinkDirectory
 from spark_bridge.sinks.two_phase.parts import PartName
 
-__all__ = ["PublicationJournal", "is_journal"]
-
 WRITERS_MAX = 10_000
 _PREFIX, _SUFFIX = "published-", ".json"
 _NUMBER = re.compile("[0-9]{1,20}")

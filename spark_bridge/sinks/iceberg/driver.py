@@ -26,8 +26,6 @@ from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
 
-__all__ = ["IcebergCommitter"]
-
 WRITERS_MAX = 10_000
 
 

@@ -28,8 +28,6 @@ from spark_bridge.sinks.two_phase.ledger import SinkLedger
 from spark_bridge.sinks.two_phase.parts import Committable, parse_prepared
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, TwoPhaseSink
 
-__all__ = ["SinkCommits", "TwoPhaseSinkCoordinator"]
-
 LISTED_BYTES_MAX = 2**30
 """How much is kept of the parts that wait for their checkpoint: about a million."""
 PART_BYTES = 600

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 from spark_bridge.sinks.two_phase.parts import Committable, PreparedList
 
-__all__ = ["WholeCheckpoints"]
-
 
 @dataclass(slots=True)
 class _Group:

@@ -51,8 +51,6 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, committables_from
 
-__all__ = ["SinkLedger"]
-
 
 @dataclass(slots=True)
 class _Pending:

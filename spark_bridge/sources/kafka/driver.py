@@ -29,8 +29,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["KafkaSource"]
-
 ANSWER_TIMEOUT_S = 30.0
 """How long the brokers may take for one answer."""
 

@@ -32,8 +32,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["PostgresReader", "PostgresSettings", "lsn_text", "range_read_event"]
-
 CHANGES_MAX = 5_000
 """How many changes are asked for in one query, at first."""
 PATIENCE_S = 60.0
