@@ -265,7 +265,7 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "last_checkpoint_id",
         "gauge",
         "The id of the last completed checkpoint; missing before the first.",
-        lambda operator: _unless_negative(operator.status.last_completed_checkpoint_id),
+        lambda operator: None if (last := operator.status.last_completed_checkpoint_id) < 0 else last,
     ),
     _one(
         "last_checkpoint_time_seconds",
@@ -297,10 +297,6 @@ _OPERATOR: tuple[Family[Operator], ...] = (
 
 def _oldest_s(since: Iterable[float | None], taken_at: float) -> float:
     return max(0.0, taken_at - min(filter(None, since), default=taken_at))
-
-
-def _unless_negative(value: int) -> int | None:
-    return None if value < 0 else value
 
 
 def _with_operator(family: Family[Operator]) -> Family[tuple[Operator, ...]]:

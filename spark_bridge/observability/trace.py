@@ -384,15 +384,12 @@ class Trace:
             traced = self._traced[operator_id] = _Traced(len(self._traced) + 1)
             self._name_thread(DRIVER, traced.coordinator, f"coordinator of {operator_id}")
             self._name_thread(DRIVER, traced.runs, f"runs of {operator_id}")
-        if operator_id in self._operators() and not self._is_hooked(operator_id):
-            self._hook(operator_id, traced)
+        operator = self._operators().get(operator_id)
+        if operator is not None and operator.statistics.confirm_us.show is None:
+            self._hook(operator, traced)
         return traced
 
-    def _is_hooked(self, operator_id: str) -> bool:
-        return self._operators()[operator_id].statistics.confirm_us.show is not None
-
-    def _hook(self, operator_id: str, traced: _Traced) -> None:
-        operator = self._operators()[operator_id]
+    def _hook(self, operator: ObservedOperator, traced: _Traced) -> None:
         recorder, watch = operator.statistics.confirm_us, operator.watch
         run = self._journal.displays.run  # these are called in the middle of the operator's work
         recorder.show = lambda us, subject: run("trace", self._event_confirmed, traced, us, subject)
