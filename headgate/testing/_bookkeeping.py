@@ -29,8 +29,6 @@ from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["Bookkeeping", "KeptOutputs", "check_bookkeeping"]
-
 SHRINKS_MAX = 150
 """How many shorter histories are tried after a failure."""
 TOLERATED = 40

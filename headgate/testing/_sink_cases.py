@@ -30,8 +30,6 @@ from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
-__all__ = ["SinkCase", "sink_cases"]
-
 Step = Callable[[SinkWorld], Awaitable[None] | None]
 
 SCRIPT: list[Step] = [

@@ -16,8 +16,6 @@ from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseSink
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["SinkTarget", "SinkWorld"]
-
 
 class SinkTarget:
     """A target that a sink is tested with: what the test supplies. The server behind it should be a real one.
