@@ -53,7 +53,13 @@ NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 _DIGITS_BITS: Final = 14_000
 """Python writes no longer integer as text, by default."""
 _LEVELS_MAX: Final = 50
-_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    dict: ("{", "}"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}
 _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 
 

@@ -80,7 +80,21 @@ CYCLE += [(CYCLE,), {"again": CYCLE}]
 
 
 @pytest.mark.parametrize(
-    "value", [[], (), {}, [1], (1,), (1, 2), {1: [2], (3,): {"x": None}}, [[], ((),)], {1}, CYCLE, [Sneaky("x"), 0.5]]
+    "value",
+    [
+        [],
+        (),
+        {},
+        [1],
+        (1,),
+        (1, 2),
+        {1: [2], (3,): {"x": None}},
+        [[], ((),)],
+        {1, 2},
+        {frozenset({3})},
+        CYCLE,
+        [Sneaky("x"), 0.5],
+    ],
 )
 def test_a_value_is_shown_as_python_shows_it(value: Any) -> None:
     shown = repr(value)
