@@ -11,7 +11,8 @@ briefly, still fails a task, a job or a request as itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import inf, isfinite, nan
 from traceback import TracebackException
 from types import UnionType
@@ -28,6 +29,13 @@ NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 _DIGITS_BITS: Final = 14_000
 """Python writes no longer integer as text, by default."""
 _LEVELS_MAX: Final = 50
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    dict: ("{", "}"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}
 _NAME: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
 
 
@@ -95,10 +103,43 @@ def traceback_of(error: BaseException, chars_max: float = 2**20) -> str | None:
 
 def show(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:
     """What ``repr(value)`` returns, as one ``line`` of so many characters; or the type, and why there is none."""
-    shown = line(_plain(value, repr, "__repr__"))
+    shown = line(_plain(value, partial(_repr, chars_max=chars_max), "__repr__"))
     if shown.startswith("<its "):
         shown = f"{type_name(value)} {shown}"
     return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
+
+
+def _repr(value: object, chars_max: int) -> str:
+    """What ``repr(value)`` returns, or a beginning of it with more than ``chars_max`` characters."""
+    pieces, chars = [], 0
+    for piece in _pieces_of_repr(value, ()):
+        pieces.append(piece)
+        chars += len(piece)
+        if chars > chars_max:
+            break
+    return "".join(pieces)
+
+
+def _pieces_of_repr(value: object, around: tuple[int, ...]) -> Iterator[str]:
+    """The values in a container one by one: a peer's event may have many, each with a ``repr`` that takes long."""
+    if type(value) not in _BRACKETS or not value:
+        yield str.__str__(repr(value))
+        return
+    first, last = _BRACKETS[type(value)]
+    if id(value) in around:
+        yield f"{first}...{last}"
+        return
+    around = (*around, id(value))
+    yield first
+    separator = ""
+    for one in value:  # type: ignore[attr-defined]  # it is one of these containers
+        yield separator
+        separator = ", "
+        yield from _pieces_of_repr(one, around)
+        if type(value) is dict:
+            yield ": "
+            yield from _pieces_of_repr(value[one], around)
+    yield ",)" if type(value) is tuple and len(value) == 1 else last
 
 
 def readable(text: str) -> str:

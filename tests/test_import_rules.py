@@ -211,6 +211,7 @@ PUBLIC = frozenset(
         *(f"actors.coordination.{name}" for name in ("Confirmation", "CoordinatorContext", "CoordinatorStore")),
         *(f"actors.coordination.{name}" for name in ("OperatorCoordinator", "Reply", "SubtaskGateway")),
         *(f"actors.coordination.{name}" for name in ("SourceCoordinator", "SplitEnumerator", "SplitEnumeratorContext")),
+        "actors.coordination.GivenCoordinator",
         "actors.coordination.StaticSplitEnumerator",
         "actors.coordination.sources",
         "protocol.attempts.FailureReason",
@@ -239,37 +240,32 @@ PUBLIC = frozenset(
     }
 )
 
-_CHAIN = "a chain is several coordinators and operators as one, which only the engine can put together"
-_HYBRID = "it opens, restores and closes the readers of others as the engine does with its own"
-_STREAM = "the plan of a Spark stream runs a coordinator, its storage and its port by itself, where no operator is"
+_COMPOSED = "it puts together the parts of an operator, which the engine then runs as one"
+_GIVEN = "a stage is made and checked as what is given to handle.subtask()"
 INTERNALS = {
-    ("spark_bridge/primitives/chain.py", "actors.coordination.GivenCoordinator"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _COMPOSED,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _COMPOSED,
+    ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _GIVEN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _GIVEN,
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
     ),
-    ("spark_bridge/primitives/group/task.py", "spark_bridge.common.endpoint.TaskEndpoint"): (
-        "members reach each other with the addresses and keys of their task"
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): (
+        "the events of the readers inside it name the reader, on both ends"
     ),
-    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.closing.close_quietly"): _HYBRID,
-    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): _HYBRID,
-    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): _HYBRID,
-    ("spark_bridge/streams/driver.py", "actors.coordination.host.alone.HostAlone"): _STREAM,
-    ("spark_bridge/streams/driver.py", "protocol.barrier_tracker.CompletedCheckpoint"): _STREAM,
-    ("spark_bridge/streams/driver.py", "spark_bridge.storage.StoragePort"): _STREAM,
-    ("spark_bridge/streams/server.py", "protocol.wire.keys.KeyRing"): _STREAM,
-    ("spark_bridge/streams/server.py", "protocol.wire.keys.Purpose"): _STREAM,
-    ("spark_bridge/streams/server.py", "protocol.wire.keys.identity_of"): _STREAM,
-    ("spark_bridge/streams/server.py", "spark_bridge.common.certificates.Encryption"): _STREAM,
-    ("spark_bridge/streams/server.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
-    ("spark_bridge/streams/server.py", "spark_bridge.server.server.ServerConfig"): _STREAM,
-    ("spark_bridge/streams/server.py", "spark_bridge.standalone.control_server.serve_control"): _STREAM,
-    ("spark_bridge/streams/task.py", "spark_bridge.common.control.ControlEndpoint"): _STREAM,
-    ("spark_bridge/streams/task.py", "spark_bridge.common.control.exchange"): _STREAM,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): (
+        "a checkpoint of before may have the state of a single reader in its place"
+    ),
+    ("spark_bridge/streams/driver.py", "actors.coordination.host.alone.HostAlone"): (
+        "an enumerator is asked for a plan where no operator is"
+    ),
+    ("spark_bridge/streams/driver.py", "protocol.barrier_tracker.CompletedCheckpoint"): (
+        "a plan is stored as a checkpoint, which the same tools show"
+    ),
+    ("spark_bridge/streams/driver.py", "spark_bridge.storage.StoragePort"): (
+        "a plan outlives its application in the sidecar's storage"
+    ),
 }
 """The internals of the engine that the library imports nevertheless, each with its reason."""
 

@@ -29,8 +29,6 @@ from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["Bookkeeping", "KeptOutputs", "check_bookkeeping"]
-
 SHRINKS_MAX = 150
 """How many shorter histories are tried after a failure."""
 TOLERATED = 40
@@ -390,6 +388,19 @@ class _Run:
 
     async def _look(self) -> bool:
         """Whether a run has just ended well. Raises what has gone wrong."""
+        self._check_failures()
+        if len(self._over()) < self.world.parallelism:
+            return False
+        await self.world.advance(1.0)  # the final checkpoint
+        outputs = [output for task in self.tasks if task.outcome == "success" for output in task.outputs]
+        self._check_outputs(outputs)
+        if self.subject.judge is not None:
+            self.subject.judge(self.world, outputs)
+        self._forget()
+        self.play_.runs += 1
+        return True
+
+    def _check_failures(self) -> None:
         for failure in self.world.failures:
             if STORAGE_ERROR not in str(failure):
                 raise AssertionError(f"the coordinator has failed the job: {describe(failure)}") from failure
@@ -399,22 +410,16 @@ class _Run:
         for task in self.tasks:
             if task.outcome == "failed" and isinstance(task.error, Exception) and task not in self.victims:
                 raise AssertionError(f"{task} has failed: {describe(task.error)}") from task.error
-        if len(self._over()) < self.world.parallelism:
-            return False
-        await self.world.advance(1.0)  # the final checkpoint
-        outputs = [output for task in self.tasks if task.outcome == "success" for output in task.outputs]
-        if self.subject.expected is not None:
-            later = self.subject.expected if self.subject.expected_later is None else self.subject.expected_later
-            in_life = self.play_.runs if self.play_.mode == "streaming" else 0
-            expected = [*self.subject.expected, *in_life * [*later]]
-            missing, more = _difference(expected, outputs), _difference(outputs, expected)
-            assert not missing, f"not every output counts once: these are missing: {show(missing)}"
-            assert not more, f"not every output counts once: these are too many: {show(more)}"
-        if self.subject.judge is not None:
-            self.subject.judge(self.world, outputs)
-        self._forget()
-        self.play_.runs += 1
-        return True
+
+    def _check_outputs(self, outputs: list[Any]) -> None:
+        if self.subject.expected is None:
+            return
+        later = self.subject.expected if self.subject.expected_later is None else self.subject.expected_later
+        in_life = self.play_.runs if self.play_.mode == "streaming" else 0
+        expected = [*self.subject.expected, *in_life * [*later]]
+        missing, more = _difference(expected, outputs), _difference(outputs, expected)
+        assert not missing, f"not every output counts once: these are missing: {show(missing)}"
+        assert not more, f"not every output counts once: these are too many: {show(more)}"
 
     def _note_view(self, subtask: int) -> None:
         if self.subject.view is not None and not self.play_.runs and not self.world.failures:

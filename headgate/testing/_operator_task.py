@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from actors.clock import Clock
 from headgate.testing._task import MemoryConnection, Task
@@ -40,12 +40,13 @@ from protocol.subtask.types import (
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
+from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics
 from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
 from spark_bridge.subtask.runner import run_subtask_with
+from spark_bridge.subtask.task_channel import TaskChannel
 
 TURN_LIMIT_S = 30.0
 """How long, in real seconds, an operator may compute before it waits for a record, an event or its coordinator."""
@@ -205,9 +206,9 @@ class OperatorTask(Task):
             self._loops_turn.release()
 
     def _run_operator(self) -> None:
-        def make_channel() -> SubtaskChannel:
+        def make_channel() -> TaskChannel:
             self._channel = _Channel(self, self._endpoint)
-            return cast("SubtaskChannel", self._channel)
+            return self._channel
 
         def make_parts() -> OperatorParts:
             parts = OperatorParts(self.make_operator, self._make_parts, self._stages)
@@ -253,7 +254,7 @@ class OperatorTask(Task):
 
 
 class _Channel:
-    """The methods of ``SubtaskChannel`` that ``OperatorParts`` and ``run_subtask_with`` use, with the same meaning."""
+    """A ``TaskChannel`` in memory, whose methods mean the same as those of ``SubtaskChannel``."""
 
     def __init__(self, task: OperatorTask, endpoint: TaskEndpoint) -> None:
         self.key = (task.attempt.task_attempt_id, endpoint.operator_id)

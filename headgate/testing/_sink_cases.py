@@ -6,23 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import os
 import random
+import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from actors.logs import get_logger
-from headgate.testing._sink_days import days
-from headgate.testing._sink_lines import Died, Lines
+from headgate.testing._sink_model import Row
 from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
+from headgate.testing._world import World, running_operator
 from protocol.arguments import ANY, checked
+from protocol.barrier_tracker import CompletedCheckpoint
+from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
-
-__all__ = ["SinkCase", "sink_cases"]
+from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
 Step = Callable[[SinkWorld], Awaitable[None] | None]
 
@@ -222,30 +228,75 @@ async def a_checkpoint_in_doubt(target: SinkTarget, write: list[Step], histories
             await to_the_end(world)
 
 
+class Died(BaseException):
+    """Stands for the death of the process in which it is raised. Let it pass."""
+
+
+def source_folders(*things: object) -> tuple[frozenset[str], frozenset[str]]:
+    """Where the code of these objects is: files by themselves, and folders of packages with one sink each.
+
+    What the pattern itself brings does not count.
+    """
+    files: set[str] = set()
+    packages: set[str] = set()
+    for thing in things:
+        for class_ in type(thing).__mro__:
+            module = inspect.getmodule(class_)
+            file = getattr(module, "__file__", None)
+            if file is None or class_.__module__.startswith(("spark_bridge.sinks.two_phase", "typing")):
+                continue
+            if class_.__module__.startswith("spark_bridge.sinks."):
+                packages.add(os.path.dirname(file))
+            else:
+                files.add(file)
+    return frozenset(files), frozenset(packages)
+
+
 class Clockwork:
-    """Ends the process of the driver, or of a task, before line number ``fatal`` of the sink's own code."""
+    """Ends the process of the driver, or of a task, before line number ``fatal`` of the sink's own code.
+
+    So a test needs no hooks in the sink: between any two effects of a sink there is a line of it.
+    """
 
     def __init__(self, world: SinkWorld, *, in_driver: bool, fatal: int = -1) -> None:
         context = SinkCommitterContext(world.name, world.name, get_logger("headgate.testing"))
         sink = world.target.sink(world.name)
         writers = [attempt.operator.writer for attempts in world.attempts.values() for attempt in attempts]
-        self.lines = Lines((sink, sink.committer(context), *writers), self.before)
+        self._files, self._packages = source_folders(sink, sink.committer(context), *writers)
         self.places: list[str] = []
         self.fatal = fatal
         self.victim: Attempt | None = None
         if in_driver:
-            world.in_driver = lambda _, function, *args: self.lines.watch(function, *args)
+            world.in_driver = lambda _, function, *args: self._watch(function, *args)
         else:
             world.in_task = self._in_task
 
     def before(self, place: str) -> None:
+        """Called before each line, with its place as ``file:line``."""
         self.places.append(place)
         if len(self.places) - 1 == self.fatal:
             raise Died(place)
 
     def _in_task(self, attempt: Attempt, function: Callable[..., Any], *args: Any) -> Any:
         self.victim = attempt
-        return self.lines.watch(function, *args)
+        return self._watch(function, *args)
+
+    def _watch(self, function: Callable[..., Any], *args: Any) -> Any:
+        outer = sys.gettrace()
+        sys.settrace(self._on_call)
+        try:
+            return function(*args)
+        finally:
+            sys.settrace(outer)
+
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        return self._on_line if file in self._files or os.path.dirname(file) in self._packages else None
+
+    def _on_line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.before(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+        return self._on_line
 
     def stop(self, world: SinkWorld) -> None:
         world.in_driver = world.in_task = lambda _, function, *args: function(*args)
@@ -481,7 +532,6 @@ async def a_constant_reader(target: SinkTarget) -> None:
 
     clockwork = Clockwork(world, in_driver=True)
     clockwork.before = look  # type: ignore[method-assign]
-    clockwork.lines._before = look
     await take(world, SCRIPT)
     await to_the_end(world)
     assert looks > 10
@@ -525,15 +575,88 @@ async def random_histories(target: SinkTarget, histories: int, seed: int) -> Non
             await to_the_end(world)
 
 
-class told:
-    """Adds to a failure what was tried."""
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Add to a failure what was tried."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(what)
+        raise
 
-    def __init__(self, what: str) -> None:
-        self._what = what
 
-    def __enter__(self) -> None:
-        return None
+# --- a job that runs every day: each day's input appears once, however often it is interrupted ------------------------
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None:
-            error.add_note(self._what)
+NAME = "sink"
+SUBTASKS = (0, 1)
+DAYS = 3
+ROWS = 4
+"""How many rows of a subtask a day has. Their numbers go on from day to day, so that a reader can tell them apart."""
+
+
+async def days(target: SinkTarget, histories: int, seed: int) -> None:
+    """A run that ended well, then runs with other input: all of it appears; an interrupted one continues, once."""
+    for number in range(seed, seed + max(2, histories)):
+        for named in (False, True):
+            with told(f"the days of history {number}, {'with' if named else 'without'} input_id"):
+                await _days_of(target, random.Random(number), named=named)
+
+
+async def _days_of(target: SinkTarget, chance: random.Random, *, named: bool) -> None:
+    target.clear()
+    restored: CompletedCheckpoint | None = None
+    expected: list[Row] = []
+    for day in range(DAYS):
+        numbers = range(day * ROWS, (day + 1) * ROWS)
+        expected += [(subtask, number) for subtask in SUBTASKS for number in numbers]
+        interruptions, done = chance.randrange(3), False
+        while not done:
+            coordinator = TwoPhaseSinkCoordinator(target.sink(NAME), retry_delays_s=())
+            async with running_operator(coordinator, mode="streaming", restored=restored) as world:
+                world.input_id = f"day {day}" if named else None
+                done = await _application(world, target, numbers, chance, interrupted=interruptions > 0)
+                restored = world.checkpoints[-1] if world.checkpoints else restored
+            interruptions -= 1
+            if done and named and chance.random() < 0.3:  # a scheduler repeats a day that is done
+                done = False
+        _compare(target.read(), expected, day)
+
+
+async def _application(
+    world: World, target: SinkTarget, numbers: Sequence[int], chance: random.Random, *, interrupted: bool
+) -> bool:
+    """Run the day in one application. False if its driver dies in the middle, sometimes before any checkpoint."""
+
+    def make() -> TwoPhaseSinkOperator:
+        return TwoPhaseSinkOperator(target.sink(NAME))
+
+    tasks = [await world.launch_operator(subtask, make) for subtask in SUBTASKS]
+    for place, number in enumerate(numbers):
+        for subtask in SUBTASKS:
+            tasks[subtask].feed(target.record(subtask, number))
+        await world.settle()
+        if chance.random() < 0.4:
+            await world.checkpoint()
+        if interrupted and chance.random() < 0.4:
+            return False
+        if chance.random() < 0.2:
+            victim = chance.choice(SUBTASKS)
+            await world.kill(tasks[victim])
+            tasks[victim] = await world.launch_operator(victim, make)
+            tasks[victim].feed(*(target.record(victim, one) for one in numbers[: place + 1]))
+            await world.settle()
+    if interrupted:
+        return False
+    for task in tasks:
+        task.end_records()
+    await world.advance(1.0)
+    assert not world.failures, world.failures[0]
+    assert all(task.outcome == "success" for task in tasks), [task.outcome for task in tasks]
+    return True
+
+
+def _compare(found: Sequence[Row], expected: list[Row], day: int) -> None:
+    lost, doubled = sorted(set(expected) - set(found)), len(found) - len(set(found))
+    assert not lost, f"rows are lost at the end of day {day}: {lost}"
+    assert not doubled, f"rows are doubled at the end of day {day}: {sorted(found)}"
+    assert set(found) == set(expected), f"there are other rows: {sorted(set(found) - set(expected))}"

@@ -28,8 +28,6 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.driver import SinkCommits
 
-__all__ = ["Checkpoint", "ModelAttempt", "Part", "Pending", "Row", "SinkModel"]
-
 Row = tuple[int, int]
 
 

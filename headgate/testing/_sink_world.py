@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from actors.logs import get_logger
 from headgate.testing._sink_model import Checkpoint, ModelAttempt, Row, SinkModel
@@ -15,8 +15,6 @@ from spark_bridge.sinks.two_phase.driver import SinkCommits
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseSink, TwoPhaseWriter
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.subtask.context import SubtaskContext
-
-__all__ = ["SinkTarget", "SinkWorld"]
 
 
 class SinkTarget:
@@ -54,8 +52,8 @@ class SinkTarget:
             committer.close()
 
 
-class _TaskContext:
-    """The part of a ``SubtaskContext`` that the operator uses; keeps what is sent."""
+class _TaskContext(SubtaskContext[Any]):
+    """The part of a context that the operator uses, without a task; keeps what is sent."""
 
     def __init__(self, operator_id: str, subtask: int, attempt: int, checkpoint_id: int, parallelism: int) -> None:
         self.operator_id = operator_id
@@ -78,7 +76,7 @@ class Attempt(ModelAttempt):
         self.context = _TaskContext(world.name, subtask, number, restored.checkpoint_id, len(world.subtasks))
         self._world = world
         self.operator = TwoPhaseSinkOperator(world.target.sink(world.name))
-        self._world.in_task(self, self.operator.open, cast(SubtaskContext, self.context), part.state)
+        self._world.in_task(self, self.operator.open, self.context, part.state)
 
     @property
     def position(self) -> int:

@@ -63,6 +63,7 @@ from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
+from spark_bridge.driver.stream_port import Streams
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.displays import Displays
@@ -76,7 +77,7 @@ from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauge
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
-from spark_bridge.observability.tracing import Tracing, start_tracing
+from spark_bridge.observability.trace import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, Composed, composed
 from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
@@ -84,7 +85,6 @@ from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
-from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ from spark_bridge.driver.spark_driver import driver_of
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
-from spark_bridge.observability.tracing import Tracing
+from spark_bridge.observability.trace import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")

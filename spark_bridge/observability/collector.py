@@ -41,8 +41,6 @@ from spark_bridge.observability.status import (
 
 T = TypeVar("T")
 
-__all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
-
 SLICE = 250
 """How many attempts one turn of the event loop reads."""
 ANSWER_TIMEOUT_S = 10.0
@@ -158,6 +156,7 @@ class StatusCollector:
         """The status now. Raises ``AskTimeout`` if an actor does not answer within 10 s."""
         process = self._process
         operators = {name: await self._operator(name, one) for name, one in dict(self._operators()).items()}
+        lacks_tasks = any(one.run and one.run.subtasks_seen < one.parallelism for one in operators.values())
         return SidecarStatus(
             taken_at=time.time(),
             uptime_s=self._clock.now() - process.started,
@@ -167,7 +166,7 @@ class StatusCollector:
             relay=process.relay(),
             loop_lag_p99_ms=process.loop_lag.percentile_ms(0.99),
             loop_lag_max_ms=process.loop_lag.percentile_ms(1.0),
-            cores=await process.cores() if any(_lacks_tasks(one) for one in operators.values()) else None,
+            cores=await process.cores() if lacks_tasks else None,
             operators=operators,
             display_failures=self._journal.displays.failures(),
         )
@@ -210,7 +209,7 @@ class StatusCollector:
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
             counters=self._shown("counters", statistics.counter_totals) or {},
-            sources=self._shown("sources", lambda: _sources(statistics.sources())) or {},
+            sources=self._shown("sources", lambda: _by_stage(statistics.sources())) or {},
             jobs_of_last_action=journal.jobs.count,
         )
 
@@ -276,10 +275,6 @@ class StatusCollector:
         )
 
 
-def _lacks_tasks(operator: OperatorStatus) -> bool:
-    return operator.run is not None and operator.run.subtasks_seen < operator.parallelism
-
-
 def _call(watch: CallWatch) -> CallStatus | None:
     call = watch.oldest
     return None if call is None else CallStatus(call.name, watch.age_s(call), call.place)
@@ -315,9 +310,8 @@ def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> At
     )
 
 
-def _sources(backlogs: Mapping[str, SourceBacklog]) -> dict[str, SourceStatus]:
-    return {name: _source(backlog) for name, backlog in backlogs.items()}
-
-
-def _source(backlog: SourceBacklog) -> SourceStatus:
-    return SourceStatus(*backlog[:3], tuple([SplitStatus(*one) for one in backlog.largest]))
+def _by_stage(backlogs: Mapping[str, SourceBacklog]) -> dict[str, SourceStatus]:
+    return {
+        name: SourceStatus(*backlog[:3], tuple([SplitStatus(*one) for one in backlog.largest]))
+        for name, backlog in backlogs.items()
+    }

@@ -13,8 +13,6 @@ from spark_bridge.observability.status import (
     SidecarStatus,
 )
 
-__all__ = ["WAITING_S", "explain", "waits"]
-
 WAITING_S = 5.0
 """A shorter wait is normal and is not mentioned."""
 NAMED_MAX = 5
@@ -184,11 +182,7 @@ def _of_checkpoint(status: SidecarStatus, operator: OperatorStatus, checkpoint: 
 
 def _unconfirmed_since(operator: OperatorStatus, since: float) -> set[int]:
     """The subtasks that have left an event unconfirmed since then, or for longer."""
-    return {
-        one.subtask
-        for one in operator.attempts
-        if one.is_live and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
-    }
+    return {one.subtask for one in operator.attempts if one.is_live and _is_past(one.unconfirmed_since_at, since)}
 
 
 def _silent_since(operator: OperatorStatus, since: float) -> set[int]:
@@ -198,26 +192,27 @@ def _silent_since(operator: OperatorStatus, since: float) -> set[int]:
     }
 
 
+def _is_past(at: float | None, since: float) -> bool:
+    return at is not None and at <= since
+
+
 def _of_attempts(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
     since = status.taken_at - waiting_s
     live = [attempt for attempt in operator.attempts if attempt.is_live]
-    deferred = [one for one in live if one.deferred_at is not None and one.deferred_at <= since]
-    if deferred:
+    if deferred := [one for one in live if _is_past(one.deferred_at, since)]:
         longest = _longest(status, (one.deferred_at for one in deferred))
         yield (
             f"{_have(deferred)} waited {longest} for an answer that the coordinator of {operator.operator_id!r} has "
             "deferred: it has not settled the Reply yet"
         )
-    cut_off = [one for one in live if not one.connected and one.heard_at is not None and one.heard_at <= since]
-    if cut_off:
+    if cut_off := [one for one in live if not one.connected and _is_past(one.heard_at, since)]:
         longest = _longest(status, (one.heard_at for one in cut_off))
         yield f"{_have(cut_off)} had no connection to the sidecar for up to {longest}"
-    late = [
-        one
-        for one in live
-        if one.connected and one.unconfirmed_since_at is not None and one.unconfirmed_since_at <= since
-    ]
-    if late:
+    yield from _of_unconfirmed(status, [one for one in live if one.connected], since)
+
+
+def _of_unconfirmed(status: SidecarStatus, connected: Sequence[AttemptStatus], since: float) -> Iterator[str]:
+    if late := [one for one in connected if _is_past(one.unconfirmed_since_at, since)]:
         first = min(late, key=lambda one: one.unconfirmed_since_at or 0.0)
         waited = _longest(status, [first.unconfirmed_since_at])
         yield (

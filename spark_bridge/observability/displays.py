@@ -24,8 +24,6 @@ from actors.mailbox import MailboxConfig
 from protocol.describing import describe, type_name
 from spark_bridge.observability.status_server import Content, Request, Route, Unavailable
 
-__all__ = ["Displays"]
-
 M = TypeVar("M")
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,29 +16,18 @@ from actors import Actor, ActorContext, ActorRef
 from actors.coordination.engine.operator_config import Observed
 from actors.threads import DRIVER
 from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
-from protocol.barrier_tracker import (
-    EndSavepoint,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    OperatorResetToCheckpoint,
-    RefuseCheckpoint,
-    SubtaskResetToCheckpoint,
-)
+from protocol.barrier_tracker import OperatorResetToCheckpoint, SubtaskResetToCheckpoint
 from protocol.describing import as_json, line
 from protocol.values import value
 from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
 from spark_bridge.common.errors import SidecarError
-from spark_bridge.observability.journal import Journal
-
-__all__ = ["EventLog", "EventLogActor", "Note", "note_of"]
+from spark_bridge.observability.journal import Journal, end_of
 
 CLASS_NAME = "headgate.observability.SparkNotes"
 FLUSH_AFTER_S = 1.0
 NOTES_MAX = 100
 """How many notes one event holds; more within ``FLUSH_AFTER_S`` are counted and left out."""
 TEXT_MAX = 500
-
-_CHECKPOINT_ENDS = NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint
 
 
 @value
@@ -59,9 +48,9 @@ def note_of(operator_id: str, observed: Observed, at: float, journal: Journal) -
     if about is None:
         return None
     note = {"at": round(at, 3), "operator": operator_id, **about}
-    if isinstance(observed, _CHECKPOINT_ENDS):
+    if end_of(observed) is not None:
         ended = journal.of(operator_id).checkpoints
-        if ended and ended[-1].checkpoint_id == observed.checkpoint_id:
+        if ended and ended[-1].checkpoint_id == about["checkpoint"]:
             record = ended[-1]
             note["savepoint"] = record.savepoint
             note["duration_s"] = round(record.duration_s, 6)
@@ -88,13 +77,11 @@ def _about(observed: Observed) -> dict[str, Any] | None:
             return {"what": "subtask reset", "subtask": subtask, "checkpoint": checkpoint_id}
         case OperatorResetToCheckpoint(checkpoint_id=checkpoint_id):
             return {"what": "operator reset", "checkpoint": checkpoint_id}
-        case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
-            return {"what": "checkpoint completed", "checkpoint": checkpoint_id}
-        case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=why):
-            return {"what": "checkpoint aborted", "checkpoint": checkpoint_id, "why": _short(why)}
-        case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=why):
-            return {"what": "checkpoint refused", "checkpoint": checkpoint_id, "why": _short(why)}
-    return None
+    if (ended := end_of(observed)) is None:
+        return None
+    checkpoint_id, outcome, why = ended
+    note = {"what": f"checkpoint {outcome}", "checkpoint": checkpoint_id}
+    return note if outcome == "completed" else {**note, "why": _short(why)}
 
 
 def _short(text: str) -> str:

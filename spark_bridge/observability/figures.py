@@ -16,9 +16,7 @@ from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from protocol.attempts import FailureKind
-from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus, SourceStatus
-
-__all__ = ["FAMILIES", "PREFIX", "Family", "Kind", "Sample", "figures"]
+from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
 
 PREFIX = "headgate_"
 STATES = ("accepted", "ready", "ending", "finished", "over")
@@ -71,26 +69,33 @@ class Operator:
         self.completed = next((one for one in reversed(status.checkpoint_history) if one.outcome == "completed"), None)
 
 
-def _of_sources(operator: Operator, read: Callable[[SourceStatus], int | None]) -> Values:
-    """The figure of each source by its stage, or by the operator's name if there are no stages."""
-    status = operator.status
-    return [((stage or status.operator_id,), read(source)) for stage, source in status.sources.items()]
-
-
 def _one(name: str, kind: Kind, meaning: str, read: Callable[[S], float | LatencyStatus | None]) -> Family[S]:
     """A family without any labels but those of all families."""
     return _labelled(name, kind, (), meaning, lambda source: [((), read(source))])
 
 
-def _labelled(
-    name: str,
-    kind: Kind,
-    labels: tuple[str, ...],
-    meaning: str,
-    read: Callable[[S], Values],
-) -> Family[S]:
+def _labelled(name: str, kind: Kind, labels: tuple[str, ...], meaning: str, read: Callable[[S], Values]) -> Family[S]:
     unit = next((unit for unit in ("seconds", "bytes") if name.endswith(unit)), "")
     return Family(name, kind, unit, labels, meaning, read)
+
+
+def _gauge(name: str, path: str, meaning: str) -> Family[Operator]:
+    """A figure that an ``Operator`` has there."""
+    return _one(name, "gauge", meaning, attrgetter(path))
+
+
+def _summary(name: str, path: str, meaning: str) -> Family[Operator]:
+    return _one(name, "summary", meaning, attrgetter(path))
+
+
+def _of_sources(field: str, meaning: str) -> Family[Operator]:
+    """The figure of each source by its stage, or by the operator's name if there are no stages."""
+
+    def read(operator: Operator) -> Values:
+        status, figure = operator.status, attrgetter(field)
+        return [((stage or status.operator_id,), figure(source)) for stage, source in status.sources.items()]
+
+    return _labelled(f"source_{field}", "gauge", ("stage",), meaning, read)
 
 
 def _count(name: str, key: str, meaning: str) -> Family[Operator]:
@@ -160,13 +165,8 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "Always 1: the operator's mode, batch or streaming.",
         lambda operator: [((operator.status.mode,), 1)],
     ),
-    _one("subtasks", "gauge", "The operator's parallelism.", lambda operator: operator.status.parallelism),
-    _one(
-        "subtasks_ready",
-        "gauge",
-        "Subtasks that are ready or have ended well.",
-        lambda operator: operator.status.ready,
-    ),
+    _gauge("subtasks", "status.parallelism", "The operator's parallelism."),
+    _gauge("subtasks_ready", "status.ready", "Subtasks that are ready or have ended well."),
     _one("run_active", "gauge", "1 while a run is on, else 0.", lambda operator: int(operator.status.run is not None)),
     _one(
         "run_start_time_seconds",
@@ -181,77 +181,42 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         f"Attempts of the current run by state: {', '.join(STATES)}.",
         lambda operator: [((state,), operator.states[state]) for state in STATES],
     ),
-    _one(
-        "attempts_disconnected",
-        "gauge",
-        "Living attempts whose connection is broken.",
-        lambda operator: operator.disconnected,
-    ),
+    _gauge("attempts_disconnected", "disconnected", "Living attempts whose connection is broken."),
     _one(
         "registrations_waiting",
         "gauge",
         "Tasks that have registered and are not accepted yet.",
         lambda operator: 0 if operator.status.run is None else len(operator.status.run.registrations),
     ),
-    _one(
-        "coordinator_queue_messages",
-        "gauge",
-        "Messages that wait for the coordinator.",
-        lambda operator: operator.status.queued,
-    ),
+    _gauge("coordinator_queue_messages", "status.queued", "Messages that wait for the coordinator."),
     _one(
         "coordinator_call_seconds",
         "gauge",
         "For how long the coordinator's oldest method has been running; 0 if none runs.",
         lambda operator: 0.0 if operator.status.call is None else operator.status.call.running_s,
     ),
-    _one(
+    _gauge(
         "oldest_request_seconds",
-        "gauge",
+        "request_s",
         "For how long the oldest request of a subtask has waited for its answer; 0 if none waits.",
-        lambda operator: operator.request_s,
     ),
-    _one(
+    _gauge(
         "oldest_unconfirmed_event_seconds",
-        "gauge",
+        "unconfirmed_s",
         "The age of the oldest event that its task has not confirmed; 0 if there is none.",
-        lambda operator: operator.unconfirmed_s,
     ),
-    _one(
-        "unconfirmed_events",
-        "gauge",
-        "Events that were sent to tasks and are not confirmed yet.",
-        lambda operator: operator.unconfirmed,
+    _gauge("unconfirmed_events", "unconfirmed", "Events that were sent to tasks and are not confirmed yet."),
+    _gauge("held_events", "held", "Events that wait for a checkpoint."),
+    _gauge("untaken_events", "untaken", "Events of tasks that the coordinator has not taken yet."),
+    _of_sources(
+        "splits_pending", "Splits that a source knows and has not handed out; missing if its enumerator does not say."
     ),
-    _one("held_events", "gauge", "Events that wait for a checkpoint.", lambda operator: operator.held),
-    _one(
-        "untaken_events",
-        "gauge",
-        "Events of tasks that the coordinator has not taken yet.",
-        lambda operator: operator.untaken,
-    ),
-    _labelled(
-        "source_splits_pending",
-        "gauge",
-        ("stage",),
-        "Splits that a source knows and has not handed out; missing if its enumerator does not say.",
-        lambda operator: _of_sources(operator, attrgetter("splits_pending")),
-    ),
-    _labelled(
-        "source_splits_in_hand",
-        "gauge",
-        ("stage",),
-        "Splits that tasks have and have not read to their end.",
-        lambda operator: _of_sources(operator, attrgetter("splits_in_hand")),
-    ),
-    _labelled(
-        "source_backlog",
-        "gauge",
-        ("stage",),
+    _of_sources("splits_in_hand", "Splits that tasks have and have not read to their end."),
+    _of_sources(
+        "backlog",
         "What is not read yet in all these splits, in the units of the readers; missing if it is not reported.",
-        lambda operator: _of_sources(operator, attrgetter("backlog")),
     ),
-    _one("buffered_bytes", "gauge", "The size of all these events together.", lambda operator: operator.bytes),
+    _gauge("buffered_bytes", "bytes", "The size of all these events together."),
     _count("runs_total", "runs", "Runs that have ended."),
     _count("attempts_accepted_total", "attempts", "Attempts that were accepted."),
     _count("attempts_ready_total", "ready", "Attempts that became ready."),
@@ -265,11 +230,7 @@ _OPERATOR: tuple[Family[Operator], ...] = (
     _count("subtask_resets_total", "subtask_resets", "Resets of one subtask, one for each failed attempt."),
     _count("operator_resets_total", "operator_resets", "Resets of a whole operator."),
     _count("events_sent_total", "events_sent", "Events that the coordinator has sent to tasks."),
-    _count(
-        "events_delayed_total",
-        "events_held",
-        "Of these, those that had to wait for a checkpoint or a connection.",
-    ),
+    _count("events_delayed_total", "events_held", "Of these, those that had to wait for a checkpoint or a connection."),
     _count("events_confirmed_total", "events_confirmed", "Events that a task has confirmed."),
     _count("events_failed_total", "events_failed", "Events that failed, because their attempt has ended."),
     _count("events_received_total", "events_received", "Events that tasks have sent to the coordinator."),
@@ -304,7 +265,7 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "last_checkpoint_id",
         "gauge",
         "The id of the last completed checkpoint; missing before the first.",
-        lambda operator: _unless_negative(operator.status.last_completed_checkpoint_id),
+        lambda operator: None if (last := operator.status.last_completed_checkpoint_id) < 0 else last,
     ),
     _one(
         "last_checkpoint_time_seconds",
@@ -327,39 +288,15 @@ _OPERATOR: tuple[Family[Operator], ...] = (
             else [((phase,), operator.completed.phases_s.get(phase, 0.0)) for phase in PHASES]
         ),
     ),
-    _one(
-        "event_confirm_seconds",
-        "summary",
-        "From an event's sending to its confirmation by the task.",
-        lambda operator: operator.status.confirm,
-    ),
-    _one(
-        "request_seconds",
-        "summary",
-        "From the arrival of a task's request to its answer.",
-        lambda operator: operator.status.request,
-    ),
-    _one(
-        "checkpoint_seconds",
-        "summary",
-        "From a checkpoint's trigger to its durable write.",
-        lambda operator: operator.status.checkpoint,
-    ),
-    _one(
-        "spark_fact_seconds",
-        "summary",
-        "From a fact in Spark to the coordinator's reaction.",
-        lambda operator: operator.status.fact,
-    ),
+    _summary("event_confirm_seconds", "status.confirm", "From an event's sending to its confirmation by the task."),
+    _summary("request_seconds", "status.request", "From the arrival of a task's request to its answer."),
+    _summary("checkpoint_seconds", "status.checkpoint", "From a checkpoint's trigger to its durable write."),
+    _summary("spark_fact_seconds", "status.fact", "From a fact in Spark to the coordinator's reaction."),
 )
 
 
 def _oldest_s(since: Iterable[float | None], taken_at: float) -> float:
     return max(0.0, taken_at - min(filter(None, since), default=taken_at))
-
-
-def _unless_negative(value: int) -> int | None:
-    return None if value < 0 else value
 
 
 def _with_operator(family: Family[Operator]) -> Family[tuple[Operator, ...]]:

@@ -25,8 +25,6 @@ from protocol.describing import as_json, line, plain, show
 from spark_bridge.common import option_types, terminal
 from spark_bridge.common.regular_files import open_regular
 
-__all__ = ["Entry", "Timeline", "Unreadable", "add_command", "read_timeline"]
-
 _READ, _NO_NOTES, _UNREADABLE = 0, 1, 2
 NOTES = "headgate.observability.SparkNotes$Notes"
 _ROLLED = re.compile(r"events_(\d+)_")

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from protocol.describing import describe, line
 from spark_bridge.driver.interrupts import interrupts_held_back
 
-__all__ = ["handle_html", "note_html", "shown_within", "sidecar_html", "status_html"]
-
 T = TypeVar("T")
 
 WITHIN_S = 1.0
@@ -56,11 +54,6 @@ def handle_html(operator_id: str, parallelism: int, read: Callable[[], tuple[Map
         return head + _table((), rows) + failed
 
     return _shown(shown)
-
-
-def note_html(title: str, note: str) -> str:
-    """A title and a line."""
-    return _shown(lambda: _head(title, "") + _line(note))
 
 
 def shown_within(read: Callable[[], T], within_s: float = WITHIN_S) -> T:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.coordination.engine.operator_config import Observed
 from protocol.attempts import (
@@ -40,16 +41,6 @@ from spark_bridge.bridge.runs import JobsOfAction
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.status import CheckpointRecord, FailureRecord, TimelineRecord
 
-__all__ = [
-    "CHECKPOINTS_KEPT",
-    "FAILURES_KEPT",
-    "TIMELINE_KEPT",
-    "CheckpointUnderWay",
-    "Journal",
-    "OperatorJournal",
-    "Subscriber",
-]
-
 CHECKPOINTS_KEPT = 100
 """How many ended checkpoints of an operator are kept."""
 FAILURES_KEPT = 100
@@ -76,18 +67,20 @@ def phase_of(observed: Observed) -> tuple[str, int] | None:
     phase = _PHASES.get(type(observed))
     if phase is None:
         return None
+    of: Any = observed.checkpoint if isinstance(observed, StoreCheckpoint) else observed
+    return phase, of.checkpoint_id
+
+
+def end_of(observed: Observed) -> tuple[int, str, str] | None:
+    """The checkpoint that ends with what was observed, its outcome, and why it has that; None if none does."""
     match observed:
-        case StoreCheckpoint(checkpoint):
-            return phase, checkpoint.checkpoint_id
-        case (
-            CheckpointTriggered(checkpoint_id=checkpoint_id)
-            | CloseSubtask(checkpoint_id=checkpoint_id)
-            | SnapshotCoordinator(checkpoint_id=checkpoint_id)
-            | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
-            | CollectRecorded(checkpoint_id=checkpoint_id)
-        ):
-            return phase, checkpoint_id
-    raise TypeError(f"begins no phase: {observed!r}")
+        case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
+            return checkpoint_id, "completed", ""
+        case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=reason):
+            return checkpoint_id, "aborted", reason
+        case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
+            return checkpoint_id, "refused", reason
+    return None
 
 
 _LIFE: dict[type, str] = {AttemptAccepted: "accepted", SubtaskReady: "ready", SubtaskFinished: "finished"}
@@ -131,15 +124,12 @@ class OperatorJournal:
         if begun is not None:
             self._enter(observed, *begun, now)
             return
+        if (ended := end_of(observed)) is not None:
+            self._end(*ended, now)
+            return
         if isinstance(observed, RunStarted | AttemptAccepted | RunEnded):
             self.jobs.note(observed)
         match observed:
-            case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
-                self._end(checkpoint_id, "completed", "", now)
-            case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=reason):
-                self._end(checkpoint_id, "aborted", reason, now)
-            case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
-                self._end(checkpoint_id, "refused", reason, now)
             case RunStarted(run_id=run_id):
                 self.run_began = now
                 self._step(now, "run started", text=f"stage {run_id}")

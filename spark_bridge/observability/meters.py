@@ -20,8 +20,6 @@ try:
 except ImportError:  # the extra is not installed
     _new_sketch = None
 
-__all__ = ["LatencySketch", "LoopLag", "Rates"]
-
 ACCURACY = 0.01
 """The relative error of a percentile."""
 SAMPLES_TOGETHER_MAX = 4096

@@ -16,8 +16,6 @@ from protocol.values import value
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
 from spark_bridge.observability.diagnosis import waits
 
-__all__ = ["ObserverActor", "ObserverMessage"]
-
 SAMPLE_EVERY_S = 1.0
 LOOKS = 3
 """How often it looks within ``report_s``."""

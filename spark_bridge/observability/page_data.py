@@ -23,8 +23,6 @@ from spark_bridge.observability.status import (
     SidecarStatus,
 )
 
-__all__ = ["CELLS", "cells", "page_json", "page_parts"]
-
 VERSION = 1
 """Raised when the page could not read what was written for the one before."""
 CHECKPOINTS_SHOWN = 50

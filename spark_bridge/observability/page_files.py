@@ -12,8 +12,6 @@ from spark_bridge.observability.page_data import page_json
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.observability.status_server import Content, Request, Route
 
-__all__ = ["body", "document", "page_routes", "script", "style"]
-
 
 def body() -> str:
     """The body as HTML that is also well-formed XML."""

@@ -19,8 +19,6 @@ from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.displays import Displays
 from spark_bridge.primitives.counters.book import Book
 
-__all__ = ["Progress"]
-
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.2

@@ -19,8 +19,6 @@ from spark_bridge.observability.status_server import Content, Request, Route, Un
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["SidecarCollector", "metrics_route"]
-
 QUANTILES = (("0.5", "p50_us"), ("0.99", "p99_us"), ("0.999", "p999_us"))
 
 

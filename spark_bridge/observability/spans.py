@@ -21,24 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from actors.coordination.engine.operator_config import Observed
 from protocol.attempts import AttemptAccepted, RunEnded, RunStarted, SubtaskFailed, SubtaskFinished, SubtaskReady
-from protocol.barrier_tracker import (
-    CheckpointTriggered,
-    EndSavepoint,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    OperatorResetToCheckpoint,
-    RefuseCheckpoint,
-    SubtaskResetToCheckpoint,
-)
+from protocol.barrier_tracker import CheckpointTriggered, OperatorResetToCheckpoint, SubtaskResetToCheckpoint
 from protocol.describing import readable
 from protocol.ids import ExecutionAttempt
 from spark_bridge.common.errors import SidecarError
-from spark_bridge.observability.journal import Journal, phase_of
+from spark_bridge.observability.journal import Journal, end_of, phase_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
-
-__all__ = ["Spans", "require_opentelemetry"]
 
 CHECKPOINTS_LINKED = 100
 """How many completed checkpoints of an operator a restore can link to."""
@@ -111,17 +101,15 @@ class Spans:
         if found is not None:
             self._enter(operator, operator_id, observed, *found, now)
             return
+        if (ended := end_of(observed)) is not None:
+            checkpoint_id, outcome, reason = ended
+            self._end_checkpoint(operator, checkpoint_id, "" if outcome == "completed" else reason or outcome, now)
+            return
         match observed:
             case RunStarted(run_id=run_id):
                 self._start_run(operator, operator_id, run_id, now)
             case RunEnded(succeeded=succeeded, reason=reason):
                 self._run_ended(operator, succeeded, reason, now)
-            case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
-                self._end_checkpoint(operator, checkpoint_id, "", now)
-            case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=reason):
-                self._end_checkpoint(operator, checkpoint_id, reason or "aborted", now)
-            case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
-                self._end_checkpoint(operator, checkpoint_id, reason or "refused", now)
             case _:
                 self._observe_attempts(operator, operator_id, observed, now)
 

@@ -23,9 +23,7 @@ from protocol.values import value
 from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.figures import figures
-from spark_bridge.observability.status import LatencyStatus, OperatorStatus, SidecarStatus
-
-__all__ = ["Forget", "Publish", "SparkGauges", "SparkGaugesActor", "close_gauges", "gauges"]
+from spark_bridge.observability.status import LatencyStatus, SidecarStatus
 
 CLASS_NAME = "headgate.observability.SparkGauges"
 PUBLISH_EVERY_S = 10.0
@@ -53,8 +51,10 @@ def gauges(status: SidecarStatus) -> dict[str, float]:
             else:
                 found.setdefault(name, as_float(figure))
     for operator in status.operators.values():
-        for name, rate in _rates(operator):
-            found.setdefault(f"{ROOT}.{_safe(operator.operator_id)}.{name}", rate)
+        name = f"{ROOT}.{_safe(operator.operator_id)}"
+        found.setdefault(f"{name}.events_received_per_second", operator.events_up_per_s)
+        found.setdefault(f"{name}.events_sent_per_second", operator.events_down_per_s)
+        found.setdefault(f"{name}.requests_received_per_second", operator.requests_per_s)
     return found
 
 
@@ -63,12 +63,6 @@ def _parts(latency: LatencyStatus) -> Iterator[tuple[str, float]]:
     for part, microseconds in (("p50", latency.p50_us), ("p99", latency.p99_us), ("p999", latency.p999_us)):
         if microseconds is not None:
             yield part, microseconds / 1e6
-
-
-def _rates(operator: OperatorStatus) -> Iterator[tuple[str, float]]:
-    yield "events_received_per_second", operator.events_up_per_s
-    yield "events_sent_per_second", operator.events_down_per_s
-    yield "requests_received_per_second", operator.requests_per_s
 
 
 def _safe(text: str) -> str:

@@ -27,8 +27,6 @@ from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.page_data import page_parts
 from spark_bridge.observability.status import SidecarStatus
 
-__all__ = ["Look", "SparkTab", "SparkTabActor", "close_tab"]
-
 log = get_logger("headgate.observability")
 
 CLASS_NAME = "headgate.observability.StatusTab"

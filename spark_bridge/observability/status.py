@@ -17,23 +17,6 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from protocol.describing import NOT_FINITE, plain, readable, show
 from spark_bridge.observability.html import status_html
 
-__all__ = [
-    "AttemptStatus",
-    "CallStatus",
-    "CheckpointProgress",
-    "CheckpointRecord",
-    "FailureRecord",
-    "LatencyStatus",
-    "OperatorStatus",
-    "RegistrationStatus",
-    "RelayStatus",
-    "RunStatus",
-    "SidecarStatus",
-    "SourceStatus",
-    "SplitStatus",
-    "TimelineRecord",
-]
-
 
 class LatencyStatus(NamedTuple):
     """One latency, in microseconds, since the operator was coordinated.

@@ -39,17 +39,6 @@ from spark_bridge.common.forks import let_go_in_forks
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.server.server import ServerStartError
 
-__all__ = [
-    "Content",
-    "LoopCaller",
-    "RecentStatus",
-    "Request",
-    "Route",
-    "StatusServer",
-    "Unavailable",
-    "check_status_access",
-]
-
 T = TypeVar("T")
 log = get_logger("headgate.observability")
 

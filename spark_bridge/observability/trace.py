@@ -23,10 +23,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from actors import Actor, ActorContext
+import anyio
+
+from actors import Actor, ActorContext, ActorRef, ActorSystem, threads
 from actors.coordination.engine.operator_config import Observed
 from actors.coordination.user_calls import Call
 from actors.logs import get_logger
@@ -40,21 +43,15 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.barrier_tracker import (
-    EndSavepoint,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    RaiseGlobalFailure,
-    RefuseCheckpoint,
-)
+from protocol.barrier_tracker import RaiseGlobalFailure
 from protocol.describing import as_json, describe
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
+from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.collector import ObservedOperator, StatusCollector
-from spark_bridge.observability.journal import Journal
+from spark_bridge.observability.displays import Displays
+from spark_bridge.observability.journal import Journal, end_of
 from spark_bridge.observability.status import SidecarStatus
-
-__all__ = ["Trace", "TraceActor", "TraceFile", "TraceMessage"]
 
 BYTES_MAX = 100 * 2**20
 WAITING_MAX = 200_000
@@ -287,16 +284,9 @@ class Trace:
                 self._observe_checkpoint(operator_id, observed, now)
 
     def _observe_checkpoint(self, operator_id: str, observed: Observed, now: float) -> None:
-        match observed:
-            case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
-                self._end_checkpoint(operator_id, checkpoint_id, now, "completed")
-                return
-            case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=reason):
-                self._end_checkpoint(operator_id, checkpoint_id, now, "aborted", reason)
-                return
-            case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
-                self._end_checkpoint(operator_id, checkpoint_id, now, "refused", reason)
-                return
+        if (ended := end_of(observed)) is not None:
+            self._end_checkpoint(operator_id, ended[0], now, *ended[1:])
+            return
         for checkpoint_id, under_way in self._journal.of(operator_id).under_way.items():
             key = (operator_id, checkpoint_id)
             before = self._checkpoints.get(key)
@@ -394,15 +384,12 @@ class Trace:
             traced = self._traced[operator_id] = _Traced(len(self._traced) + 1)
             self._name_thread(DRIVER, traced.coordinator, f"coordinator of {operator_id}")
             self._name_thread(DRIVER, traced.runs, f"runs of {operator_id}")
-        if operator_id in self._operators() and not self._is_hooked(operator_id):
-            self._hook(operator_id, traced)
+        operator = self._operators().get(operator_id)
+        if operator is not None and operator.statistics.confirm_us.show is None:
+            self._hook(operator, traced)
         return traced
 
-    def _is_hooked(self, operator_id: str) -> bool:
-        return self._operators()[operator_id].statistics.confirm_us.show is not None
-
-    def _hook(self, operator_id: str, traced: _Traced) -> None:
-        operator = self._operators()[operator_id]
+    def _hook(self, operator: ObservedOperator, traced: _Traced) -> None:
         recorder, watch = operator.statistics.confirm_us, operator.watch
         run = self._journal.displays.run  # these are called in the middle of the operator's work
         recorder.show = lambda us, subject: run("trace", self._event_confirmed, traced, us, subject)
@@ -470,18 +457,55 @@ class TakeSample:
     """It is time to draw the figures of a status."""
 
 
-TraceMessage = TakeSample
-
-
-class TraceActor(Actor[TraceMessage]):
+class TraceActor(Actor[TakeSample]):
     """Takes a status now and then, for what only a status says."""
 
     def __init__(self, trace: Trace, collector: StatusCollector) -> None:
         self._trace = trace
         self._collector = collector
 
-    async def started(self, context: ActorContext[TraceMessage]) -> None:
+    async def started(self, context: ActorContext[TakeSample]) -> None:
         context.timers.start("sample", TakeSample(), every_s=SAMPLE_EVERY_S)
 
-    async def receive(self, context: ActorContext[TraceMessage], message: TraceMessage) -> None:
+    async def receive(self, context: ActorContext[TakeSample], message: TakeSample) -> None:
         self._trace.sample(await self._collector.take())
+
+
+class _Operators(Protocol):
+    @property
+    def observed(self) -> dict[str, ObservedOperator]: ...
+
+
+@dataclass(slots=True)
+class Tracing:
+    """A trace that is being written: the file, what draws into it, and the actor that samples. Loop only."""
+
+    path: Path
+    file: TraceFile
+    trace: Trace
+    actor: ActorRef[TakeSample]
+    system: ActorSystem
+    displays: Displays
+
+    async def end(self) -> None:
+        """Take the hooks away, and complete the file."""
+        self.displays.run("trace", self.trace.close)
+        with anyio.CancelScope(shield=True):
+            await self.system.stop(self.actor)
+            await threads.DRIVER.run(self.file.close)
+
+
+async def start_tracing(
+    path: Path, system: ActorSystem, journal: Journal, collector: StatusCollector, operators: _Operators
+) -> Tracing:
+    """Begin to write. Raises ``SidecarError`` if the file cannot be created."""
+    try:
+        file = await threads.DRIVER.run(TraceFile, path)
+    except OSError as error:
+        raise SidecarError(
+            f"cannot write the trace to {path}: {error.strerror or error}; choose another file"
+        ) from error
+    trace = Trace(file, journal, system.clock.now, lambda: operators.observed)
+    displays = journal.displays
+    actor = displays.spawn(system, lambda: TraceActor(trace, collector), "trace")
+    return Tracing(path, file, trace, actor, system, displays)

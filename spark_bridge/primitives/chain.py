@@ -21,8 +21,6 @@ from spark_bridge.subtask.function import operator_factory
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import COUNTERS
 
-__all__ = ["Chain", "Composed", "OperatorPair", "StageOperator", "chain", "composed"]
-
 StageOperator = Callable[..., SubtaskOperator | Iterable[Any] | None]
 """The class of an operator, a function that makes one, or a function of the records that reach it."""
 

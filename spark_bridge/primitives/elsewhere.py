@@ -20,8 +20,6 @@ from spark_bridge.primitives.work_queue.task import WorkQueueInTask, WorkQueuePa
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import TaskPart
 
-__all__ = ["described_parts", "in_task", "task_parts_of"]
-
 TaskParts = Mapping[str, Callable[[], SubtaskOperator]]
 
 

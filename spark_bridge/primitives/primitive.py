@@ -6,16 +6,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
-from actors.coordination import OperatorCoordinator
+from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.arguments import Rule
-from protocol.errors import LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import COUNTERS
-
-__all__ = ["PARTS_OF_ALL", "Primitive", "checked_name", "not_the_state_of"]
 
 NAME_CHARS_MAX = 200
 PARTS_OF_ALL: Mapping[str, Callable[[], SubtaskOperator]] = {COUNTERS: CountersPart}
@@ -38,6 +37,20 @@ def not_the_state_of(kind: str, name: str) -> LocalProtocolError:
         f"the checkpoint has a state of {name!r} that is not that of {kind}: another kind of part had this name when "
         'it was taken. Use that part again, or start without the checkpoint (restore="none")'
     )
+
+
+def tell_all(context: CoordinatorContext, event: Any) -> None:
+    """Send an urgent event to all attempts. If one of them is slow, the others do not wait for it."""
+    try:
+        context.gateways.broadcast_nowait(event, urgent=True)
+    except GatewayFull:
+        context.run_in_background(partial(context.gateways.broadcast, event, urgent=True), handler=raise_error)
+
+
+async def raise_error(result: object, error: Exception | None) -> None:
+    """The handler of work in the background whose failure is one of the coordinator."""
+    if error is not None:
+        raise error
 
 
 USES = Rule(

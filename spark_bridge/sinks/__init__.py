@@ -4,5 +4,5 @@
 
 ``two_phase`` has the pattern, and each other package one sink.
 
-Nothing is loaded here, because executors import this package too.
+Nothing is loaded here or in these packages, because executors import them too.
 """

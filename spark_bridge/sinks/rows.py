@@ -12,8 +12,6 @@ from protocol.arguments import SHOWN_CHARS_MAX
 from protocol.describing import a_type, show
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
-__all__ = ["LONE_SURROGATE", "check_columns", "naming_lone_surrogates", "refuse_unknown", "rows_of"]
-
 LONE_SURROGATE = (
     "it has a lone surrogate, which UTF-8 cannot encode: replace it, as text.encode('utf-8', 'replace').decode() does, "
     "or write bytes"

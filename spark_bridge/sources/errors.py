@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from protocol.errors import HeadgateError
 
-__all__ = ["SourceBlocked", "SourceDataLost", "SourceUnreachable"]
-
 
 class SourceBlocked(HeadgateError):
     """The source cannot begin, because somebody else's work has to end first. The message says whose."""

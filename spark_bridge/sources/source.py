@@ -16,8 +16,6 @@ from protocol.source_events import SplitAt
 from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask.source import SplitReader
 
-__all__ = ["HybridSource", "Source"]
-
 
 class Source(ABC):
     """Both halves of a source: give it to ``chain(source=...)`` or to ``sidecar.source``.

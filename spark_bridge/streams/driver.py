@@ -44,8 +44,6 @@ from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import StoragePort
 
-__all__ = ["FormatEnumerator", "StreamPlanner"]
-
 log = get_logger("headgate.streams")
 
 _PLAN = "a stream's plan"
@@ -231,8 +229,9 @@ class StreamPlanner:
         try:
             if self._finding is None:
                 host = HostAlone(self._name, self._store_of_all, log.bind(source=self._name))
-                self._finding = _Finding(self._source.enumerator(self._state.enumerator), host)
-                await self._finding.begin()
+                self._finding = finding = _Finding(self._source.enumerator(self._state.enumerator), host)
+                await finding.enumerator.start(finding.context)
+                await finding.enumerator.add_reader(_READER)
             missing = self._splits_max - len(self._state.open)
             found = await self._finding.look(max(1, missing))
             parts, left = await USER.run(_cut, self._source, (*self._state.open, *found))
@@ -257,11 +256,11 @@ class StreamPlanner:
         finding, self._finding = self._finding, None
         if finding is not None:
             try:
-                await call_each("close", [finding.close])
+                await call_each("close", [finding.enumerator.close])
             except Exception:
                 log.exception("split enumerator close failed", source=self._name)
-            finally:
-                await finding.end()
+            finally:  # nothing that the enumerator has begun goes on
+                await finding.host.close()
 
 
 def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -288,24 +287,13 @@ class _Finding:
 
     def __init__(self, enumerator: SplitEnumerator, host: HostAlone) -> None:
         self.enumerator = enumerator
-        self._host = host
-        self._context = _PlanningContext(host)
-
-    async def begin(self) -> None:
-        await self.enumerator.start(self._context)
-        await self.enumerator.add_reader(_READER)
-
-    async def close(self) -> None:
-        await self.enumerator.close()
-
-    async def end(self) -> None:
-        """After ``close``, however that ended: nothing that the enumerator has begun goes on."""
-        await self._host.close()
+        self.host = host
+        self.context = _PlanningContext(host)
 
     async def look(self, splits_max: int) -> list[bytes]:
         """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``."""
-        context = self._context
-        await self._host.run_due()
+        context = self.context
+        await self.host.run_due()
         while len(context.found) < splits_max and not context.has_no_more:
             before = len(context.found)
             await self.enumerator.handle_split_request(_READER)
@@ -313,7 +301,7 @@ class _Finding:
                 break
             if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
                 await checkpoint()
-        self._host.check()
+        self.host.check()
         found, context.found = context.found, []
         return found
 

@@ -12,13 +12,8 @@ from typing import Any
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, HeadgateError
 from protocol.source_events import StreamBatch, stream_batch_event
-from spark_bridge.common.control import ControlEndpoint, exchange
 from spark_bridge.subtask.source import SplitReader
 
-__all__ = ["StreamClient", "StreamFailed", "batch_between", "reader_of_batch"]
-
-ANSWER_TIMEOUT_S = 150.0
-CONNECT_TIMEOUT_S = 30.0
 IDLE_PAUSE_S = 0.1
 """Spark asks again after some milliseconds if there is nothing new."""
 
@@ -31,7 +26,8 @@ class StreamFailed(HeadgateError):
 class StreamClient:
     """Asks the sidecar what a stream has. It travels to Spark's planning process with pickle, and holds a key."""
 
-    endpoint: ControlEndpoint
+    ask: Callable[[str, Any], Any]
+    """Called with a method and an argument, and returns the raw answer of the sidecar. Blocks."""
 
     def initial(self, latest: dict[str, Any] | None = None) -> dict[str, Any]:
         """The offset at which a new query begins; before ``latest``, if Spark was told one already."""
@@ -56,10 +52,7 @@ class StreamClient:
         self._ask("commit", _pair(end))
 
     def _ask(self, method: str, argument: Any = None) -> Any:
-        answer = exchange(
-            self.endpoint, method, argument, timeout_s=ANSWER_TIMEOUT_S, connect_timeout_s=CONNECT_TIMEOUT_S
-        )
-        match answer:
+        match answer := self.ask(method, argument):
             case [True, result]:
                 return result
             case [False, str(kind), str(text)]:

@@ -16,8 +16,8 @@ from typing import Protocol, SupportsFloat, SupportsIndex, runtime_checkable
 from protocol.errors import LocalProtocolError
 from protocol.subtask.types import MailboxItem
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = ["Calls", "Counters"]
 
@@ -40,7 +40,7 @@ class Calls:
 
     def __init__(
         self,
-        channel: SubtaskChannel,
+        channel: TaskChannel,
         endpoint: TaskEndpoint,
         identity: TaskIdentity,
         handle: Callable[[MailboxItem], None],

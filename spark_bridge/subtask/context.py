@@ -13,7 +13,8 @@ from protocol.event_types import Sent
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import Registered
 from spark_bridge.subtask.calls import Calls, Counters
-from spark_bridge.subtask.channel import ChannelStatistics, SubtaskChannel
+from spark_bridge.subtask.channel import ChannelStatistics
+from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = ["SubtaskContext", "inner_context"]
 
@@ -254,7 +255,7 @@ class SubtaskContext(Generic[Sent]):
         return self._counters
 
 
-def index_of(channel: SubtaskChannel, part: str) -> int:
+def index_of(channel: TaskChannel, part: str) -> int:
     """The index of a part in the operator. Raises ``LocalProtocolError`` if the driver does not know it."""
     index = channel.table.index(part)
     if index is None:

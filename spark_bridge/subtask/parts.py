@@ -51,12 +51,12 @@ from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.calls import Calls, Counters
-from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import SubtaskContext, index_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = [
     "COUNTERS",
@@ -135,7 +135,7 @@ class OperatorParts:
         self._ended: set[int] = set()  # stages whose outputs are complete
         self._running = 0  # the stage that runs
         self._awaits_start = False
-        self._channel: SubtaskChannel
+        self._channel: TaskChannel
         self.calls: Calls
 
     def _make(self, name: str, make: Callable[[], object]) -> None:
@@ -168,7 +168,7 @@ class OperatorParts:
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def open(
-        self, channel: SubtaskChannel, endpoint: TaskEndpoint, identity: TaskIdentity, registered: Registered
+        self, channel: TaskChannel, endpoint: TaskEndpoint, identity: TaskIdentity, registered: Registered
     ) -> None:
         """Restore each part, which gets its context, and tell the coordinator that the operator is open."""
         self._channel = channel
@@ -529,7 +529,16 @@ class PartInTask:
     _kind: ClassVar[str]
     _on_driver: ClassVar[frozenset[str]]
     """Public names that only the object on the driver has."""
-    _name: str
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.removesuffix('InTask')} {self._name!r}>"
+
+    def _part(self) -> Any:
+        """This task's part. Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks."""
+        return current_part(self._kind, self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in type(self)._on_driver:

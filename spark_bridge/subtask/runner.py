@@ -17,6 +17,7 @@ from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.io_loop import serve
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
+from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = ["run_subtask", "run_subtask_with"]
 
@@ -61,7 +62,7 @@ def run_subtask(
 
 
 def run_subtask_with(
-    make_channel: Callable[[], SubtaskChannel],
+    make_channel: Callable[[], TaskChannel],
     make_parts: Callable[[], OperatorParts],
     endpoint: TaskEndpoint,
     identity: TaskIdentity,
@@ -101,7 +102,7 @@ def _escaped(error: BaseException) -> Exception | None:
 class _Run:
     """The steps of a run. Each of its ends happens at most once."""
 
-    def __init__(self, channel: SubtaskChannel, endpoint: TaskEndpoint) -> None:
+    def __init__(self, channel: TaskChannel, endpoint: TaskEndpoint) -> None:
         self._channel = channel
         self._endpoint = endpoint
         self._parts: OperatorParts | None = None  # until they are closed

@@ -30,7 +30,7 @@ what-one-copy-has-done-is-undone-for-all [new; H100]
   + copies_undone[0].union(*copies_undone[1:])
 items-that-are-found-too-late-are-lost [new; H100]
   What only the attempt that counts has added, after the work had ended, is done by nobody.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
   - if (subtask, attempt) in self._too_late and self._waiting_count:
   + if False:
 finished-items-are-in-no-checkpoint [new; H153]

@@ -53,8 +53,13 @@ an-answer-commands-the-terminal [found; H156]
 a-value-commands-the-terminal [found; H156]
   What the repr of a user's class returns is shown as it is.
   @ protocol.describing:show
-  - line(_plain(value, repr, "__repr__"))
-  + _plain(value, repr, "__repr__")
+  - line(_plain(value, partial(_repr, chars_max=chars_max), "__repr__"))
+  + _plain(value, partial(_repr, chars_max=chars_max), "__repr__")
+an-event-is-described-as-a-whole [found; H157]
+  What a peer has sent is asked for its text to the end, however much it is.
+  @ protocol.describing:_repr
+  - chars > chars_max
+  + False
 the-place-of-a-scalar-is-not-named [found; H21]
   An integer that an event cannot have is not found.
   @ protocol.wire.events:_odd_scalar

@@ -427,14 +427,24 @@ items-for-a-copy-that-is-gone [new; H100]
   + if False:
 what-a-copy-has-done-counts [new; H100]
   Items that only a copy has done count as done by the attempt that returned early and succeeded.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if undone is None:
-  + if True:
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
+  - in_work if undone is None else undone
+  + in_work
 others-wait-for-what-a-finished-streaming-task-keeps [found; H100]
   A function returns early in streaming mode, and the other tasks wait without end for what it had in hand.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - self._check_somebody_works()
+  - await self._check_somebody_works()
   + pass
+others-wait-for-what-is-restored-for-nobody [found; H100]
+  An input comes again in fewer partitions, and the tasks wait without end for what a missing subtask had in hand.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._check_somebody_works
+  - look.partition_count and not any(map(self._may_work, range(look.partition_count)))
+  + False
+a-run-is-not-awaited-that-has-all-its-partitions [new; H100]
+  A job fails while a task that is not there yet may still bring what it had in hand.
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._check_somebody_works
+  - not any(map(self._may_work, range(look.partition_count)))
+  + True
 what-a-finished-streaming-task-had-restored-is-nobodys [new; H100]
   A function returns early in streaming mode, and the other tasks wait for what it had restored.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._keep
@@ -442,14 +452,14 @@ what-a-finished-streaming-task-had-restored-is-nobodys [new; H100]
   + if False:
 what-comes-too-late-for-a-function-stays-in-work [new; H100]
   An item is assigned in streaming mode while a function returns, and nobody does it.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if worker == subtask} - kept
-  + if worker == subtask} - kept - self._in_work.keys()
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
+  - in_work - self._kept.get(subtask, set())
+  + set()
 what-a-function-keeps-is-done-twice [new; H100]
   What a function that has returned keeps in its state goes to another task, too.
-  @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if worker == subtask} - kept
-  + if worker == subtask}
+  @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
+  - in_work - self._kept.get(subtask, set())
+  + in_work
 a-revoked-success-leaves-items-to-nobody [new; H100 H17]
   A job fails although the subtask of a revoked success works again on what it had in hand.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.add_splits_back

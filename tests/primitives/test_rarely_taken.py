@@ -347,8 +347,7 @@ def test_a_ring_whose_neighbour_does_not_come_times_out_and_says_what_to_do(monk
 
 
 def test_an_address_is_free_and_that_of_a_simulated_task_is_none() -> None:
-    endpoint = TaskEndpoint("127.0.0.1", 9, Key(bytes(16), bytes(32)), "op", 1)
-    host, port = free_address(endpoint)
+    host, port = free_address("127.0.0.1", 9)
     with socket.create_server((host, port)) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
 

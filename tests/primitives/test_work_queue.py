@@ -16,6 +16,7 @@ import pytest
 from headgate import SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.facts import StageLook
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.work_queue import driver as driver_half
@@ -489,6 +490,7 @@ class Readers:
     def __init__(self, running: dict[int, list[int]]) -> None:
         self.running = running
         self.given: list[tuple[int, str]] = []
+        self.by_subtask: dict[int, list[int]] = {}
         self.told: list[int] = []  # that there is no more
         self.coordinator = SimpleNamespace(mode=RestoreMode.BATCH, handles_restored=False)
 
@@ -510,6 +512,7 @@ class Readers:
     async def assign_splits(self, subtask: int, items: list[Any]) -> None:
         self.given += [(subtask, item[2]) for item in items]
         self.items, self.ids = items, [item[0] for item in items]
+        self.by_subtask.setdefault(subtask, []).extend(self.ids)
 
     def take_back_splits(self, subtask: int, count: int, chosen: Callable[[Any], bool]) -> list[Any]:
         return [item for item in self.items if chosen(item)]
@@ -579,6 +582,32 @@ async def test_what_reaches_a_streaming_task_after_its_function_has_returned_goe
     await half.handle_source_event(1, 0, report(wanted=1))
     assert readers.given == [(0, "a")] + ([] if kept else [(1, "a")])
     assert len(failures) == kept
+
+
+@pytest.mark.parametrize("partitions", [2, 3])
+async def test_a_run_without_a_partition_for_restored_items_fails_in_place_of_waiting(partitions: int) -> None:  # H100
+    """Two of three subtasks have an item in hand at the checkpoint, and the input comes again in two partitions."""
+
+    async def look_at_run() -> StageLook:
+        return StageLook(partition_count=partitions)
+
+    failures: list[str] = []
+    half, readers = await a_half(["a", "b"], {0: [0], 1: [], 2: [0]})
+    readers.coordinator.mode = RestoreMode.STREAMING
+    for subtask in (0, 2):
+        await half.handle_source_event(subtask, 0, report(wanted=1))
+    state = await half.snapshot_state(1)
+
+    restored: Any = WorkQueue("queue", ["a", "b"])._enumerator(state)
+    readers.running = {0: [0], 1: [0]}
+    readers.coordinator.fail_job, readers.coordinator.look_at_run = failures.append, look_at_run
+    await restored.start(readers)
+    await restored.handle_source_event(1, 0, report(wanted=1))
+    assert not failures, "subtask 0 still works on what it has restored"
+    await restored.handle_source_event(0, 0, report(*readers.by_subtask[0], wanted=1))
+    assert len(failures) == (partitions == 2)
+    if failures:
+        assert failures[0].startswith("a checkpoint holds 1 items of a work queue for subtasks that have no partition")
 
 
 async def test_a_restored_report_of_a_function_that_had_returned_says_nothing_about_the_next_attempt() -> None:

@@ -75,6 +75,47 @@ def test_a_long_text_is_cut() -> None:
     assert show("x", 10) == "'x'"
 
 
+CYCLE: list[Any] = [1]
+CYCLE += [(CYCLE,), {"again": CYCLE}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        (),
+        {},
+        [1],
+        (1,),
+        (1, 2),
+        {1: [2], (3,): {"x": None}},
+        [[], ((),)],
+        {1, 2},
+        {frozenset({3})},
+        CYCLE,
+        [Sneaky("x"), 0.5],
+    ],
+)
+def test_a_value_is_shown_as_python_shows_it(value: Any) -> None:
+    shown = repr(value)
+    assert show(value, 1000) == shown
+    assert show(value, 10) == (shown if len(shown) <= 10 else f"{shown[:7]}...")
+
+
+def test_only_as_many_values_are_asked_for_their_texts_as_are_shown() -> None:  # H157
+    asked = []
+
+    class Slow:
+        def __repr__(self) -> str:
+            asked.append(self)
+            return "slow"
+
+    shown = show(["name", {"many": [(Slow(), number) for number in range(10_000)]}], 100)
+    assert shown.startswith("['name', {'many': [(slow, 0), (slow, 1), ")
+    assert len(shown) == 100
+    assert len(asked) < 20
+
+
 def test_a_text_without_bounds_keeps_its_beginning_and_its_end() -> None:  # H178
     error = LookupError("begins" + "x" * 10_000_000 + "ends")
     for text in (text_of(error), describe(error)):

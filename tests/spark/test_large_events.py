@@ -77,7 +77,7 @@ class Exchanger(SubtaskOperator):
         yield self.context.subtask, self.context.attempt, self.received
 
     def die_in_the_middle(self) -> None:
-        channel = self.context._channel
+        channel: Any = self.context._channel
         left = 0
         while not 0 < left < LARGE - 8 * FRAGMENT:
             with channel._changed:

@@ -32,11 +32,11 @@ from protocol.source_events import StreamBatch, decode_split
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import RestoreMode
 from spark_bridge.common.certificates import encryption
-from spark_bridge.common.control import ControlUnreachable
+from spark_bridge.common.control import ControlUnreachable, exchange
 from spark_bridge.common.errors import StreamRefused
+from spark_bridge.driver.stream_port import Streams
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner, _PlanningContext
-from spark_bridge.streams.server import Streams
 from spark_bridge.streams.task import StreamFailed, batch_between, reader_of_batch
 
 pytestmark = pytest.mark.anyio
@@ -434,7 +434,10 @@ async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other
             start = await anyio.to_thread.run_sync(client.initial)
             end = await anyio.to_thread.run_sync(client.latest, start)
             assert await anyio.to_thread.run_sync(client.count, batch_between(start, end)) == 2
-            stranger = replace(client, endpoint=replace(client.endpoint, key=keys.task_key("orders")))
+            assert isinstance(client.ask, partial)
+            (endpoint,) = client.ask.args
+            endpoint = replace(endpoint, key=keys.task_key("orders"))
+            stranger = replace(client, ask=partial(exchange, endpoint, **client.ask.keywords))
             with pytest.raises(ControlUnreachable, match="does not know this secret"):
                 await anyio.to_thread.run_sync(stranger.initial)
             with pytest.raises(StreamFailed, match="not an offset of a Headgate source"):

@@ -22,8 +22,6 @@ from protocol.describing import as_float, is_encodable, show
 from protocol.errors import RemoteProtocolError
 from protocol.wire.state import Steps
 
-__all__ = ["Book", "Distribution", "Observed", "Total", "added_up", "plus"]
-
 NAME_CHARS_MAX = 200
 NAMES_MAX = 1000
 """How many different names one attempt may use: a name per record would fill the memory of the driver."""

@@ -27,8 +27,6 @@ from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.wire.messages import RestoreMode
 from spark_bridge.primitives.counters.book import Book, Total, added_up
 
-__all__ = ["CountersCoordinator"]
-
 
 class CountersCoordinator(OperatorCoordinator):
     """The counts of one operator. ``sums`` is for any thread, everything else for the event loop."""

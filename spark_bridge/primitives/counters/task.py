@@ -15,8 +15,6 @@ from spark_bridge.subtask.operator import SubtaskOperator
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["CountersPart"]
-
 REPORT_S = 0.5
 """How old a count may become on the driver while the task counts."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from spark_bridge.primitives.group.ring import Ring
 
-__all__ = ["all_reduce", "direct_bytes"]
-
 _FEW_MEMBERS = 4
 
 

@@ -67,8 +67,6 @@ from spark_bridge.primitives.group.task import PIECE_BYTES, GroupCheckpoint, Gro
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["BLOB_BYTES_MAX", "Group"]
-
 _GROUP = "a group"
 BLOB_BYTES_MAX = 1 << 30
 """A larger blob of a checkpoint is refused. The driver holds one, and a second one while it arrives."""
@@ -389,7 +387,9 @@ class _GroupCoordinator(OperatorCoordinator):
                 _, blob = self._blobs.pop(member, (0, _ArrivingBlob()))
                 self.checkpoint = GroupCheckpoint(step, blob.getvalue())
             case Answer(members, values, waiting):
-                self._answer_round(members, values, waiting)
+                answer = Values(tuple(one for one in values if isinstance(one, bytes)), waiting).as_event()
+                for member in members:
+                    self._answer(member, answer)
             case RefuseCall(member, generation, reason):
                 self._answer(member, Broken(generation, reason).as_event())
             case RejectCall(member, reason):
@@ -409,11 +409,6 @@ class _GroupCoordinator(OperatorCoordinator):
         checkpoint = self.checkpoint
         step, size = (-1, 0) if checkpoint is None else (checkpoint.step, len(checkpoint.blob))
         return Admitted(generation, rank, world_size, first.host, first.port, key, step, size).as_event()
-
-    def _answer_round(self, members: tuple[Member, ...], values: tuple[Any, ...], waiting: int) -> None:
-        answer = Values(tuple(one for one in values if isinstance(one, bytes)), waiting).as_event()  # without None
-        for member in members:
-            self._answer(member, answer)
 
     async def _tell_broken(self, generation: int, members: tuple[Member, ...], reason: str) -> None:
         self._context.log.warning("generation broken", generation=generation, reason=reason)

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-__all__ = ["SocketGuard"]
-
 AGAIN_S = 0.05
 """Foreign code may connect again; so the sockets are looked at again until the guard is left."""
 

@@ -7,31 +7,12 @@ The values of a collective are encoded by the members, and opaque bytes to the d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.group import SAVE
 from protocol.values import value
-
-__all__ = [
-    "Admitted",
-    "Blob",
-    "Broken",
-    "Call",
-    "Fetch",
-    "GiveUp",
-    "Join",
-    "Leave",
-    "Question",
-    "Values",
-    "Yours",
-    "parse_answer",
-    "parse_broken",
-    "parse_event",
-    "parse_request",
-]
-
 
 HOST_CHARS_MAX = 255
 KIND_CHARS_MAX = 4096
@@ -40,89 +21,86 @@ ERROR_CHARS_MAX = 2000
 """How much of the text of a member's error the others are told."""
 
 
+class _Message:
+    """What is sent as a list of its tag and its fields."""
+
+    __slots__: tuple[str, ...] = ()
+    TAG: ClassVar[str]
+
+    def as_event(self) -> list[Any]:
+        return [self.TAG, *(getattr(self, name) for name in self.__slots__)]
+
+
 @value
-class Join:
+class Join(_Message):
     """A request: begin the next generation with me. ``host`` and ``port`` are for a store, if I get rank 0."""
 
+    TAG = "join"
     host: str
     port: int
 
-    def as_event(self) -> list[Any]:
-        return ["join", self.host, self.port]
-
 
 @value
-class Call:
+class Call(_Message):
     """A request: my part of a collective. ``value`` is an encoded event; for a checkpoint it is the step."""
 
+    TAG = "call"
     generation: int
     round: int
     kind: str
     value: bytes | int | None
 
-    def as_event(self) -> list[Any]:
-        return ["call", self.generation, self.round, self.kind, self.value]
-
 
 @value
-class Question:
+class Question(_Message):
     """A request: I have met an error. Is it my own?"""
 
+    TAG = "question"
     generation: int
-
-    def as_event(self) -> list[Any]:
-        return ["question", self.generation]
 
 
 @value
-class Fetch:
+class Fetch(_Message):
     """A request: the next bytes of the checkpoint's blob."""
 
+    TAG = "fetch"
     step: int
     offset: int
 
-    def as_event(self) -> list[Any]:
-        return ["fetch", self.step, self.offset]
-
 
 @value
-class Leave:
+class Leave(_Message):
     """An event: I have left the generation, with this error of mine or none."""
 
+    TAG = "leave"
     generation: int
     error: str
 
-    def as_event(self) -> list[Any]:
-        return ["leave", self.generation, self.error]
-
 
 @value
-class GiveUp:
+class GiveUp(_Message):
     """An event: I am still inside, but no longer wait for my call."""
 
+    TAG = "give up"
     generation: int
-
-    def as_event(self) -> list[Any]:
-        return ["give up", self.generation]
 
 
 @value
-class Blob:
+class Blob(_Message):
     """An event of rank 0: a piece of the blob that it is about to save, of ``size`` bytes in all."""
 
+    TAG = "blob"
     generation: int
     offset: int
     size: int
     data: bytes
 
-    def as_event(self) -> list[Any]:
-        return ["blob", self.generation, self.offset, self.size, self.data]
-
 
 @value
-class Admitted:
+class Admitted(_Message):
     """The answer to ``Join``. Host and port are those of rank 0. ``step`` is -1 if there is no checkpoint."""
 
+    TAG = "admitted"
     generation: int
     rank: int
     world_size: int
@@ -132,39 +110,33 @@ class Admitted:
     step: int
     size: int
 
-    def as_event(self) -> list[Any]:
-        numbers = [self.generation, self.rank, self.world_size, self.host, self.port]
-        return ["admitted", *numbers, self.key, self.step, self.size]
-
 
 @value
-class Values:
+class Values(_Message):
     """The answer to ``Call``: the values of all, or that of the root alone; and how many attempts could be let in."""
 
+    TAG = "values"
     values: tuple[Any, ...]
     waiting: int
 
     def as_event(self) -> list[Any]:
-        return ["values", list(self.values), self.waiting]
+        return [self.TAG, list(self.values), self.waiting]
 
 
 @value
-class Broken:
+class Broken(_Message):
     """The answer to a call, and an urgent event: the generation is broken."""
 
+    TAG = "broken"
     generation: int
     reason: str
 
-    def as_event(self) -> list[Any]:
-        return ["broken", self.generation, self.reason]
-
 
 @value
-class Yours:
+class Yours(_Message):
     """The answer to ``Question``: nobody was lost, so the error is your own."""
 
-    def as_event(self) -> list[Any]:
-        return ["yours"]
+    TAG = "yours"
 
 
 def parse_request(event: Any) -> Join | Call | Question | Fetch:

@@ -25,8 +25,6 @@ from contextlib import suppress
 
 from spark_bridge.subtask.errors import TimedOut
 
-__all__ = ["Ring", "listen"]
-
 HANDSHAKE_S = 5.0
 """How long one that has connected may take to prove the key, whatever it sends meanwhile."""
 STRANGERS_MAX = 64

@@ -37,15 +37,12 @@ from spark_bridge.primitives.group.messages import (
 )
 from spark_bridge.primitives.group.ring import Ring, listen
 from spark_bridge.subtask.errors import PeerLost, TimedOut
-from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from spark_bridge.common.endpoint import TaskEndpoint
     from spark_bridge.subtask.context import SubtaskContext
-
-__all__ = ["PIECE_BYTES", "GroupCheckpoint", "GroupInTask", "GroupMember", "GroupPart"]
 
 PIECE_BYTES = 240 * 1024
 """A blob travels in pieces of this size, between which other messages pass."""
@@ -447,7 +444,7 @@ class GroupPart(TaskPart):
     def enter(self) -> GroupMember:
         if self.member is not None:
             raise LocalProtocolError(f"this task is inside the group {self._name!r} already: leave its block first")
-        host, port = free_address(self.task.endpoint)
+        host, port = free_address(self.task.endpoint.host, self.task.endpoint.port)
         try:
             admitted = self.ask(Join(host, port))
             if not isinstance(admitted, Admitted):
@@ -521,12 +518,6 @@ class GroupInTask(PartInTask):
     _kind = "group"
     _on_driver = ON_DRIVER | {"checkpoint", "generation"}
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"<Group {self._name!r}>"
-
     def __enter__(self) -> GroupMember:
         """In a task: wait until the next generation begins, and return this task's ``GroupMember``.
 
@@ -535,22 +526,21 @@ class GroupInTask(PartInTask):
             LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks, or inside the block already.
             AttemptOver: this attempt is over.
         """
-        part: GroupPart = current_part(self._kind, self._name)
-        return part.enter()
+        member: GroupMember = self._part().enter()
+        return member
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the generation. The others continue as long as they make no call."""
-        part: GroupPart = current_part(self._kind, self._name)
-        part.leave(error)
+        self._part().leave(error)
 
 
-def free_address(endpoint: TaskEndpoint) -> tuple[str, int]:
+def free_address(driver_host: str, driver_port: int) -> tuple[str, int]:
     """This host's address as the driver's machine sees it, and a port that is free now. None in a simulated task."""
-    if not endpoint.port:
+    if not driver_port:
         return "", 0
-    host = address_towards(endpoint.host, endpoint.port)
+    host = address_towards(driver_host, driver_port)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
         one.bind((host, 0))
         return host, one.getsockname()[1]

@@ -16,8 +16,6 @@ from typing import Any
 
 from spark_bridge.primitives.group.ring import listen
 
-__all__ = ["ProcessGroup", "Store", "check_installed"]
-
 
 def check_installed() -> None:
     """Raises ``ImportError`` if torch is not installed. This module can be imported without it."""

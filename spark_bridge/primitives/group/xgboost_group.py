@@ -23,8 +23,6 @@ from xgboost.tracker import RabitTracker
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.group.guard import SocketGuard
 
-__all__ = ["NO_BAD_NEWS", "Tracker", "Worker"]
-
 _TRACKER_STARTS_S = 0.005
 """The tracker's thread takes less. ``worker_args`` looks for it, and sleeps for 0.1 s if it is not there yet."""
 

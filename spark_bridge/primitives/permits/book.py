@@ -33,8 +33,6 @@ from typing import NamedTuple
 
 from spark_bridge.primitives.permits.schedule import AHEAD_S, RateSchedule
 
-__all__ = ["Asker", "Grant", "PermitBook", "PermitEffect", "Ticket", "Withdraw"]
-
 _ROUNDING_S = 1e-6
 
 

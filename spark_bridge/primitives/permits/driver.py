@@ -12,14 +12,12 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, 
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE, GatewayFull, RemoteProtocolError
+from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
-from spark_bridge.primitives.primitive import Primitive, not_the_state_of
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of, tell_all
 from spark_bridge.subtask.operator import SubtaskOperator
-
-__all__ = ["Permits"]
 
 
 class Permits(PermitsInTask, Primitive):
@@ -148,11 +146,6 @@ class _Desk:
         self.carry_out(self.book.pass_time(half.now), half.now)
 
 
-async def _raise_error(result: object, error: Exception | None) -> None:
-    if error is not None:
-        raise error
-
-
 class _Coordinator(OperatorCoordinator):
     """Passes on what one operator's tasks want."""
 
@@ -204,13 +197,7 @@ class _Coordinator(OperatorCoordinator):
 
     def tell_contended(self) -> None:
         """Tell all attempts whether some task waits for a slot."""
-        event = self._contended()
-        try:
-            self.context.gateways.broadcast_nowait(event, urgent=True)
-        except GatewayFull:  # some task is slow; no other task waits for it
-            self.context.run_in_background(
-                partial(self.context.gateways.broadcast, event, urgent=True), handler=_raise_error
-            )
+        tell_all(self.context, self._contended())
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         if self._desk.contended:

@@ -16,8 +16,6 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-__all__ = ["AHEAD_S", "EXPIRY_S", "RateSchedule"]
-
 AHEAD_S = 0.1
 """Permits are handed out at most this far into the future, so that a task that dies takes few with it."""
 LATE_MIN = 5

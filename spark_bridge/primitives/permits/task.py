@@ -27,12 +27,10 @@ from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
 from spark_bridge.subtask.errors import TimedOut
-from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
-
-__all__ = ["PermitsInTask", "PermitsPart"]
 
 AHEAD_MAX = 256
 """The most permits that a task holds ahead of need."""
@@ -224,16 +222,6 @@ class PermitsInTask(PartInTask):
 
     _kind = "permits"
     _on_driver = ON_DRIVER | {"in_use"}
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"<Permits {self._name!r}>"
-
-    def _part(self) -> PermitsPart:
-        part: PermitsPart = current_part(self._kind, self._name)
-        return part
 
     @checked(timeout_s=WAIT)
     def acquire(self, timeout_s: float = 600.0) -> None:

@@ -19,9 +19,9 @@ from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordi
 from protocol.arguments import NAME, WAIT, checked
 from protocol.attempts import FailureReason
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE, AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.ids import ExecutionAttempt
-from spark_bridge.primitives.primitive import Primitive, not_the_state_of
+from spark_bridge.primitives.primitive import Primitive, not_the_state_of, raise_error, tell_all
 from spark_bridge.primitives.shared_value.encoding import (
     CHUNK_BYTES,
     CHUNKS_UNCONFIRMED,
@@ -36,8 +36,6 @@ from spark_bridge.primitives.shared_value.task import SharedValueInTask, SharedV
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import runs_in_task
-
-__all__ = ["SharedValue"]
 
 T = TypeVar("T")
 
@@ -262,17 +260,7 @@ class _Coordinator(OperatorCoordinator):
             self._published.popleft()
             applied.expect(self, [gateway.attempt for gateway in self._context.gateways])
             self._waiting.append(applied)
-        event = _event_of(newest, applied is not None, whole=False)
-        try:
-            self._context.gateways.broadcast_nowait(event, urgent=True)
-        except GatewayFull:  # some task is slow; no other task waits for it
-            self._context.run_in_background(
-                partial(self._context.gateways.broadcast, event, urgent=True), handler=self._sent
-            )
-
-    async def _sent(self, result: object, error: Exception | None) -> None:
-        if error is not None:
-            raise error
+        tell_all(self._context, _event_of(newest, applied is not None, whole=False))
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         await gateway.send_event(_event_of(self._newest, False, whole=True), urgent=True)
@@ -289,7 +277,7 @@ class _Coordinator(OperatorCoordinator):
                 if self._whole_sent.get((subtask, attempt)) != self._newest.number:
                     self._whole_sent[subtask, attempt] = self._newest.number
                     self._context.run_in_background(
-                        partial(self._send_whole, self._newest, subtask, attempt, wants_answer), handler=self._sent
+                        partial(self._send_whole, self._newest, subtask, attempt, wants_answer), handler=raise_error
                     )
             case _:
                 raise RemoteProtocolError(f"not an event of a shared value: {show(event, 80)}; {SAME_RELEASE}")

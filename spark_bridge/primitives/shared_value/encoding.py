@@ -19,26 +19,14 @@ from typing import Any
 from protocol.wire.codec import decode_event, encode_argument
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 
-__all__ = [
-    "CHUNKS_UNCONFIRMED",
-    "CHUNK_BYTES",
-    "COMPLETE",
-    "LARGE_BYTES",
-    "VALUE_BYTES_MAX",
-    "decode_value",
-    "difference",
-    "digest_of",
-    "encode_value",
-]
-
 COMPLETE = ["complete"]
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 LARGE_BYTES = 64 * 1024
 """A larger value is offered first, and comes in chunks to a process that does not have it."""
 CHUNK_BYTES = 240 * 1024
+"""With what surrounds it, it travels in one frame."""
 CHUNKS_UNCONFIRMED = 2
 """So many chunks are on their way to a task; the next one is encoded when the first of these has arrived."""
-"""With what surrounds it, it travels in one frame."""
 _PLAIN = frozenset({str, bytes, int, bool})
 """Two values of one of these types are equal exactly if their encodings are."""
 _LIMITS = WireLimits(

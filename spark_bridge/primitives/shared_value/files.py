@@ -20,8 +20,6 @@ from pathlib import Path
 
 from spark_bridge.primitives.shared_value.encoding import VALUE_BYTES_MAX, digest_of
 
-__all__ = ["KEPT_FILES", "Fetch", "ValueFiles"]
-
 FOLDER = "headgate-values"
 KEPT_FILES = 8
 """The newest files stay."""

@@ -15,12 +15,10 @@ from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError
 from spark_bridge.primitives.shared_value.encoding import COMPLETE, decode_value, digest_of
 from spark_bridge.primitives.shared_value.files import Fetch, ValueFiles
 from spark_bridge.subtask.errors import TimedOut
-from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
-
-__all__ = ["SharedValueInTask", "SharedValuePart"]
 
 T = TypeVar("T")
 
@@ -223,20 +221,11 @@ class SharedValueInTask(PartInTask, Generic[T]):
     _kind = "shared value"
     _on_driver = ON_DRIVER | {"attach", "detach"}
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"<SharedValue {self._name!r}>"
-
-    def _part(self) -> SharedValuePart:
-        part: SharedValuePart = current_part(self._kind, self._name)
-        return part
-
     @property
     def version(self) -> int:
         """How often the value was set: 1 for the initial one."""
-        return self._part().version
+        version: int = self._part().version
+        return version
 
     def set(self, *_: Any, **__: Any) -> int:
         """On the driver only."""
@@ -253,4 +242,5 @@ class SharedValueInTask(PartInTask, Generic[T]):
 
     def changed(self) -> bool:
         """Whether the value is another one than when this task last called ``changed``. True at the first call."""
-        return self._part().changed()
+        changed: bool = self._part().changed()
+        return changed

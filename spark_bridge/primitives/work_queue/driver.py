@@ -51,8 +51,6 @@ from spark_bridge.primitives.work_queue.messages import (
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY, WorkQueueInTask, WorkQueuePart
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["WorkQueue"]
-
 T = TypeVar("T")
 
 NOBODY = -1
@@ -331,31 +329,33 @@ class _Enumerator(SplitEnumerator):
             return
         copies = self._context.attempts(subtask)
         self._note_copies(subtask, sorted((*copies, attempt)))
-        if succeeded:
-            self._superseded[subtask] = set(copies)
-        else:
-            self._returned.get(subtask, set()).discard(attempt)
         if succeeded or not copies:
             self._wanting.pop(subtask, None)
         undone = self._undone.get(subtask, {}).pop(attempt, None)
-        copies_undone = list(self._undone.get(subtask, {}).values())
-        if not succeeded and copies_undone:  # what only this attempt had done is in work again
-            self._work_again(subtask, copies_undone[0].intersection(*copies_undone[1:]))
-        if succeeded and not self._is_batch:  # what came too late for its function is in no state
-            kept = self._kept.get(subtask, set())
-            self._put_back(subtask, {id_ for id_, worker in self._in_work.items() if worker == subtask} - kept)
-        elif succeeded:
-            self._undone.pop(subtask, None)
-            if (subtask, attempt) in self._too_late and self._waiting_count:
-                self._context.coordinator.fail_job(
-                    f"subtask {subtask} has added items to a work queue after a copy of it had done the same items "
-                    "without adding these, and the work had ended: let an item add the same ones each time, or run it "
-                    "without spark.speculation"
-                )
-            if undone is None:  # it had no copies
-                undone = {id_ for id_, worker in self._in_work.items() if worker == subtask}
-            self._put_back_undone(subtask, undone)
+        if succeeded:
+            self._superseded[subtask] = set(copies)
+            self._put_back_of_returned(subtask, attempt, undone)
+        else:
+            self._returned.get(subtask, set()).discard(attempt)
+            copies_undone = list(self._undone.get(subtask, {}).values())
+            if copies_undone:  # what only this attempt had done is in work again
+                self._work_again(subtask, copies_undone[0].intersection(*copies_undone[1:]))
         await self._hand_out()
+
+    def _put_back_of_returned(self, subtask: int, attempt: int, undone: set[int] | None) -> None:
+        """The function of an attempt that counts has returned. ``undone`` is None if it had no copies."""
+        in_work = {id_ for id_, worker in self._in_work.items() if worker == subtask}
+        if not self._is_batch:  # what came too late for its function is in no state
+            self._put_back(subtask, in_work - self._kept.get(subtask, set()))
+            return
+        self._undone.pop(subtask, None)
+        if (subtask, attempt) in self._too_late and self._waiting_count:
+            self._context.coordinator.fail_job(
+                f"subtask {subtask} has added items to a work queue after a copy of it had done the same items "
+                "without adding these, and the work had ended: let an item add the same ones each time, or run it "
+                "without spark.speculation"
+            )
+        self._put_back_undone(subtask, in_work if undone is None else undone)
 
     def _work_again(self, subtask: int, ids: Iterable[int]) -> None:
         for id_ in ids:
@@ -468,12 +468,13 @@ class _Enumerator(SplitEnumerator):
         elif self._is_batch:
             await self._ask_for_return()
         elif self._wanting:
-            self._check_somebody_works()
+            await self._check_somebody_works()
 
-    def _check_somebody_works(self) -> None:
+    async def _check_somebody_works(self) -> None:
         """Fail the job if tasks wait for items that only functions which have returned had in hand (H100).
 
-        A checkpoint may hold these for their subtasks, so nobody else may have them.
+        A checkpoint may hold these for their subtasks, so nobody else may have them. The same holds for what a restored
+        checkpoint has for subtasks without a partition in this run.
         """
         left = {subtask: count for subtask in self._superseded if (count := self._held.get(subtask))}
         if sum(left.values()) == len(self._in_work):
@@ -484,6 +485,18 @@ class _Enumerator(SplitEnumerator):
                 "the other tasks cannot have them, and would wait for them without end: let the function take items "
                 "until the queue has no more, or give the queue in_hand=1"
             )
+        elif missing := len(self._in_work) - sum(self._held.values()):
+            look = await self._context.coordinator.look_at_run()
+            if look.partition_count and not any(map(self._may_work, range(look.partition_count))):
+                self._context.coordinator.fail_job(
+                    f"a checkpoint holds {missing} items of a work queue for subtasks that have no partition in this "
+                    "run, so the other tasks cannot have them, and would wait for them without end: run this input in "
+                    "as many partitions as before"
+                )
+
+    def _may_work(self, subtask: int) -> bool:
+        """Whether it may have an item, in streaming mode: it has not returned, and does not wait with an empty hand."""
+        return subtask not in self._superseded and self._wanting.get(subtask) != self._in_hand
 
     @property
     def _is_unsettled(self) -> bool:

@@ -18,17 +18,6 @@ from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from protocol.values import value
 from protocol.wire.codec import encode_argument
 
-__all__ = [
-    "KeepItems",
-    "Report",
-    "ReturnItems",
-    "id_of_child",
-    "id_of_key",
-    "parse_item",
-    "parse_report",
-    "parse_return",
-]
-
 _REPORT = "headgate/work-report"
 _RETURN = "headgate/work-return"
 _KEEP = "headgate/work-keep"

@@ -24,12 +24,10 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_return,
 )
-from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, current_part
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
-
-__all__ = ["WorkQueueInTask", "WorkQueuePart"]
 
 T = TypeVar("T")
 
@@ -228,11 +226,8 @@ class WorkQueueInTask(PartInTask, Generic[T]):
     _on_driver = ON_DRIVER | {"progress"}
 
     def __init__(self, name: str, key: Callable[[T], Any] | None = None) -> None:
-        self._name = name
+        super().__init__(name)
         self._key = key
-
-    def __repr__(self) -> str:
-        return f"<WorkQueue {self._name!r}>"
 
     def __iter__(self) -> Iterator[T]:
         """In a task: yield items until nothing is left anywhere. A checkpoint may be taken between two of them.
@@ -241,8 +236,8 @@ class WorkQueueInTask(PartInTask, Generic[T]):
 
         Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks.
         """
-        part: WorkQueuePart = current_part(self._kind, self._name)
-        return part.items()
+        items: Iterator[T] = self._part().items()
+        return items
 
     @checked(items=ITEMS, key=KEY, priority=INT64)
     def add(self, items: Iterable[T], *, key: Callable[[T], Any] | None = None, priority: int = 0) -> None:
@@ -258,5 +253,4 @@ class WorkQueueInTask(PartInTask, Generic[T]):
             EventEncodeError: an event cannot carry an item. Those before it are added.
             TypeError: ``items`` is a text, or no collection.
         """
-        part: WorkQueuePart = current_part(self._kind, self._name)
-        part.add(items, key or self._key, priority)
+        self._part().add(items, key or self._key, priority)

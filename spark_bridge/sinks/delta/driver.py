@@ -24,8 +24,6 @@ from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
 
-__all__ = ["DeltaCommitter"]
-
 
 class DeltaCommitter(ParquetCommitter):
     """Adds the files of one call with one commit."""

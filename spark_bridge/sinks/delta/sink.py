@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from spark_bridge.sinks.delta.driver import DeltaCommitter
     from spark_bridge.sinks.parquet.task import ParquetWriter
 
-__all__ = ["DeltaSink"]
-
 
 class DeltaSink(TwoPhaseSink[Any]):
     """Rows appended to a Delta table, exactly once. Needs ``pip install 'headgate[delta]'``.

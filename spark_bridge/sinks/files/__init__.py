@@ -5,6 +5,4 @@
 In the task, ``FileWriter`` writes rows into part files in a directory that readers ignore. On the driver,
 ``FileCommitter`` moves the listed files to the readers' directory when the checkpoint that covers them is complete.
 ``two_phase/ledger`` explains why nothing is lost or written twice.
-
-Nothing is loaded here, because executors import this package too.
 """

@@ -24,8 +24,6 @@ ensure_importable("fsspec")
 
 from fsspec.implementations.local import LocalFileSystem  # noqa: E402 - fsspec must be importable first
 
-__all__ = ["UNFINISHED", "PartFile", "Published", "SinkDirectory"]
-
 UNFINISHED = ".tmp"
 """The ending of a small file's name while it is written."""
 

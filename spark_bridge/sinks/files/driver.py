@@ -15,8 +15,6 @@ from spark_bridge.sinks.two_phase.errors import SinkFileLost
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
 
-__all__ = ["FileCommitter"]
-
 _LOOKS_MAX = 5
 
 

@@ -26,8 +26,6 @@ from typing import Any
 from spark_bridge.sinks.files.directory import UNFINISHED, SinkDirectory
 from spark_bridge.sinks.two_phase.parts import PartName
 
-__all__ = ["PublicationJournal", "is_journal"]
-
 WRITERS_MAX = 10_000
 _PREFIX, _SUFFIX = "published-", ".json"
 _NUMBER = re.compile("[0-9]{1,20}")
@@ -57,7 +55,8 @@ class PublicationJournal:
             if content is None:
                 broken.append(name)
             else:
-                self._merge(content)
+                for token, highest in content.items():
+                    self._highest[token] = max(highest, self._highest.pop(token, -1))
                 self._obsolete.append(name)
             number = name.removeprefix(_PREFIX).partition("-")[0]
             if _NUMBER.fullmatch(number):  # a longer one would make our own names too long for a file system
@@ -88,10 +87,6 @@ class PublicationJournal:
                 self._directory.delete(old)
             except OSError:
                 self._obsolete.append(old)  # harmless, because the new one contains it; the next record tries again
-
-    def _merge(self, content: dict[str, int]) -> None:
-        for token, number in content.items():
-            self._highest[token] = max(number, self._highest.pop(token, -1))
 
 
 def _parse(data: bytes) -> dict[str, int] | None:

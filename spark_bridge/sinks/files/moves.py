@@ -35,8 +35,6 @@ from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 from fsspec.spec import AbstractFileSystem  # noqa: E402
 
-__all__ = ["Move", "move_on"]
-
 Move = Callable[[str, str], None]
 """Moves the file of the first name to the second. Raises ``OSError``; may be repeated after that."""
 

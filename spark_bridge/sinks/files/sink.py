@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from spark_bridge.sinks.files.driver import FileCommitter
     from spark_bridge.sinks.files.task import FileWriter
 
-__all__ = ["FileSink"]
-
 
 class FileSink(TwoPhaseSink[Any]):
     """Rows as lines, or any bytes, in files that appear when their checkpoint is complete.

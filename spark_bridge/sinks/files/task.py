@@ -15,8 +15,6 @@ from spark_bridge.sinks.two_phase.errors import SinkBroken
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
-__all__ = ["FileWriter"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -1,6 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows in an Iceberg table: files written by tasks, added to the table by the driver.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""Rows in an Iceberg table: files written by tasks, added to the table by the driver."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import pyarrow
 from pyiceberg.catalog import Catalog, load_catalog
@@ -25,8 +24,6 @@ from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
-
-__all__ = ["IcebergCommitter"]
 
 WRITERS_MAX = 10_000
 
@@ -91,10 +88,7 @@ class IcebergCommitter(ParquetCommitter):
         numbers = dict(list(numbers.items())[-WRITERS_MAX:])
         summary = {"headgate.sink": self.sink, "headgate.parts": str(len(new))}
         with table.transaction() as transaction:
-            transaction.set_properties(self._marker(numbers))
+            transaction.set_properties({self._property: json.dumps(numbers)})
             transaction.add_files(
                 [self.folder.path(part.name) for part in new], snapshot_properties=summary, check_duplicate_files=False
             )
-
-    def _marker(self, numbers: Mapping[str, int]) -> dict[str, Any]:
-        return {self._property: json.dumps(numbers)}

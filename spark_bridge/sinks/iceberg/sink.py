@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from spark_bridge.sinks.iceberg.driver import IcebergCommitter
     from spark_bridge.sinks.parquet.task import ParquetWriter
 
-__all__ = ["IcebergSink"]
-
 
 class IcebergSink(TwoPhaseSink[Any]):
     """Rows appended to an Iceberg table, exactly once. Needs ``pip install 'headgate[iceberg]'``.

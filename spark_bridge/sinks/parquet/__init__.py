@@ -1,6 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Parquet files that tasks write next to a table's own, and that a table format's commit makes visible.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""Parquet files that tasks write next to a table's own, and that a table format's commit makes visible."""

@@ -13,8 +13,6 @@ from spark_bridge.sinks.two_phase.errors import SinkDataLost
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
 
-__all__ = ["ParquetCommitter"]
-
 _CONFLICTS_MAX = 30
 
 

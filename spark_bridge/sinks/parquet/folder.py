@@ -25,8 +25,6 @@ ensure_importable("fsspec")
 
 from fsspec.implementations.local import LocalFileSystem  # noqa: E402 - fsspec must be importable first
 
-__all__ = ["DataFolder"]
-
 
 class DataFolder:
     """The data files of one sink. Every method blocks.

@@ -15,8 +15,6 @@ from spark_bridge.sinks.rows import naming_lone_surrogates, refuse_unknown, rows
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
-__all__ = ["ParquetWriter"]
-
 _ROWS_MAX = 10_000  # of single rows in memory
 
 

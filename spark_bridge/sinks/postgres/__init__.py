@@ -1,6 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows in a PostgreSQL table: staged or prepared by tasks, committed by the driver.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""Rows in a PostgreSQL table: staged or prepared by tasks, committed by the driver."""

@@ -19,8 +19,6 @@ from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkDataLost, 
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows
 
-__all__ = ["PreparedCommitter", "StagedCommitter"]
-
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
 _NO_SUCH_PREPARED = psycopg.errors.UndefinedObject
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from spark_bridge.sinks.postgres.table import PostgresTable
     from spark_bridge.sinks.postgres.task import PostgresWriter
 
-__all__ = ["PostgresSink"]
-
 
 class PostgresSink(TwoPhaseSink[Any]):
     """Rows of a PostgreSQL table, appended or updated by key, exactly once. Needs ``pip install 'headgate[postgres]'``.

@@ -14,8 +14,6 @@ from psycopg import sql
 from spark_bridge.common.conninfo import connect, parameters
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
-__all__ = ["Mode", "PostgresTable", "gid_of"]
-
 Mode = Literal["staged", "prepared"]
 
 _GID_BYTES_MAX = 199

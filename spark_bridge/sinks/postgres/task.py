@@ -16,8 +16,6 @@ from spark_bridge.sinks.rows import naming_lone_surrogates, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
-__all__ = ["PostgresWriter"]
-
 _ROWS_MAX = 1000  # in memory
 
 

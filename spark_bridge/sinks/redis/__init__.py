@@ -1,6 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Entries of a Redis stream: staged by tasks, moved to the stream by the driver, in one script.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""Entries of a Redis stream: staged by tasks, moved to the stream by the driver, in one script."""

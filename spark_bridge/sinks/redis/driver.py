@@ -18,8 +18,6 @@ from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows
 
-__all__ = ["RedisCommitter"]
-
 # KEYS: the stream, the ledger, the set of parts, and the staging streams.
 # ARGV: how many entries the stream keeps, or "", and for each part its writer, number, count of rows and name.
 # Nothing is changed before all parts have been found.

@@ -14,8 +14,6 @@ from redis.retry import Retry
 from spark_bridge.common.secret_texts import Secrets, check_login
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
-__all__ = ["RedisStream", "connect"]
-
 
 @dataclass(frozen=True)
 class RedisStream:

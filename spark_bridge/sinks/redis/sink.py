@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from spark_bridge.sinks.redis.keys import RedisStream
     from spark_bridge.sinks.redis.task import RedisWriter
 
-__all__ = ["RedisStreamsSink"]
-
 
 class RedisStreamsSink(TwoPhaseSink[Any]):
     """Entries of a Redis stream, exactly once. Needs ``pip install 'headgate[redis]'``, and Redis 5 or later.

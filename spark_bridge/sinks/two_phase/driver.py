@@ -23,12 +23,9 @@ from protocol.errors import RemoteProtocolError
 from protocol.kept_bytes import KeptBytes
 from protocol.wire.messages import RestoreMode
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
-from spark_bridge.sinks.two_phase.gather import WholeCheckpoints
-from spark_bridge.sinks.two_phase.ledger import SinkLedger
+from spark_bridge.sinks.two_phase.ledger import SinkLedger, WholeCheckpoints
 from spark_bridge.sinks.two_phase.parts import Committable, parse_prepared
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, TwoPhaseSink
-
-__all__ = ["SinkCommits", "TwoPhaseSinkCoordinator"]
 
 LISTED_BYTES_MAX = 2**30
 """How much is kept of the parts that wait for their checkpoint: about a million."""

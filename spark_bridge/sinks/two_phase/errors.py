@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from protocol.errors import HeadgateError
 
-__all__ = ["SinkBroken", "SinkCommitFailed", "SinkDataLost", "SinkFileLost", "SinkMisused"]
-
 
 class SinkMisused(HeadgateError, ValueError):
     """The sink is used wrongly: a relative path, batch mode, two halves that name different targets, or a task that

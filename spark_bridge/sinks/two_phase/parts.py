@@ -33,8 +33,6 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
-__all__ = ["Committable", "PartName", "PreparedList", "committables_from", "parse_prepared", "prepared_events"]
-
 _PREPARED = "headgate/prepared"
 PARTS_PER_EVENT = 1000  # about 100 bytes each
 NAME_CHARS_MAX = 255

@@ -13,16 +13,6 @@ from protocol.describing import show
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sinks.two_phase.parts import Committable, PartName, token_of
 
-__all__ = [
-    "SinkCommitterContext",
-    "SinkWriterContext",
-    "TwoPhaseCommitter",
-    "TwoPhaseSink",
-    "TwoPhaseWriter",
-    "check_rows",
-    "check_rows_and_bytes",
-]
-
 Record_contra = TypeVar("Record_contra", contravariant=True)
 
 

@@ -17,8 +17,6 @@ from spark_bridge.subtask.operator import SubtaskOperator
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["TwoPhaseSinkOperator"]
-
 
 class TwoPhaseSinkOperator(SubtaskOperator):
     """Writes each record to ``sink``. Needs a ``TwoPhaseSinkCoordinator`` with the same sink, in streaming mode.

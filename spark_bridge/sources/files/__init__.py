@@ -1,6 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Files as a source, on any filesystem: JSON lines, CSV and Parquet.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""Files as a source, on any filesystem: JSON lines, CSV and Parquet."""

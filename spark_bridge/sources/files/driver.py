@@ -21,8 +21,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["FileSource"]
-
 ONE_CHARACTER = Rule("one character of ASCII", lambda value: len(value) == 1 and value.isascii() and value != "\0")
 FORGET_AFTER_S = 7 * 86_400.0
 """A week: a directory that is not mounted, or a listing that fails in part, looks as if its files were gone."""

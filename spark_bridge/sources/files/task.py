@@ -23,8 +23,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["FORMATS", "FileFormat", "FileReader", "is_compressed", "read_schema"]
-
 FORMATS = ("json", "csv", "parquet")
 _NO_END = 1 << 62
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy")

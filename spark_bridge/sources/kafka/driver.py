@@ -29,8 +29,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["KafkaSource"]
-
 ANSWER_TIMEOUT_S = 30.0
 """How long the brokers may take for one answer."""
 
@@ -157,17 +155,8 @@ class KafkaSource(Source):
         missing = [one for one in ranges if one not in where]
         if missing:
             raise ValueError(f"{name} has no offset for these partitions: {missing}; give one for each")
-        for one, (low, high) in ranges.items():
-            if name == "start" and where[one] < low:
-                raise ValueError(
-                    f"start must not be before the oldest record of {one}, but is offset {where[one]}, and the oldest "
-                    f'record there is {low}: begin there, or at "earliest"'
-                )
-            if name == "start" and where[one] > high:
-                raise ValueError(
-                    f"start must not be after the end of {one}, but is offset {where[one]}, and the partition ends at "
-                    f"{high}: begin there at the latest"
-                )
+        if name == "start":
+            _check_starts(where, ranges)
         return {one: where[one] for one in ranges}
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
@@ -196,6 +185,20 @@ class KafkaSource(Source):
     @property
     def operator(self) -> Callable[[], SplitReader]:
         return partial(KafkaReader, self._settings, self._rate_limit_per_s)
+
+
+def _check_starts(where: _Offsets, ranges: dict[tuple[str, int], tuple[int, int]]) -> None:
+    for one, (low, high) in ranges.items():
+        if where[one] < low:
+            raise ValueError(
+                f"start must not be before the oldest record of {one}, but is offset {where[one]}, and the oldest "
+                f'record there is {low}: begin there, or at "earliest"'
+            )
+        if where[one] > high:
+            raise ValueError(
+                f"start must not be after the end of {one}, but is offset {where[one]}, and the partition ends at "
+                f"{high}: begin there at the latest"
+            )
 
 
 def _name(split: Any) -> str:

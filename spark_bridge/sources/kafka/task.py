@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import confluent_kafka
     import pyarrow
 
-__all__ = ["OWN_CONFIG", "KafkaClient", "KafkaReader", "KafkaSettings", "arrow_schema"]
-
 OWN_CONFIG = frozenset(
     {
         "auto.offset.reset",

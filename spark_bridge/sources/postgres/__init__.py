@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A PostgreSQL table as a source, and its changes.
-
-Nothing is loaded here, because executors import this package too.
-"""
+"""A PostgreSQL table as a source, and its changes."""
 
 from spark_bridge.common.extras import require
 

@@ -45,8 +45,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["PostgresSource"]
-
 SLOT_TIMEOUT_S = 30.0
 """The server creates a slot when all transactions that were open have ended."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
 
-__all__ = ["Change", "Transaction", "transactions"]
-
 _BEGIN = Struct(">qqI")
 _COMMIT = Struct(">bqqq")
 _INT32 = Struct(">I")

@@ -12,8 +12,6 @@ from zlib import compress, decompress
 
 from protocol.wire.state import decode_entry, decode_state, encode_state
 
-__all__ = ["pack_ranges", "unpack_ranges"]
-
 _RANGES = "the ranges of a PostgreSQL table"
 
 

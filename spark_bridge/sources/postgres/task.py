@@ -32,8 +32,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["PostgresReader", "PostgresSettings", "lsn_text", "range_read_event"]
-
 CHANGES_MAX = 5_000
 """How many changes are asked for in one query, at first."""
 PATIENCE_S = 60.0
@@ -92,6 +90,7 @@ class PostgresReader(SplitReader):
         self._position = 0  # of the changes
         self._at_checkpoints: dict[int, int] = {}
         self._changes_max = CHANGES_MAX
+        self._failing_since: float | None = None
         self._log_end = 0  # when it was last looked at
         self._looked_to = 0  # there is no change before that is not handed on
 
@@ -153,18 +152,11 @@ class PostgresReader(SplitReader):
         covered = _Ranges(self._settings.key_type, ranges)
         self._position = position or 0
         until: int | None = None  # if it is bounded, where the log ended when it was asked first
-        failing_since: float | None = None
         while True:
-            try:
-                log_end, found = self._peek()
-            except (psycopg.OperationalError, psycopg.errors.ObjectInUse):
-                self.close()  # the server is restarting, or the session of a dead attempt has the slot for a moment
-                failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > PATIENCE_S:
-                    raise
+            if (seen := self._peek_if_reachable()) is None:
                 yield None
                 continue
-            failing_since = None
+            log_end, found = seen
             self._log_end = log_end
             if until is None and self._settings.bounded:
                 until = log_end
@@ -176,11 +168,27 @@ class PostgresReader(SplitReader):
             if until is not None and (not found or len(due) < len(found)):
                 self.context.send_event(changes_read_event(until))
                 return
-            if not found and log_end - self._position > IDLE_LOG_BYTES:
-                self._position = log_end
-                yield self._position, self._batch({}, [], [])
-            elif not found:
-                yield None
+            if not found:
+                yield self._idle(log_end)
+
+    def _idle(self, log_end: int) -> tuple[Any, pyarrow.RecordBatch] | None:
+        if log_end - self._position <= IDLE_LOG_BYTES:
+            return None
+        self._position = log_end
+        return self._position, self._batch({}, [], [])
+
+    def _peek_if_reachable(self) -> tuple[int, list[Transaction]] | None:
+        """What ``_peek`` returns; None while the server cannot be reached, which is waited for."""
+        try:
+            seen = self._peek()
+        except (psycopg.OperationalError, psycopg.errors.ObjectInUse):
+            self.close()  # the server is restarting, or the session of a dead attempt has the slot for a moment
+            self._failing_since = self._failing_since or time.monotonic()
+            if time.monotonic() - self._failing_since > PATIENCE_S:
+                raise
+            return None
+        self._failing_since = None
+        return seen
 
     def _peek(self) -> tuple[int, list[Transaction]]:
         """Return where the log ended before, and the transactions behind the position, oldest first."""

@@ -26,8 +26,6 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["RedisStreamsSource"]
-
 
 class RedisStreamsSource(Source):
     """Reads Redis Streams as Arrow batches, one row for each entry. Needs ``pip install 'headgate[redis,dataframe]'``.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import pyarrow
     import redis
 
-__all__ = ["RedisReader", "reached"]
-
 OPEN_MAX = 100_000
 BATCHES_MAX = 16
 RETRIES = 8

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, WorkQueue
+from headgate import CheckpointConfig, FixedDelay, Sidecar, SubtaskContext, SubtaskOperator, WorkQueue
 from tests.spark.conftest import SparkOn
 
 pytestmark = pytest.mark.spark
@@ -65,6 +65,50 @@ def test_more_tasks_than_slots_and_a_second_action(spark: SparkSession) -> None:
         rdd = spark.sparkContext.parallelize(range(7), 7).mapPartitions(job.subtask(crawl(queue, 6, {})))
         assert sorted(rdd.collect()) == names(6)
         assert rdd.count() == 63
+
+
+class HoldsOne(SubtaskOperator):
+    """Has an item in hand in two checkpoints in which all have one, and then fails."""
+
+    def __init__(self, queue: WorkQueue[str], folder: Path) -> None:
+        self._queue, self._folder = queue, folder
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context, self.covered = context, 0
+
+    def process(self, records: Iterator[Any]) -> Iterator[str]:
+        for item in self._queue:
+            (self._folder / item).touch()
+            while self.covered < 2:
+                self.context.wait_for_event()
+            raise LookupError(f"by the test, with {item}")
+        yield "nothing left"
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.covered += len(list(self._folder.iterdir())) == 2
+
+
+def test_an_input_in_fewer_partitions_fails_if_a_checkpoint_has_items_for_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """H100 H58: they are in the state of a subtask that has no partition now."""
+    often = CheckpointConfig(interval_s=0.05, tolerated_failures=1000)
+    with Sidecar(spark) as sidecar:
+        queue = sidecar.work_queue("tree", ["a", "b"])
+        settings: dict[str, Any] = {"mode": "streaming", "checkpoint": often, "allow_fewer": True}
+        job = sidecar.coordinate("crawl", parallelism=2, uses=[queue], **settings)
+
+        def run(subtask: Any, partitions: int) -> Any:
+            rdd = spark.sparkContext.parallelize(range(2), partitions).mapPartitions(subtask)
+            return sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0), input_id="today")
+
+        with pytest.raises(Exception, match="by the test"):
+            run(job.subtask(HoldsOne, queue, tmp_path), 2)
+        with pytest.raises(
+            Exception, match="a checkpoint holds 1 items of a work queue for subtasks that have no part"
+        ):
+            run(job.subtask(crawl(queue, 1, {})), 1)
+        assert sorted(run(job.subtask(crawl(queue, 1, {})), 2)) == ["a", "b"]
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ from spark_bridge.observability.spark_metrics import SparkGaugesActor
 from spark_bridge.observability.spark_ui import SparkTabActor
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import Request, Unavailable
-from spark_bridge.observability.tracing import start_tracing
+from spark_bridge.observability.trace import start_tracing
 from tests.conformance.application import OPERATOR, Application, application
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 

@@ -12,7 +12,7 @@ import pytest
 from actors.coordination.statistics import SourceBacklog, SplitBacklog
 from headgate.testing import RecordingCoordinator
 from protocol.facts import JobEnded
-from spark_bridge.observability.collector import Process, StatusCollector, _source
+from spark_bridge.observability.collector import Process, StatusCollector, _by_stage
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.status import RelayStatus, SourceStatus, SplitStatus
 from tests.conformance.application import OPERATOR, application
@@ -67,8 +67,9 @@ def test_the_plain_form_survives_json() -> None:
 
 def test_a_source_shows_what_is_left_and_its_largest_splits() -> None:
     backlog = SourceBacklog(1, 2, 30, (SplitBacklog(4, "'a'", 20), SplitBacklog(0, "'b'", 9)))
-    assert _source(backlog) == SourceStatus(1, 2, 30, (SplitStatus(4, "'a'", 20), SplitStatus(0, "'b'", 9)))
-    assert _source(SourceBacklog(None, 0, None)) == SourceStatus(None, 0, None, ())
+    shown = _by_stage({"read": backlog, "": SourceBacklog(None, 0, None)})
+    assert shown["read"] == SourceStatus(1, 2, 30, (SplitStatus(4, "'a'", 20), SplitStatus(0, "'b'", 9)))
+    assert shown[""] == SourceStatus(None, 0, None, ())
 
 
 async def test_a_status_shows_the_run_of_each_operator_that_has_one() -> None:

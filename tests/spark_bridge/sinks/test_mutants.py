@@ -32,7 +32,7 @@ destroyed-in-doubt [new; H64]
   + if False:
 half-a-checkpoint [new; H141]
   An atomic sink commits what is known of a checkpoint, and the rest when it comes.
-  @ spark_bridge.sinks.two_phase.gather:WholeCheckpoints.take
+  @ spark_bridge.sinks.two_phase.ledger:WholeCheckpoints.take
   - if group.missing and not self._run_succeeded:
   + if False:
 waiting-not-in-state [new; H141]
@@ -42,7 +42,7 @@ waiting-not-in-state [new; H141]
   + []
 last-list-not-covered [new; H141]
   What an operator lists at its end waits for the next checkpoint, although a snapshot holds it.
-  @ spark_bridge.sinks.two_phase.gather:WholeCheckpoints.covering
+  @ spark_bridge.sinks.two_phase.ledger:WholeCheckpoints.covering
   - if prepared.checkpoint_id >= 0 or not missing:
   + if True:
 orphans-of-dead-drivers [new; H140]

@@ -8,6 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from spark_bridge.subtask.channel import SubtaskChannel
+
+
+def channel_of(operator: Recorder) -> SubtaskChannel:
+    """The real channel of a task that runs this operator."""
+    channel = operator.context._channel
+    assert isinstance(channel, SubtaskChannel)
+    return channel
 
 
 class Recorder(SubtaskOperator):

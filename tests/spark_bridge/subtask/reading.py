@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_bridge.subtask.own_reads import OwnReads
-from tests.spark_bridge.subtask.operators import Recorder
+from tests.spark_bridge.subtask.operators import Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, Peer, PeerConnection, RunningTask
 
 NEVER_S = 3 * PATIENCE_S  # the peer gives up earlier
@@ -26,12 +26,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def reads_of(operator: Recorder) -> OwnReads:
-    return operator.context._channel._own_reads
+    return channel_of(operator)._own_reads
 
 
 def until_it_reads_itself(operator: Recorder) -> None:
     """Wait until it has handled all items, waits in its own read, and the I/O thread has released the socket since."""
-    channel, reads = operator.context._channel, reads_of(operator)
+    channel, reads = channel_of(operator), reads_of(operator)
 
     def it_does() -> bool:
         with channel._changed:

@@ -17,7 +17,7 @@ from protocol.wire.messages import Opened, Register
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TaskIdentity, run_subtask
 from spark_bridge.subtask.attached import attached_keys
 from spark_bridge.subtask.channel import SubtaskChannel
-from tests.spark_bridge.subtask.operators import Calling, Recorder
+from tests.spark_bridge.subtask.operators import Calling, Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
 
 
@@ -147,7 +147,7 @@ def test_the_garbage_collector_may_end_a_task_on_the_io_thread_of_that_task(
     def worker() -> Iterator[Any]:
         left.append(run_subtask(lambda: operator, peer.endpoint(), _identity(1), [1, 2]))
         yield next(left[0])
-        channel = operator.context._channel
+        channel = channel_of(operator)
         monkeypatch.setattr(SubtaskChannel, "pass_time", collect)
         channel.waker.wake()
         assert channel._thread is not None

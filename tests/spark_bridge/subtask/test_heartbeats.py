@@ -13,7 +13,7 @@ import pytest
 
 from protocol.wire.messages import Confirm, Finished, Heartbeat, Opened
 from spark_bridge.subtask import SubtaskContext
-from tests.spark_bridge.subtask.operators import Calling
+from tests.spark_bridge.subtask.operators import Calling, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, Peer, PeerConnection, RunningTask
 from tests.spark_bridge.subtask.reading import until
 
@@ -92,7 +92,7 @@ def test_task_whose_mailbox_is_full_gives_signs_of_life(peer: Peer) -> None:  # 
     operator = Calling(body)
     task, connection = run(peer, operator, mailbox_events_max=2)
     connection.send(connection.event(1, 1), connection.event(2, 2))
-    channel = operator.context._channel
+    channel = channel_of(operator)
     until(lambda: channel._reading_paused, "the task does not read its socket")
     hear_beats(connection, 5)
     heard.set()

@@ -28,7 +28,7 @@ from protocol.wire.messages import (
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, channel, own_reads
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.own_reads import OwnReads
-from tests.spark_bridge.subtask.operators import Calling, EventSource
+from tests.spark_bridge.subtask.operators import Calling, EventSource, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer
 from tests.spark_bridge.subtask.reading import NEVER_S, begin, reads_of, until, until_it_reads_itself
 
@@ -80,7 +80,7 @@ def test_a_task_that_waits_again_and_again_reads_by_itself(peer: Peer, changes: 
 def test_it_does_not_need_the_io_thread_meanwhile(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:  # H22, H23
     operator = EventSource()
     task, connection = begin(peer, operator)
-    assert operator.context._channel.interests == 0
+    assert channel_of(operator).interests == 0
     with monkeypatch.context() as patch:
         patch.setattr(SubtaskChannel, "interests", 0)  # the I/O thread never reads, and never takes over
         for seq in range(2, 102):
@@ -157,7 +157,7 @@ def test_a_caller_that_only_waits_for_a_moment_does_not_take_the_reading_over(pe
     operator = Calling(body)
     task, _ = peer.run(operator)
     assert peer.finish(task) == [0]
-    assert operator.context._channel._own_reads._waits <= 2  # the confirmations of Opened and of Finished count as data
+    assert channel_of(operator)._own_reads._waits <= 2  # the confirmations of Opened and of Finished count as data
 
 
 def _compute_in_python(go_on: threading.Event) -> None:
@@ -202,8 +202,8 @@ def test_a_mailbox_that_fills_while_it_computes_stops_the_reading(peer: Peer) ->
         connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
         if first == 3:
             assert connection.expect(Confirm).seq < 200
-            until(lambda: operator.context._channel._reading_paused, "nobody reads on")
-            assert len(operator.context._channel.mailbox) < 100
+            until(lambda: channel_of(operator)._reading_paused, "nobody reads on")
+            assert len(channel_of(operator).mailbox) < 100
             go_on.set()
     connection.confirmed(2002)
     connection.send_events(2003, "end")
@@ -317,7 +317,7 @@ def test_the_end_of_the_attempt_reaches_everyone_else_who_waits(peer: Peer) -> N
 def test_closing_the_channel_ends_its_wait(peer: Peer) -> None:  # H57
     operator = EventSource()
     task, connection = begin(peer, operator)
-    operator.context._channel.close()  # this is the test's thread, not the task's
+    channel_of(operator).close()  # this is the test's thread, not the task's
     connection.expect_end()
     with pytest.raises(AttemptOver, match="closed its end"):
         task.outputs()
@@ -371,7 +371,7 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
     task, first = peer.run(operator, answer={"window_bytes": 2**25})
     first.send_events(1, "first")
     until_it_reads_itself(operator)
-    channel, reads = operator.context._channel, operator.context._channel._own_reads
+    channel, reads = channel_of(operator), channel_of(operator)._own_reads
     reads._poller.unregister(reads._registered)  # only to make the I/O thread notice first
     waits = reads._waits
     reads.wake()
@@ -417,7 +417,7 @@ def test_what_breaks_the_protocol_is_counted_once(peer: Peer) -> None:  # H48
     """Although the task's thread has seen it, and the I/O thread reads the bytes after it."""
     operator = EventSource()
     task, connection = begin(peer, operator)
-    channel = operator.context._channel
+    channel = channel_of(operator)
     with suppress(ConnectionError):  # the task closes at the first bytes
         connection.sock.sendall(bytes(8) + b"x" * 1_000_000)
     connection, _ = peer.resume(received_seq=1)

@@ -41,7 +41,7 @@ from spark_bridge.subtask import (
 )
 from spark_bridge.subtask.channel import SubtaskChannel
 from tests.protocol.test_describing import Unnamed
-from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
+from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier, registered
 
 
@@ -146,7 +146,7 @@ def test_a_task_that_passes_between_records_takes_what_has_come_itself(
     task, connection = peer.run(operator, records())
     connection.send_events(1, "seen")
     monkeypatch.undo()
-    operator.context._channel.waker.wake()  # from now on the I/O thread reads
+    channel_of(operator).waker.wake()  # from now on the I/O thread reads
     peer.finish(task)
     assert ("event", "seen") in operator.calls
 

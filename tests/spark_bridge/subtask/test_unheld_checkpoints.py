@@ -22,7 +22,7 @@ from protocol.wire.messages import (
 )
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.channel import SubtaskChannel
-from tests.spark_bridge.subtask.operators import Calling, Recorder
+from tests.spark_bridge.subtask.operators import Calling, Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier
 from tests.spark_bridge.subtask.test_checkpoints import put_into_mailbox
 
@@ -139,7 +139,7 @@ def test_a_barrier_is_not_met_before_another_thread_has_the_answer_ahead_of_it(
             yield self.got
 
         def snapshot_state(self, checkpoint_id: int) -> bytes:
-            return b"%d" % len(self.context._channel._answers)
+            return b"%d" % len(channel_of(self)._answers)
 
     operator = Asking()
     task, connection = peer.run(operator, [1, 2], answer=UNHELD)

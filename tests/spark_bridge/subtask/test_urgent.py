@@ -25,7 +25,7 @@ from protocol.wire.messages import (
     UrgentEventMessage,
 )
 from spark_bridge.subtask import AttemptOver, SubtaskContext
-from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
+from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, barrier
 from tests.spark_bridge.subtask.reading import until
 
@@ -377,7 +377,7 @@ def test_urgent_events_that_wait_count_as_the_mailbox_does(peer: Peer) -> None: 
     send_urgent(connection, 2, 2)
     send_urgent(connection, 3, 3)
     connection.send_events(4, "waits for them")  # now three wait, and the mailbox is empty
-    channel = operator.context._channel
+    channel = channel_of(operator)
     until(lambda: channel._reading_paused, "the task does not read its socket")
     connection.send(connection.event(5, "not read yet"))
     go.set()

@@ -13,16 +13,16 @@ from anyio.abc import TaskGroup
 
 from protocol.wire.keys import KeyRing, Purpose, identity_of
 from spark_bridge.common.certificates import Encryption
-from spark_bridge.common.control import ControlEndpoint
+from spark_bridge.common.control import ControlEndpoint, exchange
 from spark_bridge.common.errors import StreamRefused
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import serve_control
 from spark_bridge.streams.driver import StreamPlanner
 from spark_bridge.streams.task import StreamClient
 
-__all__ = ["Streams"]
-
 CONNECTIONS_MAX = 256
+ANSWER_TIMEOUT_S = 150.0
+CONNECT_TIMEOUT_S = 30.0
 
 
 class Streams:
@@ -87,7 +87,8 @@ class Streams:
             "the query runs only while the sidecar does, so stop it before the `with` block ends",
             "register the source again with sidecar.source(...), and load it again",
         )
-        return StreamClient(endpoint)
+        ask = partial(exchange, endpoint, timeout_s=ANSWER_TIMEOUT_S, connect_timeout_s=CONNECT_TIMEOUT_S)
+        return StreamClient(ask)
 
     async def release(self, name: str) -> None:
         """Answer no longer. Does nothing for an unknown name."""
