@@ -46,7 +46,7 @@ from protocol.errors import EventEncodeError
 from spark_bridge.command import main as command_main
 from spark_bridge.command import parser
 from spark_bridge.common import option_types
-from spark_bridge.subtask.checks import check_operator
+from spark_bridge.subtask.parts import check_operator
 
 MODULES = (
     headgate,

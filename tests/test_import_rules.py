@@ -191,7 +191,6 @@ LAYERS = (
     Layer("spark_bridge/primitives/group/torch_group.py", PARTS | {"torch"}),
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
-    Layer("spark_bridge/connect/task.py", PARTS),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
@@ -258,7 +257,7 @@ INTERNALS = {
     ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _CHAIN,
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _CHAIN,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.parts.check_operator"): _CHAIN,
     ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _CHAIN,
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
@@ -266,7 +265,7 @@ INTERNALS = {
     ("spark_bridge/primitives/group/task.py", "spark_bridge.common.endpoint.TaskEndpoint"): (
         "members reach each other with the addresses and keys of their task"
     ),
-    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.closing.close_quietly"): _HYBRID,
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.operator.close_quietly"): _HYBRID,
     ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): _HYBRID,
     ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): _HYBRID,
     ("spark_bridge/streams/driver.py", "actors.coordination.host.alone.HostAlone"): _STREAM,

@@ -58,9 +58,8 @@ from spark_bridge.bridge.messages import (
     ViewRun,
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact
-from spark_bridge.bridge.runs import JobsOfAction, RunningJobs
+from spark_bridge.bridge.runs import InheritedRuns, JobsOfAction, RunningJobs
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
-from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.common.errors import OperatorBroken
 
 
@@ -75,7 +74,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         running: RunningJobs | None = None,
     ) -> None:
         self._ledger = AttemptLedger(config)
-        self._commands = SparkCommands(relay)
+        self._relay = relay
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._watched: dict[ActorRef[TrackerMessage], AddOperator] = {}
         self._broken: dict[str, str] = {}  # by operator: why it has ended, until it is removed
@@ -89,6 +88,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def started(self, context: ActorContext[BridgeMessage]) -> None:
         self._peer_log = LimitedLog(context.log, context.clock)
+        self._commands = SparkCommands(self._relay, context, self._peer_log)
 
     async def signal(self, context: ActorContext[BridgeMessage], signal: Signal) -> None:
         """An operator's actors have ended: with an error that no user code raised, unless they were stopped (H165)."""
@@ -109,7 +109,6 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def stopped(self, context: ActorContext[BridgeMessage], cause: BaseException | None) -> None:
         self._peer_log.close()
-        self._commands.close()
 
     def handle(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
@@ -131,9 +130,9 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 return
             case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
-                self._commands.ask(context, kill)
+                self._commands.ask(kill)
             case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
-                self._commands.handle(context, message)
+                self._commands.handle(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -147,7 +146,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         match fact:
             case JobStarted(job_id=job_id, action=action):
                 if why := self._running.why_stopped(action):
-                    self._commands.ask(context, CancelJobs((job_id,), why))
+                    self._commands.ask(CancelJobs((job_id,), why))
             case FactsDropped(count):
                 self._peer_log.warning("Spark facts dropped", count=count)
 
@@ -174,7 +173,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         failure = GlobalFailureRaised(operator_id, cause)
                         self._carry_out(context, self._ledger.handle(failure, now), None)
             case StopActions(cause, action_ids):
-                self._commands.ask(context, CancelJobs(self._running.stop_actions(action_ids, cause), cause))
+                self._commands.ask(CancelJobs(self._running.stop_actions(action_ids, cause), cause))
             case InheritRuns(runs):
                 self._inherited = runs
                 for job_id, stage_ids in runs.job_stages().items():
@@ -212,26 +211,11 @@ class BridgeActor(DirectActor[BridgeMessage]):
     def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
-        why = self._running.why_stopped(message.message.action)
-        if why:  # its job is being cancelled
+        if why := self._why_refused(message.message):
             task_attempt_id = message.message.task_attempt_id
             self._refuse(
                 context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, why)
             )
-            return
-        self._running.registered(message.message.run_id, message.message.action)
-        if message.message.operator_id in self._broken:
-            why, failed = self._broken[message.message.operator_id], RefusalCode.COORDINATOR_FAILED
-            self._refuse(context, RefuseRegistration(connection_id, message.message.task_attempt_id, failed, why))
-            return
-        cause, job_ids = self._inherited.why_not_resumable(message.message.run_id)
-        if cause:
-            task_attempt_id = message.message.task_attempt_id
-            self._refuse(
-                context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, cause)
-            )
-            if self._running.mark_failed(message.message.run_id, message.message.operator_id):
-                self._commands.ask(context, CancelJobs(job_ids, cause))
             return
         try:
             effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
@@ -241,8 +225,20 @@ class BridgeActor(DirectActor[BridgeMessage]):
             message.connection.close(flush=False)
         else:
             if self._ledger.waits_for_facts_of(message.message):
-                self._commands.watch(context, message.message.run_id, message.message.task_attempt_id)
+                self._commands.watch(message.message.run_id, message.message.task_attempt_id)
             self._carry_out(context, effects, None)
+
+    def _why_refused(self, register: Register) -> str:
+        """Why a task is not to run, whatever the ledger knows of it; empty if it may."""
+        if why := self._running.why_stopped(register.action):
+            return why  # its job is being cancelled
+        self._running.registered(register.run_id, register.action)
+        if register.operator_id in self._broken:
+            return self._broken[register.operator_id]
+        why, job_ids = self._inherited.why_not_resumable(register.run_id)
+        if why and self._running.mark_failed(register.run_id, register.operator_id):
+            self._commands.ask(CancelJobs(job_ids, why))
+        return why
 
     def _abandon_registration(self, context: ActorContext[BridgeMessage], connection_id: int, now: float) -> None:
         abandoned = self._registering.pop(connection_id, None)
@@ -282,7 +278,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         "stale input ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
                     )
                 case KillTask() | CancelJobs() | QueryStatus():
-                    self._commands.ask(context, effect)
+                    self._commands.ask(effect)
                 case _:
                     raise TypeError(f"unknown effect of the ledger: {effect!r}")
 

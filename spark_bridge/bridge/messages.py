@@ -13,8 +13,8 @@ from actors.coordination.engine.messages import TrackerMessage
 from protocol.attempts import AttemptView, KnownAttempts, LedgerInput, RunView
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
+from spark_bridge.bridge.runs import InheritedRuns
 from spark_bridge.bridge.spark_commands import CommandMessage
-from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.common.errors import OperatorBroken
 
 __all__ = [

@@ -69,35 +69,26 @@ CommandMessage = KillCommand | CancelCommand | WatchCommand | CommandFailed
 class SparkCommands:
     """Sends the bridge's commands to Spark. The calls end with the actor whose ``context`` is given. Loop only.
 
-    A lost host can cause a line for each of its tasks, so lines that repeat are counted.
+    A lost host can cause a line for each of its tasks, so ``log`` counts lines that repeat.
     """
 
-    def __init__(self, relay: Callable[[], Relay]) -> None:
+    def __init__(self, relay: Callable[[], Relay], context: ActorContext[Any], log: LimitedLog) -> None:
         self._relay = relay
-        self._log: LimitedLog | None = None
+        self._context = context
+        self._log = log
 
-    def close(self) -> None:
-        """Write the counts of lines that were not written."""
-        if self._log is not None:
-            self._log.close()
-
-    def _lines(self, context: ActorContext[Any]) -> LimitedLog:
-        if self._log is None:
-            self._log = LimitedLog(context.log, context.clock)
-        return self._log
-
-    def ask(self, context: ActorContext[Any], effect: KillTask | CancelJobs | QueryStatus) -> None:
+    def ask(self, effect: KillTask | CancelJobs | QueryStatus) -> None:
         """Send a command to Spark. The answer to a query reaches the actor as a fact."""
         match effect:
             case KillTask():
-                _log_kill(self._lines(context), effect)
-                self._send(context, KillCommand(effect.task_attempt_id, effect.reason, effect.place))
+                _log_kill(self._log, effect)
+                self._send(KillCommand(effect.task_attempt_id, effect.reason, effect.place))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
-                    self._lines(context).info("job cancellation requested", job_id=job_id, reason=reason)
-                    self._send(context, CancelCommand(job_id, reason))
+                    self._log.info("job cancellation requested", job_id=job_id, reason=reason)
+                    self._send(CancelCommand(job_id, reason))
             case QueryStatus(task_attempt_ids, job_ids):
-                context.run(
+                self._context.run(
                     self._relay().query_status,
                     task_attempt_ids,
                     job_ids,
@@ -105,42 +96,41 @@ class SparkCommands:
                     on_error=lambda error: CommandFailed(effect, error),
                 )
 
-    def watch(self, context: ActorContext[Any], stage_id: int, task_attempt_id: int) -> None:
+    def watch(self, stage_id: int, task_attempt_id: int) -> None:
         """Have the relay deliver the facts of a stage that runs an operator, and of a task that says it is in it."""
-        self._send(context, WatchCommand(stage_id, task_attempt_id))
+        self._send(WatchCommand(stage_id, task_attempt_id))
 
-    def handle(self, context: ActorContext[Any], message: CommandMessage) -> None:
+    def handle(self, message: CommandMessage) -> None:
         """Handle what ``ask`` has sent to the actor: a command that has failed, or one that is due again."""
         if isinstance(message, CommandFailed):
-            self._repeat_later(context, message)
+            self._repeat_later(message)
         else:
-            self._send(context, message)
+            self._send(message)
 
-    def _send(self, context: ActorContext[Any], command: KillCommand | CancelCommand | WatchCommand) -> None:
-
+    def _send(self, command: KillCommand | CancelCommand | WatchCommand) -> None:
         def failed(error: Exception) -> CommandFailed:
             return CommandFailed(command, error)
 
         relay = self._relay()
         match command:
             case KillCommand(task_attempt_id, reason, place):
-                context.run(relay.kill_task, task_attempt_id, reason, place, on_error=failed)
+                self._context.run(relay.kill_task, task_attempt_id, reason, place, on_error=failed)
             case CancelCommand(job_id, reason):
-                context.run(relay.cancel_job, job_id, reason, on_error=failed)
+                self._context.run(relay.cancel_job, job_id, reason, on_error=failed)
             case WatchCommand(stage_id, task_attempt_id):
-                context.run(relay.watch, stage_id, task_attempt_id, on_error=failed)
+                self._context.run(relay.watch, stage_id, task_attempt_id, on_error=failed)
 
-    def _repeat_later(self, context: ActorContext[Any], message: CommandFailed) -> None:
+    def _repeat_later(self, message: CommandFailed) -> None:
         command, error = message.command, message.error
         if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
-            self._lines(context).warning("Spark command failed", command=str(command), error=repr(error))
+            self._log.warning("Spark command failed", command=str(command), error=repr(error))
             return
         delay_s = min(FIRST_REPEAT_S * 2**command.failures, REPEAT_MAX_S)
-        self._lines(context).warning(
+        self._log.warning(
             "Spark command failed, retry scheduled", command=str(command), delay_s=delay_s, error=repr(error)
         )
         again = replace(command, failures=min(command.failures + 1, 32))
-        context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
+        self._context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
 
 
 def _log_kill(log: LimitedLog, kill: KillTask) -> None:

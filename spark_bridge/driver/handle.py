@@ -13,7 +13,6 @@ from actors.logs import get_logger
 from protocol.arguments import checked
 from protocol.describing import show
 from spark_bridge.common.endpoint import TaskEndpoint
-from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
@@ -21,15 +20,26 @@ from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
-from spark_bridge.subtask.checks import check_operator
 from spark_bridge.subtask.function import FunctionOperator, function_operator
 from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.parts import TaskPart
+from spark_bridge.subtask.parts import TaskPart, check_operator
 from spark_bridge.task_entry import SubtaskTask
 
-__all__ = ["OperatorHandle"]
+__all__ = ["OperatorHandle", "StaysOnDriver"]
 
 log = get_logger("headgate.operators")
+
+
+class StaysOnDriver:
+    """Refuses to be sent to a task, in place of Spark, which would name a SparkContext that the user did not send."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} stays on the driver, so a function for a task cannot use it: give Spark "
+            "`handle.subtask(function)`. The function gets a context: its send_event and request reach the coordinator"
+        )
 
 
 class OperatorHandle(StaysOnDriver):

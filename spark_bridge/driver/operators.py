@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import posixpath
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -70,9 +72,9 @@ from spark_bridge.storage import (
     StorageSession,
     read_file,
 )
-from spark_bridge.subtask.checks import overrides_handle_event
+from spark_bridge.subtask.parts import overrides_handle_event
 
-__all__ = ["Operator", "Operators"]
+__all__ = ["Operator", "Operators", "check_savepoint_directory"]
 
 log = get_logger("headgate.operators")
 
@@ -645,3 +647,25 @@ def _not_settled(timeout_s: float, describe_waits: Callable[[], str]) -> Iterato
             f"a run and its final checkpoint did not end within {timeout_s:g} s (SidecarLimits.settle_timeout_s): "
             f"{waits or 'see the log for what is late'}"
         ) from error
+
+
+def check_savepoint_directory(directory: str | os.PathLike[str], roots: Collection[str | os.PathLike[str]]) -> None:
+    """Raise ``SidecarError`` unless ``directory`` is one of ``roots``, or lies below one.
+
+    Links in local paths are followed first, so a link below a root does not lead out of it. May block.
+    """
+    place = _resolved(directory)
+    if not any(place == root or place.startswith(root.rstrip("/") + "/") for root in map(_resolved, roots)):
+        allowed = ", ".join(sorted(os.fspath(root) for root in roots)) or "none"
+        raise SidecarError(
+            f"this sidecar does not write savepoints into {os.fspath(directory)}: its configuration allows {allowed}. "
+            "Add the directory to StorageDetails.savepoint_roots, or to --savepoint-root of a sidecar process"
+        )
+
+
+def _resolved(place: str | os.PathLike[str]) -> str:
+    text = os.fspath(place)
+    scheme, separator, path = text.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return os.path.realpath(path if separator else text)
+    return f"{scheme}://{posixpath.normpath(path)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
-from spark_bridge.driver.stays import StaysOnDriver
+from spark_bridge.driver.handle import StaysOnDriver
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.permits.driver import Permits
 from spark_bridge.primitives.shared_value.driver import SharedValue

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import anyio
 from pyspark.sql import SparkSession
@@ -50,19 +51,15 @@ from spark_bridge.common.certificates import Encryption, encryption
 from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
-from spark_bridge.driver.awaited import must_be_awaited
-from spark_bridge.driver.blocked_loop import BlockedLoopWatch
 from spark_bridge.driver.calls import WholeCalls
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.data_source import columns_of, register_source
-from spark_bridge.driver.frozen_heap import FrozenHeap
 from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
-from spark_bridge.driver.operators import Operators
+from spark_bridge.driver.operators import Operators, check_savepoint_directory
 from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_with_restarts
-from spark_bridge.driver.savepoint_roots import check_savepoint_directory
-from spark_bridge.driver.spark_driver import SparkDriver
+from spark_bridge.driver.spark_driver import SparkDriver, columns_of, register_source
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.displays import Displays
@@ -79,8 +76,8 @@ from spark_bridge.observability.status_server import LoopCaller, RecentStatus, R
 from spark_bridge.observability.tracing import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, Composed, composed
 from spark_bridge.primitives.primitive import USES, Primitive
+from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
@@ -88,6 +85,7 @@ from spark_bridge.streams.server import Streams
 from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
@@ -97,6 +95,74 @@ CLOSED_WHILE_RUNNING = (
     "the sidecar was closed while this job was running; leave the `with` block, or stop the sidecar, only after the "
     "action has returned"
 )
+
+
+class _Call(Coroutine[Any, Any, Any]):
+    """A coroutine of a method of ``SidecarRuntime``. It logs if it is dropped before anything has run it."""
+
+    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_told")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str, at: str) -> None:
+        self._coroutine = coroutine
+        self._method = method
+        self._at = at
+        self._begun = False  # or closed
+        self._told = False  # the caller was, by an exception
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._begun = True
+        return self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._begun = True
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._begun = True
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith(("_", "cr_", "gi_")):  # asked for by tools, which expect to be refused
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._told = True
+        raise AttributeError(
+            f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
+            f"write `await sidecar.{self._method}(...)` at {self._at}"
+        )
+
+    def __del__(self) -> None:
+        if self._begun or sys.is_finalizing():
+            return
+        self._coroutine.close()  # Python would only name the coroutine, not the line
+        if self._told:
+            return
+        log.warning(
+            "sidecar method never awaited",
+            method=self._method,
+            at=self._at,
+            hint=f"nothing was done: write `await sidecar.{self._method}(...)`",
+        )
+
+
+def must_be_awaited(method: F) -> F:
+    """Decorate an ``async def`` of ``SidecarRuntime``: a forgotten ``await`` is then refused or logged, with its line.
+
+    Without this, the second line of a forgotten ``await`` fails with "'coroutine' object has no attribute 'subtask'",
+    and a call whose result is not used does nothing, silently.
+    The call returns a coroutine as before, which can be awaited, given to a task, or passed to ``asyncio.gather``.
+    """
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> _Call:
+        caller = sys._getframe(1)
+        at = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_name}"
+        return _Call(method(*args, **kwargs), method.__name__, at)
+
+    return cast(F, call)
 
 
 class SidecarRuntime(PartFactories):
@@ -111,7 +177,9 @@ class SidecarRuntime(PartFactories):
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
         self._driver = driver
         self._config = config
-        self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
+        self._router = ConnectionRouter(
+            partial(driver.keys.attempt_token, driver.identity), takes_over=driver.inherited is not None
+        )
         self._operators: Operators
         self._actions: Actions
         self._calls: WholeCalls
@@ -554,9 +622,6 @@ class SidecarRuntime(PartFactories):
                 await self._release(name)
             raise
         return handle
-
-    def _token_of(self, operator_id: str, task_attempt_id: int) -> bytes:
-        return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
     @must_be_awaited
     @checked()

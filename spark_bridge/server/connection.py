@@ -21,21 +21,25 @@ import asyncio
 import secrets
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, cast, get_args
 
 from actors.logs import get_logger
 from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
+from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
+from protocol.wire.codec import decode_message, encode_message
 from protocol.wire.fragments import FragmentDecoder, Outbox
-from protocol.wire.framing import FrameDecoder, WireLimits
+from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from protocol.wire.messages import Message, UpMessage
 from spark_bridge.common.tls import TlsStream
 from spark_bridge.server.incomplete import IncompleteFrames
-from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
 
 log = get_logger("headgate.server")
 
@@ -43,6 +47,14 @@ FRAMES_TOGETHER = 16
 """This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""
 WRITE_PAUSE_BYTES = 256 * 1024
 """So many bytes that a peer has not read pause the writing to it."""
+FLUSHED_TOGETHER = 64
+"""So many connections write in one turn: together they take less than a millisecond."""
+SHARE = 16
+"""The number of messages that one turn of the loop takes from the connections that have many."""
+LIGHT = 4
+"""A read of up to this many messages does not wait for a share."""
+READ_BYTES_MAX = 64 * 1024
+"""The largest read of a connection. It bounds what a backlog holds, and the time to divide it into frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,77 @@ class ConnectionState(Enum):
 
 
 _TALKING = (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
+_UPWARD = frozenset(get_args(UpMessage))
+
+
+class WithBacklog(Protocol):
+    """A connection, as far as it takes its turn."""
+
+    def flush(self) -> None:
+        """Write what waits for the end of the turn. Must not raise."""
+        ...
+
+    def take_share(self) -> bool:
+        """Handle the next share. Returns whether more is left."""
+        ...
+
+
+class Turns:
+    """Divides the turns of the loop among the connections of a server (H65). Loop only.
+
+    What one read delivers may be a thousand messages of a task that floods. Handled in one go, they would delay every
+    other connection by milliseconds. So a read of more than ``LIGHT`` messages is handled in shares of ``SHARE``, and
+    all connections together get one share in a turn of the loop, each in its turn. A connection that still has messages
+    is not read meanwhile, so its peer waits at its own socket. A read of few messages is handled immediately: a peer
+    that sends little waits for at most one share of the others.
+
+    What a turn sends leaves at its end, for all connections together, but at most ``FLUSHED_TOGETHER`` of them in one
+    turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[WithBacklog] = deque()
+        self._unsent: deque[WithBacklog] = deque()
+        self._taken = False  # this turn's share; the next turn begins with ``_next``
+
+    def wait(self, connection: WithBacklog) -> None:
+        """Give the connection its turns until it has no backlog; the first one now if this turn's share is left."""
+        self._waiting.append(connection)
+        if not self._taken:
+            self._taken = True
+            self._loop.call_soon(self._next)
+            self._serve()
+
+    def forget(self, connection: WithBacklog) -> None:
+        """The connection has no backlog any more. Idempotent."""
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+
+    def flush_at_end(self, connection: WithBacklog) -> None:
+        """Have the connection write when this turn has ended, after those that have asked before."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush_some)
+        self._unsent.append(connection)
+
+    def _flush_some(self) -> None:
+        unsent = self._unsent
+        for _ in range(min(FLUSHED_TOGETHER, len(unsent))):
+            unsent.popleft().flush()
+        if unsent:
+            self._loop.call_soon(self._flush_some)
+
+    def _next(self) -> None:
+        if self._waiting:
+            self._loop.call_soon(self._next)
+            self._serve()
+        else:
+            self._taken = False
+
+    def _serve(self) -> None:
+        connection = self._waiting.popleft()
+        if connection.take_share():
+            self._waiting.append(connection)
 
 
 class Connection(asyncio.Protocol):
@@ -653,3 +736,15 @@ def _tune(sock: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def task_dialect(limits: WireLimits = DEFAULT_LIMITS) -> Dialect:
+    """What tasks and the sidecar say to each other: ``UpMessage`` in, ``Downward`` out, within these limits."""
+
+    def decode(body: bytes | Message) -> Message:
+        message = decode_message(body, limits) if type(body) is bytes else cast(Message, body)
+        if type(message) not in _UPWARD:
+            raise RemoteProtocolError(f"unexpected message: tasks do not send {type_name(message)}")
+        return message
+
+    return Dialect(decode, partial(encode_message, limits=limits), fragments=limits)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
-from spark_bridge.subtask.closing import close_quietly
 from spark_bridge.subtask.context import inner_context
+from spark_bridge.subtask.operator import close_quietly
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:

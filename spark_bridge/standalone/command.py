@@ -217,7 +217,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     import anyio
 
     from actors.logs import ROOT, get_logger
-    from spark_bridge.driver.bounded_selector import bounded_loop
+    from spark_bridge.driver.loop import bounded_loop
     from spark_bridge.server.server import ServerStartError
 
     headgate = logging.getLogger(ROOT)

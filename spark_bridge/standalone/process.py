@@ -20,7 +20,7 @@ from protocol.describing import describe, name_of, show, text_of
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 from spark_bridge.common.certificates import encryption
 from spark_bridge.common.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig
@@ -264,7 +264,7 @@ class SidecarProcess:
             case "stop", [str(action_id), str(cause)]:
                 return await runtime._actions.stop(action_id, cause)
             case "end", str(action_id):
-                return runtime._actions.end(action_id)
+                return runtime._actions.jobs.end_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -289,10 +289,10 @@ class SidecarProcess:
         return self._failures(runtime, action_id) if method == "failures" else await runtime._actions.settle(action_id)
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
-        count, cause = runtime._actions.failures(action_id)
+        count, cause = runtime._actions.jobs.failures_of(action_id)
         error = runtime._actions.fenced
         fenced = None if error is None else [isinstance(error, StorageFenced), str(error)]
-        ran = runtime._actions.ran(action_id)
+        ran = runtime._actions.jobs.ran(action_id)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 
     async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
@@ -409,7 +409,7 @@ class SidecarProcess:
     @staticmethod
     def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:
         """Continue an action that began under an earlier sidecar."""
-        if not runtime._actions.knows(action_id):
+        if not runtime._actions.jobs.knows(action_id):
             runtime._actions.begin(action_id, _frozen(operator_ids), found=True)
 
     @staticmethod

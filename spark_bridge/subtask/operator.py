@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -14,7 +15,9 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["SubtaskOperator", "iterated"]
+__all__ = ["SubtaskOperator", "close_quietly", "iterated"]
+
+_log = logging.getLogger(__name__)
 
 
 class SubtaskOperator(Generic[Received, Sent]):
@@ -160,3 +163,15 @@ def iterated(operator: SubtaskOperator, outputs: object) -> Iterator[Any]:
         )
     iterator: Iterator[Any] = iter(outputs)
     return iterator
+
+
+def close_quietly(operator: SubtaskOperator) -> None:
+    """Call a user's ``close``, which fails nothing: what it raises is logged, and everything else is closed too.
+
+    The outputs are complete then, or another error is on its way to Spark, which says more. An exit is treated alike:
+    a process that ended in ``close`` would lose a result that is complete.
+    """
+    try:
+        operator.close()
+    except BaseException:
+        _log.exception("%s.close() raised", type_name(operator))

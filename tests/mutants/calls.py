@@ -10,7 +10,7 @@ CALLS = catalogue(r"""
 later-job-of-a-cancelled-action-runs [found; H160]
   A job that a cancelled action submits afterwards is left alone.
   @ spark_bridge.bridge.actor:BridgeActor._hear
-  - self._commands.ask(context, CancelJobs((job_id,), why))
+  - self._commands.ask(CancelJobs((job_id,), why))
   + pass
 queued-job-of-a-cancelled-action-runs [found; H160]
   Only the jobs whose tasks have registered end with their action.

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from actors import Actor, ActorContext
+from actors.repeated_lines import LimitedLog
 from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, LedgerConfig, QueryStatus
 from protocol.facts import TaskPlace
@@ -47,16 +48,20 @@ class Asker(Actor[Any]):
     """The part of the bridge that commands concern."""
 
     def __init__(self, spark: Spark) -> None:
-        self.commands = SparkCommands(lambda: cast(Relay, spark))
+        self._spark = spark
+
+    async def started(self, context: ActorContext[Any]) -> None:
+        log = LimitedLog(context.log, context.clock)
+        self._commands = SparkCommands(lambda: cast(Relay, self._spark), context, log)
 
     async def receive(self, context: ActorContext[Any], message: Any) -> None:
         match message:
             case KillTask() | CancelJobs() | QueryStatus():
-                self.commands.ask(context, message)
+                self._commands.ask(message)
             case (stage_id, task_attempt_id):
-                self.commands.watch(context, stage_id, task_attempt_id)
+                self._commands.watch(stage_id, task_attempt_id)
             case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
-                self.commands.handle(context, message)
+                self._commands.handle(message)
 
 
 async def asked_of(

@@ -18,7 +18,7 @@ from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatist
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
 from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 
 __all__ = ["AwaitedRelay"]
 

@@ -11,7 +11,7 @@ from protocol.facts import StageLook, StatusReported, TaskPlace
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.bridge.relay.records import shorten
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 
 _KILL_TASK, _CANCEL_JOB, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 7)
 _WATCH, _HOLD_BACK, _GOODBYE = range(7, 10)
