@@ -258,7 +258,7 @@ INTERNALS = {
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _CHAIN,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _CHAIN,
     ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.parts.check_operator"): _CHAIN,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _CHAIN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.operator.operator_factory"): _CHAIN,
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
     ),

@@ -8,8 +8,8 @@ import hashlib
 import hmac
 import os
 import secrets
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from protocol.wire.keys import KEY_BYTES, Key, KeyRing
 from spark_bridge.bridge.relay_jar import LISTENER_CLASS
@@ -59,20 +59,20 @@ class Wanted:
         return self.certificate_sha256.hex() or "-"
 
 
-class Opening(Protocol):
+class Opening(ABC):
     """One way."""
 
     def keys(self, own: KeyRing) -> KeyRing:
         """What the relay's key is derived from; ``own`` are the keys of the application."""
-        ...
+        return own
 
+    @abstractmethod
     def open(self, session: RemoteSession, wanted: Wanted) -> None:
         """Have the server open the relay. Raises ``ConnectRefused``."""
-        ...
 
+    @abstractmethod
     def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
         """Why, most probably, no relay has proved its key to the listener, and what to do."""
-        ...
 
 
 def opening_of(secret_file: str | os.PathLike[str] | None) -> Opening:
@@ -80,15 +80,13 @@ def opening_of(secret_file: str | os.PathLike[str] | None) -> Opening:
     return Artifact() if secret_file is None else Installed(read_secret(secret_file))
 
 
-class Artifact:
-    """Nothing is installed on the server: the relay travels as an artifact, and a Java function opens it."""
+class Artifact(Opening):
+    """Nothing is installed on the server: the relay travels as an artifact, and a Java function opens it.
 
-    def keys(self, own: KeyRing) -> KeyRing:
-        """See ``Opening``: the key is new, and reaches the server under a pad."""
-        return own
+    The key is new, and reaches the server under a pad.
+    """
 
     def open(self, session: RemoteSession, wanted: Wanted) -> None:
-        """See ``Opening``."""
         agreement, identity = KeyAgreement(), wanted.key.identity.hex()
         session.ship_relay()
         with session.relay_function() as function:
@@ -107,14 +105,13 @@ class Artifact:
             raise _unexpected(answer)
 
     def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
-        """See ``Opening``."""
         return (
             f"the server's JVM reached {address[0]}:{address[1]}, but did not authenticate: check that no other "
             "program answers there"
         )
 
 
-class Installed:
+class Installed(Opening):
     """The server's operator has installed the relay, and given ``secret`` to this client: a job's tag asks for it.
 
     ``InstalledRelays.java`` is the other end.
@@ -143,7 +140,6 @@ class Installed:
         session.run_tagged(f"{OPEN_TAG}{text.hex()}.{proof.hex()}")
 
     def why_silent(self, address: tuple[str, int], listener: Listener) -> str:
-        """See ``Opening``."""
         return (
             f"the relay on the Spark Connect server did not connect to {address[0]}:{address[1]}: the server's log has "
             "a line of InstalledRelays if it refused, mostly for a secret that is not in its file. Otherwise it cannot "

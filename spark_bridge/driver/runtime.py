@@ -44,20 +44,17 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns, StopActions
 from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
-from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.certificates import Encryption, encryption
 from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
-from spark_bridge.driver.calls import WholeCalls
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle, PartFactories
 from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
-from spark_bridge.driver.operators import Operators, check_savepoint_directory
-from spark_bridge.driver.parts import PartFactories
+from spark_bridge.driver.operators import Operators, WholeCalls, check_savepoint_directory
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.spark_driver import SparkDriver, columns_of, register_source
 from spark_bridge.observability.collector import Process, StatusCollector
@@ -72,7 +69,7 @@ from spark_bridge.observability.spans import Spans, require_opentelemetry
 from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauges, SparkGaugesActor, close_gauges
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
-from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
+from spark_bridge.observability.status_server import LoopCaller, RecentStatus, StatusServer
 from spark_bridge.observability.tracing import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, Composed, composed
 from spark_bridge.primitives.primitive import USES, Primitive
@@ -230,7 +227,7 @@ class SidecarRuntime(PartFactories):
             self._encryption = await DRIVER.run(encryption, config.tls, self._driver.keys)
             self._server = AuthenticatedServer(
                 self._router,
-                lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
+                partial(self._driver.keys.key, Purpose.TASKS),
                 task_dialect(self._wire_limits),
                 ServerConfig(
                     bind_host=bind_host,
@@ -353,7 +350,9 @@ class SidecarRuntime(PartFactories):
             host,
             port,
             self._encryption.context is not None,
-            lambda: RelayStatus(relay.kind, *_figures(relay.statistics)),
+            lambda: RelayStatus(
+                relay.kind, relay.statistics.records, relay.statistics.dropped, relay.statistics.reconnects
+            ),
             clock.now(),
             self._driver.cores,
         )
@@ -380,9 +379,11 @@ class SidecarRuntime(PartFactories):
         if config.watching.status_port is None:
             return
         call = LoopCaller(self._loop)
-        routes = self._status_routes(RecentStatus(call, self.status))
+        recent = RecentStatus(call, self.status)
+        routes = {"/metrics": metrics_route(recent), **page_routes(recent)}  # called on the server's threads
+        shown = {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
         server = StatusServer(
-            config.watching.status_host, config.watching.status_port, routes, config.watching.status_token
+            config.watching.status_host, config.watching.status_port, shown, config.watching.status_token
         )
         server.start()
         self._status_server = server
@@ -395,11 +396,6 @@ class SidecarRuntime(PartFactories):
         stack.push_async_callback(close)
         host, port = server.address
         log.info("status port opened", host=host, port=port)
-
-    def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
-        """What the status server shows, by path. The routes are called on its threads."""
-        routes = {"/metrics": metrics_route(recent), **page_routes(recent)}
-        return {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
 
     def _show_in_spark(self, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
@@ -857,10 +853,6 @@ class SidecarRuntime(PartFactories):
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
-
-
-def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:
-    return statistics.records, statistics.dropped, statistics.reconnects
 
 
 def complain_of_output(why: str, exception: BaseException | None) -> None:

@@ -36,11 +36,10 @@ from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError,
 from spark_bridge.driver.actions import ActionRuns
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import SPARK, is_remote
-from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle, PartFactories
 from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
 from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
-from spark_bridge.driver.parts import PartFactories
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver, SparkDriver

@@ -16,8 +16,7 @@ from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
-from spark_bridge.subtask.function import operator_factory
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import SubtaskOperator, operator_factory
 from spark_bridge.subtask.parts import COUNTERS, check_operator
 
 __all__ = ["Chain", "Composed", "OperatorPair", "StageOperator", "chain", "composed"]

@@ -91,9 +91,13 @@ class AttachedSidecar(StaysOnDriver):
         context = None if is_remote(spark) else driver_context(spark)
         host, port = parse_address(address)
         secret = read_secret(secret_file)
-        self._end: DriverEnd = (
-            _DriverHere(context) if context is not None else _session_end(spark, secret, relay_installed)
-        )
+        self._end: DriverEnd
+        if context is not None:
+            self._end = _DriverHere(context)
+        else:
+            from spark_bridge.connect.driver import AttachedSession
+
+            self._end = AttachedSession(spark, secret if relay_installed else None)
         self._keys = KeyRing(secret)
         self._address = ControlAddress(host, port, self._keys, certificate_digest(tls, self._keys))
         self._connect_timeout_s = connect_timeout_s
@@ -352,12 +356,6 @@ class _DriverHere:
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         return ActionMarks(self._context).marked(action_id)
-
-
-def _session_end(session: Any, secret: bytes, relay_installed: bool) -> DriverEnd:
-    from spark_bridge.connect.driver import AttachedSession
-
-    return AttachedSession(session, secret if relay_installed else None)
 
 
 class _NotAgain(BaseException):

@@ -44,7 +44,7 @@ savepoint-of-a-cancelled-call-stays [found; H160 H176]
   + self._writes.kept(checkpoint_id)
 call-is-left-halfway [found; H160]
   A cancellation reaches the caller while its call still goes on.
-  @ spark_bridge.driver.calls:WholeCalls.run
+  @ spark_bridge.driver.operators:WholeCalls.run
   - cancelled = error
   + raise
 release-is-cut-short [found; H160]

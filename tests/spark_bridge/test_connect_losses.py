@@ -25,7 +25,7 @@ from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import ConnectRefused, RestartsExhausted, ServerLost, SidecarError
 from spark_bridge.connect import driver, relay, sessions
 from spark_bridge.connect.driver import LOOKS_PER_RENEWAL, AttachedSession
-from spark_bridge.connect.opening import Wanted
+from spark_bridge.connect.opening import Opening, Wanted
 from spark_bridge.connect.relay import PINGS_PER_LEASE, ConnectRelay
 from spark_bridge.connect.remote_session import HERE, RemoteSession
 from spark_bridge.connect.sessions import run_across_sessions
@@ -213,7 +213,7 @@ def test_executors_are_looked_at_one_time_for_each_place_of_the_operators(monkey
 # --- the relay of a session ---------------------------------------------------------------------------------------
 
 
-class Dialling:
+class Dialling(Opening):
     """The way to open a relay: it has a JVM connect, whose commands are answered as long as ``answers``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

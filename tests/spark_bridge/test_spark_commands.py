@@ -13,10 +13,15 @@ from actors.repeated_lines import LimitedLog
 from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, LedgerConfig, QueryStatus
 from protocol.facts import TaskPlace
-from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.messages import UnknownAttemptResumed
+from spark_bridge.bridge.actor import BridgeActor, SparkCommands
+from spark_bridge.bridge.messages import (
+    CancelCommand,
+    CommandFailed,
+    KillCommand,
+    UnknownAttemptResumed,
+    WatchCommand,
+)
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
-from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 
 
 class Spark:
