@@ -139,15 +139,12 @@ class ConnectionHandler(Protocol):
 
     def connected(self, connection: Connection) -> None:
         """The peer has authenticated. Call ``identified()`` before its deadline."""
-        ...
 
     def messages_received(self, connection: Connection, messages: list[Any]) -> None:
         """One or more messages, in the order in which they were sent. Not called after ``close``."""
-        ...
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         """The last call for a connection, exactly once for each that was ``connected``."""
-        ...
 
 
 class ConnectionState(Enum):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
-from spark_bridge.common import option_types, terminal
+from spark_bridge.common import command_line
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
@@ -39,8 +39,8 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "sidecar", help="run the sidecar in this process; drivers attach to it", description=__doc__, epilog=EPILOG
     )
-    add, path, port = parser.add_argument, option_types.path, option_types.port
-    add("factory", type=option_types.text, metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
+    add, path, port = parser.add_argument, command_line.path, command_line.port
+    add("factory", type=command_line.text, metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
     add(
         "--secret-file",
         type=path,
@@ -50,7 +50,7 @@ def add_command(commands: Any) -> None:
     )
     add(
         "--host",
-        type=option_types.host,
+        type=command_line.host,
         default="127.0.0.1",
         help="to listen on, and for tasks to connect to (default: loopback)",
     )
@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
     )
     add(
         "--status-host",
-        type=option_types.host,
+        type=command_line.host,
         metavar="HOST",
         help="where the status is shown (default: loopback); any other address needs a token",
     )
@@ -80,7 +80,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help=f"holds the token that those who look must show (default: the environment variable {STATUS_TOKEN}; none)",
     )
-    add("--config", type=option_types.text, metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
+    add("--config", type=command_line.text, metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
     add(
         "--tls",
         action="store_true",
@@ -96,7 +96,7 @@ def add_command(commands: Any) -> None:
     )
     add(
         "--lost-after",
-        type=option_types.seconds,
+        type=command_line.seconds,
         default=60.0,
         metavar="SECONDS",
         help="give up a driver after this time (default: 60)",
@@ -238,7 +238,7 @@ def tell_port(port: int) -> None:
 
 
 def complain(text: str) -> None:
-    terminal.tell(sys.stderr, f"sidecar: {text}")
+    command_line.tell(sys.stderr, f"sidecar: {text}")
 
 
 def first_of(group: ExceptionGroup[ServerStartError]) -> BaseException:

@@ -41,16 +41,13 @@ class DriverEnd(Protocol):
     @property
     def lease_s(self) -> float | None:
         """After so long without a renewal, the sidecar takes this process for dead; None if Spark ends with it."""
-        ...
 
     @property
     def lost(self) -> ServerLost | None:
         """Why the driver is gone although this process is not; None if it is not gone."""
-        ...
 
     def check(self) -> None:
         """Raise ``SidecarError`` for a driver that cannot be served."""
-        ...
 
     def open(self, place: Mapping[str, Any], key: Key, certificate_sha256: bytes, sidecar: SidecarElsewhere) -> None:
         """Have the driver's JVM connect to the sidecar's relay, and give the executors what a task needs.
@@ -58,16 +55,12 @@ class DriverEnd(Protocol):
         ``place`` has the ``host`` and ``relay_port`` that the sidecar names, and the host ``at`` which this process
         reaches it.
         """
-        ...
 
     def equip(self, endpoints: list[TaskEndpoint]) -> None:
         """Check that tasks can reach the sidecar."""
-        ...
 
     def close(self) -> None:
         """End what ``open`` has begun. Idempotent."""
-        ...
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         """Within the block, the jobs of the calling thread belong to the action."""
-        ...
