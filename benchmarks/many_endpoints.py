@@ -51,8 +51,7 @@ from protocol.wire.messages import (
 )
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import SubtaskChannel
-from spark_bridge.subtask.connection import Connection
-from spark_bridge.subtask.registration import register
+from spark_bridge.subtask.connection import Connection, register
 
 LENGTH = Struct(">I")
 STATE = b"s" * 100

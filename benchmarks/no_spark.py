@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from protocol.facts import EngineFact, StageLook, StatusReported, TaskPlace
-from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
+from protocol.wire.keys import KEY_BYTES, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.spark_driver import SparkDriver
 
 
 class QuietRelay:
@@ -50,14 +47,9 @@ class QuietRelay:
         return StatusReported()
 
 
-class PretendedDriver(QuietRelay):
-    """A ``SparkDriver`` that is its own relay. ``say`` reports a fact."""
+class PretendedDriver(SparkDriver, QuietRelay):
+    """A driver that is its own relay. ``say`` reports a fact."""
 
-    is_here = True
-    identity = NO_IDENTITY
-    spark_context = None
-    session: Any = None
-    inherited: InheritedRuns | None = None
     _on_fact: OnFact
 
     def __init__(self) -> None:
@@ -72,15 +64,6 @@ class PretendedDriver(QuietRelay):
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         return "127.0.0.1", "127.0.0.1"
 
-    async def task_failures_max(self) -> int | None:
-        return None
-
-    async def cores(self) -> int | None:
-        return None
-
-    async def encrypts_files(self) -> bool:
-        return True
-
     def open_relay(
         self,
         on_fact: OnFact,
@@ -91,13 +74,3 @@ class PretendedDriver(QuietRelay):
     ) -> Relay:
         self._on_fact = on_fact
         return self
-
-    async def equip(self) -> None:
-        """Nothing to do: there is no executor."""
-
-    @contextmanager
-    def marked(self, action_id: str) -> Iterator[None]:
-        yield
-
-    async def forbid(self, action_id: str, reason: str) -> None:
-        """Nothing to do: there is no thread of an action."""

@@ -36,8 +36,7 @@ from benchmarks.crowd import MODES, Crowd, running_crowd
 from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
 from benchmarks.many_endpoints import resident_bytes
 from headgate import SidecarConfig, SidecarLimits
-from spark_bridge.driver.bounded_selector import bounded_loop
-from spark_bridge.driver.frozen_heap import SUBTASKS_MIN
+from spark_bridge.driver.loop import SUBTASKS_MIN, bounded_loop
 
 SUBTASKS, EVENTS_PER_S, INTERVAL_S = 2_000, 2_000, 1.0
 TICK_S = 0.25

@@ -10,6 +10,7 @@ for that reason: the driver makes their objects too, and Spark pickles them by t
 from __future__ import annotations
 
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
@@ -29,7 +30,9 @@ __all__ = [
     "ACTION_PROPERTY",
     "ACTION_TAG",
     "BATCH_PROPERTY",
+    "LOOK_SCHEMA",
     "QUERY_ID",
+    "ExecutorLook",
     "NotInsideTask",
     "SubtaskTask",
     "current_task",
@@ -44,6 +47,9 @@ QUERY_ID = "sql.streaming.queryId"
 """The local property in which Spark's stream thread keeps the query's id."""
 BATCH_PROPERTY = "headgate.batch"
 """The Spark local property that names the operator whose ``for_each_batch`` calls the function now."""
+
+LOOK_SCHEMA = "problem string"
+DIAL_TIMEOUT_S = 5.0
 
 _HINT = (
     "pass it to mapPartitions, mapInPandas, mapInArrow or foreachPartition, instead of map, flatMap, filter, foreach, "
@@ -263,3 +269,30 @@ def _tagged_action(tags: str | None) -> str:
         if found:
             return action
     return ""
+
+
+class ExecutorLook:
+    """What one task looks at, on an executor of a Spark Connect server, before a client's first job.
+
+    It is the function of one ``mapInArrow``: it yields why an executor cannot reach ``host`` and ``port``, or "".
+
+    That it runs at all shows more: the executor has the client's version of Python, and Headgate's packages.
+    """
+
+    __name__ = "headgate_look"  # what Spark shows in its plans
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        import spark_bridge.subtask.runner  # noqa: F401 - what a subtask needs
+
+        table = next(iter(batches))
+        yield type(table).from_pydict({"problem": [self._dial()]})
+
+    def _dial(self) -> str:
+        try:
+            socket.create_connection(self._address, DIAL_TIMEOUT_S).close()
+        except OSError as error:
+            return f"{socket.gethostname()}: {error}"
+        return ""

@@ -45,8 +45,8 @@ from protocol.describing import show
 from protocol.errors import EventEncodeError
 from spark_bridge.command import main as command_main
 from spark_bridge.command import parser
-from spark_bridge.common import option_types
-from spark_bridge.subtask.checks import check_operator
+from spark_bridge.common import command_line
+from spark_bridge.subtask.parts import check_operator
 
 MODULES = (
     headgate,
@@ -622,7 +622,7 @@ def options() -> Iterator[tuple[str, str, list[str], list[str]]]:
 
 
 def option_type_name(option: argparse.Action) -> str:
-    return next(name for name in option_types.__all__ if getattr(option_types, name) is option.type)
+    return next(name for name in command_line.__all__ if getattr(command_line, name) is option.type)
 
 
 @pytest.mark.parametrize(("name", "arguments", "wrong"), [pytest.param(*rest, id=id_) for id_, *rest in options()])

@@ -181,7 +181,6 @@ LAYERS = (
     Layer("spark_bridge/primitives/group/torch_group.py", PARTS | {"torch"}),
     Layer("spark_bridge/primitives/group/", PARTS | {"numpy"}),  # `arrays.py`, imported where arrays are; and types
     Layer("spark_bridge/primitives/", PARTS),
-    Layer("spark_bridge/connect/task.py", PARTS),
     # The command that reads an event log runs without Spark and Java; packages for zstd are found by their names.
     Layer(
         "spark_bridge/observability/history.py",
@@ -246,8 +245,8 @@ INTERNALS = {
     ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.checks.check_operator"): _GIVEN,
-    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.function.operator_factory"): _GIVEN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.parts.check_operator"): _GIVEN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.operator.operator_factory"): _GIVEN,
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
     ),

@@ -73,8 +73,7 @@ from protocol.wire.messages import Refused, Register, RestoreMode
 from spark_bridge.primitives.chain import Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.primitive import USES, Primitive
-from spark_bridge.subtask.function import operator_factory
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import SubtaskOperator, operator_factory
 
 T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task)

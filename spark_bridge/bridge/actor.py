@@ -9,6 +9,8 @@ that it concerns, and carries out what the ledger asks of Spark: kill a task, ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from actors import ActorCancelled, ActorContext, ActorRef, DirectActor, Signal, Terminated
 from actors.actor import DeadlineTimer
@@ -46,8 +48,12 @@ from spark_bridge.bridge.messages import (
     AddOperator,
     AwaitRunsOver,
     BridgeMessage,
+    CancelCommand,
+    CommandFailed,
+    CommandMessage,
     FailRuns,
     InheritRuns,
+    KillCommand,
     RegistrationAbandoned,
     RegistrationReceived,
     RemoveOperator,
@@ -55,12 +61,15 @@ from spark_bridge.bridge.messages import (
     UnknownAttemptResumed,
     ViewAttempts,
     ViewRun,
+    WatchCommand,
 )
-from spark_bridge.bridge.relay import Relay, RelayedFact
-from spark_bridge.bridge.runs import JobsOfAction, RunningJobs
-from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
-from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.bridge.relay import Relay, RelayedFact, RelayStopped
+from spark_bridge.bridge.runs import InheritedRuns, JobsOfAction, RunningJobs
 from spark_bridge.common.errors import OperatorBroken
+
+FIRST_REPEAT_S = 0.5
+REPEAT_MAX_S = 10.0
+"""The pause before a command is repeated doubles each time, up to this."""
 
 
 class BridgeActor(DirectActor[BridgeMessage]):
@@ -74,7 +83,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         running: RunningJobs | None = None,
     ) -> None:
         self._ledger = AttemptLedger(config)
-        self._commands = SparkCommands(relay)
+        self._relay = relay
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._watched: dict[ActorRef[TrackerMessage], AddOperator] = {}
         self._broken: dict[str, str] = {}  # by operator: why it has ended, until it is removed
@@ -88,6 +97,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def started(self, context: ActorContext[BridgeMessage]) -> None:
         self._peer_log = LimitedLog(context.log, context.clock)
+        self._commands = SparkCommands(self._relay, context, self._peer_log)
 
     async def signal(self, context: ActorContext[BridgeMessage], signal: Signal) -> None:
         """An operator's actors have ended: with an error that no user code raised, unless they were stopped (H165)."""
@@ -108,7 +118,6 @@ class BridgeActor(DirectActor[BridgeMessage]):
 
     async def stopped(self, context: ActorContext[BridgeMessage], cause: BaseException | None) -> None:
         self._peer_log.close()
-        self._commands.close()
 
     def handle(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
@@ -130,9 +139,9 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 return
             case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
-                self._commands.ask(context, kill)
+                self._commands.ask(kill)
             case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
-                self._commands.handle(context, message)
+                self._commands.handle(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -146,7 +155,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         match fact:
             case JobStarted(job_id=job_id, action=action):
                 if why := self._running.why_stopped(action):
-                    self._commands.ask(context, CancelJobs((job_id,), why))
+                    self._commands.ask(CancelJobs((job_id,), why))
             case FactsDropped(count):
                 self._peer_log.warning("Spark facts dropped", count=count)
 
@@ -173,7 +182,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         failure = GlobalFailureRaised(operator_id, cause)
                         self._carry_out(context, self._ledger.handle(failure, now), None)
             case StopActions(cause, action_ids):
-                self._commands.ask(context, CancelJobs(self._running.stop_actions(action_ids, cause), cause))
+                self._commands.ask(CancelJobs(self._running.stop_actions(action_ids, cause), cause))
             case InheritRuns(runs):
                 self._inherited = runs
                 for job_id, stage_ids in runs.job_stages().items():
@@ -211,26 +220,11 @@ class BridgeActor(DirectActor[BridgeMessage]):
     def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
-        why = self._running.why_stopped(message.message.action)
-        if why:  # its job is being cancelled
+        if why := self._why_refused(message.message):
             task_attempt_id = message.message.task_attempt_id
             self._refuse(
                 context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, why)
             )
-            return
-        self._running.registered(message.message.run_id, message.message.action)
-        if message.message.operator_id in self._broken:
-            why, failed = self._broken[message.message.operator_id], RefusalCode.COORDINATOR_FAILED
-            self._refuse(context, RefuseRegistration(connection_id, message.message.task_attempt_id, failed, why))
-            return
-        cause, job_ids = self._inherited.why_not_resumable(message.message.run_id)
-        if cause:
-            task_attempt_id = message.message.task_attempt_id
-            self._refuse(
-                context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, cause)
-            )
-            if self._running.mark_failed(message.message.run_id, message.message.operator_id):
-                self._commands.ask(context, CancelJobs(job_ids, cause))
             return
         try:
             effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
@@ -240,8 +234,20 @@ class BridgeActor(DirectActor[BridgeMessage]):
             message.connection.close(flush=False)
         else:
             if self._ledger.waits_for_facts_of(message.message):
-                self._commands.watch(context, message.message.run_id, message.message.task_attempt_id)
+                self._commands.watch(message.message.run_id, message.message.task_attempt_id)
             self._carry_out(context, effects, None)
+
+    def _why_refused(self, register: Register) -> str:
+        """Why a task is not to run, whatever the ledger knows of it; empty if it may."""
+        if why := self._running.why_stopped(register.action):
+            return why  # its job is being cancelled
+        self._running.registered(register.run_id, register.action)
+        if register.operator_id in self._broken:
+            return self._broken[register.operator_id]
+        why, job_ids = self._inherited.why_not_resumable(register.run_id)
+        if why and self._running.mark_failed(register.run_id, register.operator_id):
+            self._commands.ask(CancelJobs(job_ids, why))
+        return why
 
     def _abandon_registration(self, context: ActorContext[BridgeMessage], connection_id: int, now: float) -> None:
         abandoned = self._registering.pop(connection_id, None)
@@ -281,7 +287,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         "stale input ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
                     )
                 case KillTask() | CancelJobs() | QueryStatus():
-                    self._commands.ask(context, effect)
+                    self._commands.ask(effect)
                 case _:
                     raise TypeError(f"unknown effect of the ledger: {effect!r}")
 
@@ -335,3 +341,90 @@ class BridgeActor(DirectActor[BridgeMessage]):
         tracker_ref = self._trackers.get(operator_id)
         if tracker_ref is not None:
             tracker_ref.tell_direct(message)
+
+
+class SparkCommands:
+    """Sends the ledger's commands to Spark, and repeats them until Spark has accepted them. Loop only.
+
+    If a kill or a cancellation were lost, an attempt that has been given up would stay alive and block its job, and no
+    fact would ever report it (H19, H25). So a failed command is repeated at growing intervals. A query of Spark's state
+    is not repeated here, because the ledger itself asks again as long as it needs the answer.
+
+    The calls end with the actor whose ``context`` is given. A lost host can cause a line for each of its tasks, so
+    ``log`` counts lines that repeat.
+    """
+
+    def __init__(self, relay: Callable[[], Relay], context: ActorContext[Any], log: LimitedLog) -> None:
+        self._relay = relay
+        self._context = context
+        self._log = log
+
+    def ask(self, effect: KillTask | CancelJobs | QueryStatus) -> None:
+        """Send a command to Spark. The answer to a query reaches the actor as a fact."""
+        match effect:
+            case KillTask():
+                _log_kill(self._log, effect)
+                self._send(KillCommand(effect.task_attempt_id, effect.reason, effect.place))
+            case CancelJobs(job_ids, reason):
+                for job_id in job_ids:
+                    self._log.info("job cancellation requested", job_id=job_id, reason=reason)
+                    self._send(CancelCommand(job_id, reason))
+            case QueryStatus(task_attempt_ids, job_ids):
+                self._context.run(
+                    self._relay().query_status,
+                    task_attempt_ids,
+                    job_ids,
+                    on_result=lambda status: status,
+                    on_error=lambda error: CommandFailed(effect, error),
+                )
+
+    def watch(self, stage_id: int, task_attempt_id: int) -> None:
+        """Have the relay deliver the facts of a stage that runs an operator, and of a task that says it is in it."""
+        self._send(WatchCommand(stage_id, task_attempt_id))
+
+    def handle(self, message: CommandMessage) -> None:
+        """Handle what ``ask`` has sent to the actor: a command that has failed, or one that is due again."""
+        if isinstance(message, CommandFailed):
+            self._repeat_later(message)
+        else:
+            self._send(message)
+
+    def _send(self, command: KillCommand | CancelCommand | WatchCommand) -> None:
+        def failed(error: Exception) -> CommandFailed:
+            return CommandFailed(command, error)
+
+        relay = self._relay()
+        match command:
+            case KillCommand(task_attempt_id, reason, place):
+                self._context.run(relay.kill_task, task_attempt_id, reason, place, on_error=failed)
+            case CancelCommand(job_id, reason):
+                self._context.run(relay.cancel_job, job_id, reason, on_error=failed)
+            case WatchCommand(stage_id, task_attempt_id):
+                self._context.run(relay.watch, stage_id, task_attempt_id, on_error=failed)
+
+    def _repeat_later(self, message: CommandFailed) -> None:
+        command, error = message.command, message.error
+        if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
+            self._log.warning("Spark command failed", command=str(command), error=repr(error))
+            return
+        delay_s = min(FIRST_REPEAT_S * 2**command.failures, REPEAT_MAX_S)
+        self._log.warning(
+            "Spark command failed, retry scheduled", command=str(command), delay_s=delay_s, error=repr(error)
+        )
+        again = replace(command, failures=min(command.failures + 1, 32))
+        self._context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
+
+
+def _log_kill(log: LimitedLog, kill: KillTask) -> None:
+    """Log a kill, as a warning if it counts towards the limit at which the job fails (H69)."""
+    who = {
+        "operator_id": kill.operator_id,
+        "subtask": kill.subtask,
+        "attempt": kill.attempt,
+        "task_attempt_id": kill.task_attempt_id,
+        "reason": kill.reason,
+    }
+    if kill.count:
+        log.warning("task kill requested", **who, kills=kill.count, kills_max=kill.limit)
+    else:
+        log.info("task kill requested", **who)

@@ -9,20 +9,24 @@ from dataclasses import dataclass
 
 from actors import ActorRef, Reply
 from actors.coordination.engine.messages import AttemptConnection, TrackerMessage
-from protocol.attempts import LedgerInput
+from protocol.attempts import LedgerInput, QueryStatus
 from protocol.attempts.views import AttemptView, KnownAttempts, RunView
+from protocol.facts import TaskPlace
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
-from spark_bridge.bridge.spark_commands import CommandMessage
-from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.bridge.runs import InheritedRuns
 from spark_bridge.common.errors import OperatorBroken
 
 __all__ = [
     "AddOperator",
     "AwaitRunsOver",
     "BridgeMessage",
+    "CancelCommand",
+    "CommandFailed",
+    "CommandMessage",
     "FailRuns",
     "InheritRuns",
+    "KillCommand",
     "RegistrationAbandoned",
     "RegistrationReceived",
     "RemoveOperator",
@@ -30,6 +34,7 @@ __all__ = [
     "UnknownAttemptResumed",
     "ViewAttempts",
     "ViewRun",
+    "WatchCommand",
 ]
 
 
@@ -134,6 +139,47 @@ class RegistrationAbandoned:
 
     connection_id: int
 
+
+@dataclass(frozen=True, slots=True)
+class KillCommand:
+    """Kill a task attempt. ``failures`` counts how often Spark has not accepted it yet.
+
+    ``place``: what its registration claims to be; Spark kills it only there.
+    """
+
+    task_attempt_id: int
+    reason: str
+    place: TaskPlace | None = None
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommand:
+    """Cancel a job. ``failures`` counts how often Spark has not accepted it yet."""
+
+    job_id: int
+    reason: str
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchCommand:
+    """Deliver the facts of a stage, and of a task. ``failures`` counts how often the relay has not accepted it yet."""
+
+    stage_id: int
+    task_attempt_id: int
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """Spark has not accepted a command, or not answered a query."""
+
+    command: KillCommand | CancelCommand | WatchCommand | QueryStatus
+    error: Exception
+
+
+CommandMessage = KillCommand | CancelCommand | WatchCommand | CommandFailed
 
 BridgeMessage = (
     AddOperator

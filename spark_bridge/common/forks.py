@@ -27,7 +27,6 @@ class OwnsSockets(Protocol):
 
     def descriptors(self) -> Iterable[int]:
         """The numbers of its sockets and selectors; negative for those that are closed."""
-        ...
 
 
 _owners: WeakSet[OwnsSockets] = WeakSet()

@@ -17,8 +17,7 @@ from actors.threads import DRIVER
 from protocol.facts import ApplicationEnded
 from protocol.wire.keys import IDENTITY_BYTES, KeyRing, Purpose
 from spark_bridge.bridge.relay import ApplicationLost, OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
-from spark_bridge.bridge.relay.jvm_commands import JvmCommands
-from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
+from spark_bridge.bridge.relay.jvm_link import JvmCommands, RelayServer, deliver
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import ConnectRefused

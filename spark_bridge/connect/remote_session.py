@@ -26,9 +26,8 @@ from actors.logs import get_logger
 from protocol.describing import type_name
 from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, jar_bytes
 from spark_bridge.common.errors import ConnectRefused
-from spark_bridge.connect.task import SCHEMA, ExecutorLook
 from spark_bridge.driver.shipping import packages_are_files, write_archive
-from spark_bridge.task_entry import ACTION_TAG
+from spark_bridge.task_entry import ACTION_TAG, LOOK_SCHEMA, ExecutorLook
 
 __all__ = ["BESIDE", "HEARD_WITHIN_S", "HERE", "LOOK_PAUSE_S", "Listener", "RemoteSession"]
 
@@ -224,7 +223,7 @@ class RemoteSession:
 
         Raises ``ConnectRefused`` if it cannot. It does not wait for a cluster that has no free slot.
         """
-        look = self._session.range(0, 1, 1, 1).mapInArrow(ExecutorLook(host, port), SCHEMA)
+        look = self._session.range(0, 1, 1, 1).mapInArrow(ExecutorLook(host, port), LOOK_SCHEMA)
         try:
             rows = self._collect_tagged(f"headgate.look.{secrets.token_hex(6)}", look)
         except Exception as error:

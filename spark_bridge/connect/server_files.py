@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol.wire.keys import KEY_BYTES
 from spark_bridge.bridge.relay_jar import LISTENER_CLASS, jar_bytes
-from spark_bridge.common import option_types
+from spark_bridge.common import command_line
 
 __all__ = ["add_command", "start_options"]
 
@@ -30,13 +30,13 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "folder",
-        type=option_types.path,
+        type=command_line.path,
         metavar="FOLDER",
         help="for the relay's jar and the file of secrets; made if missing",
     )
     parser.add_argument(
         "--new-client",
-        type=option_types.path,
+        type=command_line.path,
         metavar="FILE",
         help="add a new secret to the file of secrets, and write it to FILE, which is for one client "
         "(Addresses.relay_secret_file); the server reads its file when it starts",

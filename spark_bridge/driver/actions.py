@@ -144,7 +144,7 @@ class Actions:
         require_running: Callable[[], None],
         lost: Callable[[], Exception | None],
     ) -> None:
-        self._jobs = jobs
+        self.jobs = jobs
         self._bridge_ref = bridge_ref
         self._operators = operators
         self._forbid = forbid
@@ -163,24 +163,16 @@ class Actions:
     def begin(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
         """See ``RunningJobs.begin_action``."""
         self._require_running()
-        self._jobs.begin_action(action_id, operator_ids, found=found)
-
-    def end(self, action_id: str) -> None:
-        """See ``RunningJobs.end_action``."""
-        self._jobs.end_action(action_id)
-
-    def knows(self, action_id: str) -> bool:
-        """Whether it has begun and not ended."""
-        return self._jobs.knows(action_id)
+        self.jobs.begin_action(action_id, operator_ids, found=found)
 
     def fail(self, action_id: str, cause: str) -> None:
         """Fail the runs of the action, as far as they are known, and cancel all its Spark jobs, now and later."""
-        self._bridge_ref.tell(FailRuns(cause, self._jobs.operators_of(action_id)))
+        self._bridge_ref.tell(FailRuns(cause, self.jobs.operators_of(action_id)))
         self._bridge_ref.tell(StopActions(cause, frozenset([action_id])))
 
     async def stop(self, action_id: str, cause: str) -> None:
         """``fail``, and wait up to ``RUN_FAIL_S`` seconds until its jobs have ended. Its thread starts none."""
-        operator_ids, action_ids = self._jobs.operators_of(action_id), frozenset([action_id])
+        operator_ids, action_ids = self.jobs.operators_of(action_id), frozenset([action_id])
         self.fail(action_id, cause)
         await self._forbid(action_id, cause)
         with suppress(ActorError):  # no answer in time, or the sidecar is being left
@@ -188,21 +180,13 @@ class Actions:
                 lambda reply_to: AwaitRunsOver(reply_to, operator_ids, action_ids), timeout_s=RUN_FAIL_S
             )
 
-    def failures(self, action_id: str) -> tuple[int, BaseException | None]:
-        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
-        return self._jobs.failures_of(action_id)
-
-    def ran(self, action_id: str) -> bool:
-        """Whether a task of an operator has run in the action."""
-        return self._jobs.ran(action_id)
-
     async def settle(self, action_id: str) -> str:
         """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
 
         The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarLimits.settle_timeout_s``.
         """
         self._require_running()
-        return await self._operators.settle(self._settle_timeout_s, self._jobs.operators_of(action_id))
+        return await self._operators.settle(self._settle_timeout_s, self.jobs.operators_of(action_id))
 
     @property
     def fenced(self) -> Exception | None:
@@ -210,7 +194,7 @@ class Actions:
 
         A later application has taken over the storage, the Spark Connect server is lost, or the context has stopped.
         """
-        over = self._jobs.application_ended and SidecarError(
+        over = self.jobs.application_ended and SidecarError(
             "the SparkContext has stopped, so the action is not called again: make a new session and a new sidecar"
         )
         return self._operators.fenced or self._lost() or over or None
@@ -225,11 +209,6 @@ class ActionRuns:
         self._ids = ActionIds(input_id)
         self._action_id = ""
 
-    @property
-    def action_id(self) -> str:
-        """The id of the current call; empty if there is none."""
-        return self._action_id
-
     def begin(self) -> str:
         """The action is about to be called, for the first time or again; returns the id of this call."""
         self.end()
@@ -240,12 +219,12 @@ class ActionRuns:
     def end(self) -> None:
         """Nothing more is asked about it. Idempotent."""
         if self._action_id:
-            self._actions.end(self._action_id)
+            self._actions.jobs.end_action(self._action_id)
             self._action_id = ""
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
-        return self._actions.failures(self._action_id)
+        return self._actions.jobs.failures_of(self._action_id)
 
     @property
     def fenced(self) -> Exception | None:
@@ -253,7 +232,7 @@ class ActionRuns:
 
     @property
     def ran(self) -> bool:
-        return self._actions.ran(self._action_id)
+        return self._actions.jobs.ran(self._action_id)
 
     async def settle(self) -> str:
         return await self._actions.settle(self._action_id)

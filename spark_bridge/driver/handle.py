@@ -1,35 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The handle of a coordinated operator in the driver's code."""
+"""What the driver's code has of an operator: its handle, and the ready-made parts that are given to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from actors.logs import get_logger
-from protocol.arguments import checked
+from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.describing import show
 from spark_bridge.common.endpoint import TaskEndpoint
-from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task
+from spark_bridge.primitives.group.driver import Group
+from spark_bridge.primitives.permits.driver import Permits
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
-from spark_bridge.subtask.checks import check_operator
-from spark_bridge.subtask.function import FunctionOperator, function_operator
-from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.parts import TaskPart
+from spark_bridge.primitives.shared_value.driver import SharedValue
+from spark_bridge.primitives.work_queue.driver import QUEUE_BYTES_MAX, WorkQueue
+from spark_bridge.primitives.work_queue.task import ITEMS, KEY
+from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator, function_operator
+from spark_bridge.subtask.parts import TaskPart, check_operator
 from spark_bridge.task_entry import SubtaskTask
 
-__all__ = ["OperatorHandle"]
+__all__ = ["OperatorHandle", "PartFactories", "StaysOnDriver"]
 
+T = TypeVar("T")
 log = get_logger("headgate.operators")
+
+
+class StaysOnDriver:
+    """Refuses to be sent to a task, in place of Spark, which would name a SparkContext that the user did not send."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} stays on the driver, so a function for a task cannot use it: give Spark "
+            "`handle.subtask(function)`. The function gets a context: its send_event and request reach the coordinator"
+        )
 
 
 class OperatorHandle(StaysOnDriver):
@@ -212,3 +227,42 @@ class OperatorHandle(StaysOnDriver):
         gone.
         """
         return self._statistics()
+
+
+class PartFactories(StaysOnDriver):
+    """What ``Sidecar`` and ``SidecarRuntime`` have in common: the methods that make ready-made parts.
+
+    They need no event loop: a part starts with its operator.
+    """
+
+    __slots__ = ()
+
+    @checked(name=NAME)
+    def shared(self, name: str, value: T) -> SharedValue[T]:
+        """Return a new ``SharedValue``; see there. Give it to operators with ``uses=[value]``."""
+        return SharedValue(name, value)
+
+    @checked(name=NAME, per_s=POSITIVE, burst=AT_LEAST_1, concurrency=AT_LEAST_1)
+    def permits(
+        self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None
+    ) -> Permits:
+        """Return new ``Permits``; see there for the arguments. Give them to operators with ``uses=[permits]``."""
+        return Permits(name, per_s=per_s, burst=burst, concurrency=concurrency)
+
+    @checked(name=NAME, roots=ITEMS, key=KEY, in_hand=AT_LEAST_1, bytes_max=AT_LEAST_1)
+    def work_queue(
+        self,
+        name: str,
+        roots: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = None,
+        in_hand: int = 1,
+        bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> WorkQueue[T]:
+        """Return a new ``WorkQueue``; see there for the arguments. Give it to an operator with ``uses=[queue]``."""
+        return WorkQueue(name, roots, key=key, in_hand=in_hand, bytes_max=bytes_max)
+
+    @checked(name=NAME, size=AT_LEAST_1)
+    def group(self, name: str, size: int | None = None, **settings: Any) -> Group:
+        """Return a new ``Group``; see there for the arguments. Give it to an operator with ``uses=[group]``."""
+        return Group(name, size, **settings)

@@ -1,36 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The event loop of a sidecar with its own thread, which no code that runs on it can end.
+"""The event loop of a sidecar: its own thread, which no code that runs on it can end, and what keeps its turns short.
 
 asyncio lets ``SystemExit`` and ``KeyboardInterrupt`` out of any task or callback end the whole loop, and a
 ``GeneratorExit`` that a future carries closes the task that awaits the future. Headgate contains these where it calls a
 coordinator; the loop contains them in the tasks, callbacks and futures that a coordinator creates itself.
+
+Three parts serve a loop of the user's as well: ``BoundedSelector`` limits what one turn reads, ``BlockedLoopWatch``
+reports the line that blocks the loop, and ``FrozenHeap`` keeps the garbage collector from stopping it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
+import os
+import selectors
+import sys
+import sysconfig
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 import anyio
+import structlog
 
+import actors
+import protocol
+import spark_bridge
+from actors.coordination import OperatorStatistics
 from actors.exits import as_exception
 from actors.logs import get_logger
+from actors.waiting_at import running_at
 from protocol.describing import describe
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.common.forks import let_go_in_forks
-from spark_bridge.driver.bounded_selector import BoundedSelector
 from spark_bridge.driver.interrupts import holding_interrupts
+from spark_bridge.observability.meters import LoopLag
 
-__all__ = ["LoopCalls", "SidecarLoop", "call_on_loop", "enter_on_loop"]
+__all__ = [
+    "READY_MAX",
+    "BlockedLoopWatch",
+    "BoundedSelector",
+    "FrozenHeap",
+    "LoopCalls",
+    "SidecarLoop",
+    "bounded_loop",
+    "call_on_loop",
+    "enter_on_loop",
+]
 
 T = TypeVar("T")
 log = get_logger("headgate.loop")
+heap_log = get_logger("headgate.heap")
+
+READY_MAX = 32
+"""The number of ready files that one turn of the loop gets: together they take about a millisecond."""
+
+Ready = tuple[selectors.SelectorKey, int]
+
+
+class BoundedSelector(selectors.DefaultSelector):
+    """Like the system's best selector, but ``select`` returns at most ``READY_MAX`` files, each in its turn.
+
+    Thousands of tasks may answer at one moment, such as at the end of a checkpoint. An asyncio loop reads all
+    connections that are ready in the same turn: 700 take longer than 10 ms, in which nothing else runs. With this
+    selector, it reads ``READY_MAX`` in one turn, and the others in the next turns, before it looks for news again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[Ready] = deque()
+
+    def select(self, timeout: float | None = None) -> list[Ready]:
+        """The next files that are ready. Does not wait, and may return none, while files of an earlier look wait."""
+        if not self._waiting:
+            ready = super().select(timeout)
+            if len(ready) <= READY_MAX:
+                return ready
+            self._waiting.extend(ready)
+        share = [self._waiting.popleft() for _ in range(min(READY_MAX, len(self._waiting)))]
+        # A key is replaced when the loop registers something else for its file, or another file with its number. If
+        # that one is ready, the next look finds it.
+        registered = self.get_map()
+        return [one for one in share if registered.get(one[0].fd) is one[0]]
+
+
+def bounded_loop() -> asyncio.AbstractEventLoop:
+    """A new loop of asyncio's with such a selector."""
+    return asyncio.SelectorEventLoop(BoundedSelector())
 
 
 class SidecarLoop(asyncio.SelectorEventLoop):
@@ -261,3 +325,183 @@ def _result_of(outcome: concurrent.futures.Future[T]) -> T:
 
 def _not_running() -> SidecarNotRunning:
     return SidecarNotRunning("the sidecar was closed before this call had ended")
+
+
+LOOK_S: Final = 0.25
+LOOKS: Final = 4
+"""A report is due when the loop has not turned between so many looks in a row.
+
+Looks are counted, and not seconds, because a process that was stopped as a whole has missed its looks too.
+"""
+DEPTH_MAX: Final = 200
+SHOWN_MAX: Final = 30
+LOOP: Final = frozenset({"_run", "_run_once", "run_forever", "run_until_complete", "run"})
+"""Functions of asyncio that call what is on the loop. Those of uvloop cannot be seen, but the one that runs it can."""
+HINT_CALLERS_LOOP: Final = (
+    "call a Spark action with `await sidecar.run(action)`, and other blocking work with `await asyncio.to_thread(...)`"
+)
+HINT_OWN_LOOP: Final = "a coordinator must not block: give such work to call_async"
+
+
+def _folder(module: Any) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(str(module.__file__))), "")
+
+
+_OURS = ("<frozen ", *(_folder(module) for module in (actors, protocol, spark_bridge, anyio, structlog)))
+_INSTALLED = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+
+
+def _is_others(filename: str) -> bool:
+    """Whether the code is the user's, or of a library that Headgate does not use on a loop, such as pyspark."""
+    if filename.startswith(_OURS):
+        return False
+    return filename.startswith(_INSTALLED) or not filename.startswith(_STANDARD)  # what is installed may be in it
+
+
+class BlockedLoopWatch:
+    """Says which line blocks a loop, while it does, until ``close``. Make it on the loop that ``lag`` measures.
+
+    A loop that is blocked serves no task. If it is blocked by a Spark action whose tasks need their coordinator, both
+    wait for each other, and nothing on the loop can say so. Therefore another thread looks. It says nothing while the
+    loop works for Headgate alone, as it may for long on a machine that is too busy.
+    """
+
+    def __init__(self, lag: LoopLag) -> None:
+        self._lag = lag
+        self._loop_thread_id = threading.get_ident()
+        own_loop = isinstance(asyncio.get_running_loop(), SidecarLoop)
+        self._hint = HINT_OWN_LOOP if own_loop else HINT_CALLERS_LOOP
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="headgate-loop-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, which takes a moment. Idempotent."""
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        turns, looks, due = self._lag.turns, 0, LOOKS
+        reported = False
+        while not self._closed.wait(LOOK_S):
+            if self._lag.turns != turns:
+                if reported:
+                    log.info("event loop unblocked", blocked_s=looks * LOOK_S)
+                turns, looks, due, reported = self._lag.turns, 0, LOOKS, False
+                continue
+            looks += 1
+            if looks >= due:
+                due *= 2
+                reported |= self._report(looks * LOOK_S)
+
+    def _report(self, blocked_s: float) -> bool:
+        frames = _frames_on_loop(sys._current_frames().get(self._loop_thread_id))
+        if not any(_is_others(frame.f_code.co_filename) for frame in frames):
+            return False
+        shown = frames[:SHOWN_MAX]
+        stack = (f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}" for frame in shown)
+        log.warning(
+            "event loop blocked",
+            blocked_s=blocked_s,
+            at=running_at(frames[0]),
+            hint=self._hint,
+            stack=" < ".join(stack),
+        )
+        return True
+
+
+def _frames_on_loop(frame: FrameType | None) -> list[FrameType]:
+    """Where the loop's thread is, innermost first, up to the loop itself."""
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < DEPTH_MAX:
+        code = frame.f_code
+        if code.co_filename.startswith(asyncio.__path__[0]) and code.co_name in LOOP:
+            break
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+SUBTASKS_MIN = 100
+"""With fewer, a run of the collector takes no longer than other turns of the loop."""
+GROWTH = 4
+"""It is frozen again when a quarter as many attempts have become ready since: each time may freeze some garbage. A full
+run is made when the process holds a quarter more blocks of memory."""
+MIDDLE_RUN_AFTER = 2
+"""As a threshold: more than so many runs of the youngest generation. Python's own is 10."""
+NEVER = 2**31 - 1
+"""As a threshold: after so many runs of the younger generations."""
+
+
+class FrozenHeap:
+    """Keeps Python's garbage collector from visiting what thousands of subtasks keep alive.
+
+    A full run of the collector visits every object that may be in a cycle, and stops the event loop meanwhile: for
+    0.2 s with 2,000 subtasks. These objects live as long as their attempts. So once the subtasks of a run are ready,
+    everything is moved out of the collector's sight (``gc.freeze``), and back when no run is left.
+
+    Frozen objects are freed as usual when nothing refers to them. Only those that are garbage in a cycle have to wait
+    for the end of the runs.
+
+    Python begins a full run when a quarter of all objects are new. It does not count the frozen ones, so it would visit
+    the states of the latest checkpoints again and again. Instead, a full run is made when the process holds a quarter
+    more than after the last one. A run of the middle generation visits what a few runs of the youngest one have left.
+    While a checkpoint of thousands of subtasks is taken, almost everything is left, so the middle one is run earlier.
+    Garbage in a cycle that outlives it waits for a full run.
+
+    ``look`` is to be called about once a second. Loop only.
+    """
+
+    def __init__(self, running: RunningJobs, statistics: Callable[[], Iterable[OperatorStatistics]]) -> None:
+        self._running = running
+        self._statistics = statistics
+        self._ready = 0
+        self._frozen_at_ready = 0
+        self._frozen = False
+        self._own_thresholds: tuple[int, int] | None = None  # the program's, if this sidecar has replaced them
+        self._blocks_min = 0
+
+    def look(self) -> None:
+        """Freeze once no attempt has become ready since the last look, and undo it when no run is left.
+
+        Meanwhile, make a full run if the process has grown.
+        """
+        ready = sum(one.ready for one in self._statistics())
+        settled, self._ready = ready == self._ready, ready
+        if not self._running.operator_ids:
+            self.close()
+            self._frozen_at_ready = ready
+        elif settled and ready - self._frozen_at_ready >= max(SUBTASKS_MIN, self._frozen_at_ready // GROWTH):
+            self._freeze()
+            self._frozen_at_ready = ready
+            heap_log.info("heap frozen", attempts=ready)
+        elif self._frozen:
+            self._collect_if_grown()
+
+    def _freeze(self) -> None:
+        gc.freeze()
+        self._blocks_min = sys.getallocatedblocks()
+        self._frozen = True
+        young, middle, full = gc.get_threshold()
+        if full != NEVER:  # otherwise they are replaced already, by this sidecar or by another one of this process
+            self._own_thresholds = middle, full
+            gc.set_threshold(young, min(middle, MIDDLE_RUN_AFTER), NEVER)
+
+    def _collect_if_grown(self) -> None:
+        blocks = sys.getallocatedblocks()
+        if blocks - self._blocks_min >= self._blocks_min // GROWTH and gc.isenabled():
+            gc.collect()
+            self._blocks_min = sys.getallocatedblocks()
+        else:
+            self._blocks_min = min(self._blocks_min, blocks)
+
+    def close(self) -> None:
+        """Let the collector see everything again. May be called more than once."""
+        if self._frozen:
+            self._frozen = False
+            gc.unfreeze()
+            if self._own_thresholds is not None:
+                gc.set_threshold(gc.get_threshold()[0], *self._own_thresholds)
+                self._own_thresholds = None
+            heap_log.info("heap unfrozen")

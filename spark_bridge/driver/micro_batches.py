@@ -31,22 +31,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 import anyio
 
 from actors import AskTimeout
 from actors.coordination import CheckpointFailed
-from actors.coordination.engine.inputs import BatchInput, InputPosition
+from actors.coordination.engine.inputs import BatchInput, InputPosition, NoInput
 from actors.coordination.engine.messages import AnnounceBatch, AskLabelledWork, BatchDone, LabelledWork, WithdrawBatch
 from actors.logs import get_logger
 from protocol.wire.messages import RestoreMode
 from spark_bridge.common.errors import BatchFailed, BatchRefused, SidecarError
-from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.task_entry import BATCH_PROPERTY, QUERY_ID
 
-__all__ = ["ForEachBatch", "MicroBatch", "MicroBatches"]
+__all__ = ["BatchDecision", "ForEachBatch", "MicroBatch", "MicroBatches", "decide", "why_refused"]
 
 T = TypeVar("T")
 BatchFunction = Callable[[Any, int], object]
@@ -231,3 +231,93 @@ class ForEachBatch:
                 context.setLocalProperty(BATCH_PROPERTY, before)
         self._call(lambda batches: batches.finish(operator, batch))
         self._adopt = False  # only now: until a batch is committed, its checkpoint may be asked for again
+
+
+# --- pure: what to do about a batch --------------------------------------------------------------------------------
+
+
+class BatchDecision(Enum):
+    """What happens to the batch that Spark asks for. The last four decisions refuse it.
+
+    The label of a checkpoint says which batch of which query it belongs to. ``done`` means that the checkpoint contains
+    the whole batch, including its output. Otherwise it was taken during the batch.
+    """
+
+    RUN = "run it"
+    SKIP = "its output is committed already"
+    AHEAD = "later output is committed already"
+    GAP = "earlier batches are missing"
+    OTHER_QUERY = "the checkpoint is of another query"
+    UNKNOWN = "the checkpoint is of no query"
+
+
+def decide(found: InputPosition | None, query_id: str, batch_id: int) -> BatchDecision:
+    """Decide about a batch. ``found`` is the position of the last completed checkpoint, or None.
+
+    Runs outside of a query are between its batches: whether a batch may follow such a run is decided when the batch's
+    own run begins. If there was no batch before them, only the first batch of a query may.
+
+    Spark repeats a batch with the same data until it has recorded the end of the batch, and only then runs the next.
+    """
+    last = None if found is None else found.batch
+    if last is None or not isinstance(batch := last.input, BatchInput):
+        return BatchDecision.RUN if batch_id == 0 else BatchDecision.UNKNOWN
+    if batch.query_id != query_id:
+        return BatchDecision.OTHER_QUERY
+    if batch.batch_id == batch_id:
+        return BatchDecision.SKIP if last.done else BatchDecision.RUN
+    if batch.batch_id > batch_id:
+        return BatchDecision.AHEAD
+    return BatchDecision.RUN if last.done and batch.batch_id == batch_id - 1 else BatchDecision.GAP
+
+
+_ADOPT = "to continue from the existing state without the missing batches, use for_each_batch(..., adopt=True)"
+
+
+def why_refused(
+    decision: BatchDecision, found: InputPosition | None, query_id: str, batch_id: int, matching_file: str | None
+) -> str:
+    """The reason for a decision that refuses, and what the user can do.
+
+    ``matching_file`` holds the checkpoint after the previous batch, if it is still stored.
+    """
+    asked = f"Spark asks for batch {batch_id} of query {query_id}, but"
+    last = None if found is None else found.batch
+    if found is not None and last is None and found.input != NoInput():
+        return (
+            f"{asked} the last checkpoint belongs to a run outside of the query, so it is not known which batches are"
+            " committed: an operator belongs to one query or to such runs. Use another operator for them, and restore"
+            " this one from a checkpoint of the query with coordinate(restore=CheckpointFile(...)), which"
+            f" `python -m headgate checkpoints` lists; or, {_ADOPT}"
+        )
+    if last is None or not isinstance(batch := last.input, BatchInput):
+        return (
+            f"{asked} there is no checkpoint of any query: the operator is new in this query, or its storage is not"
+            f" the one of earlier runs. Use that storage; {_ADOPT}"
+        )
+    where = f"{'after' if last.done else 'during'} batch {batch.batch_id}"
+    match decision:
+        case BatchDecision.OTHER_QUERY:
+            return (
+                f"{asked} the last checkpoint is of query {batch.query_id}, {where}: the query has lost its"
+                " checkpointLocation, or two queries use one operator. Restore the query's directory, use another"
+                f" operator id, or start without a checkpoint with restore='none'; {_ADOPT}"
+            )
+        case BatchDecision.AHEAD:
+            if batch_id == 0:
+                back = "coordinate with restore='none'"
+            elif matching_file is None:
+                back = f"there is no way back, because no checkpoint after batch {batch_id - 1} is stored any more"
+            else:
+                file = f"restore=CheckpointFile({matching_file!r})"
+                back = f"coordinate with {file}, the checkpoint after batch {batch_id - 1}"
+            return (
+                f"{asked} the last checkpoint is {where}: Spark's checkpointLocation is older than the operator's"
+                f" checkpoints, and the output after batch {batch_id - 1} is already committed. Restore the query's"
+                f" newer directory; if all of that output has been withdrawn as well, {back}"
+            )
+        case _:
+            return (
+                f"{asked} the last checkpoint is {where}: the operator's storage is older than Spark's"
+                f" checkpointLocation. Use the newer storage; {_ADOPT}"
+            )

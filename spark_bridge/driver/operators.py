@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The operators that a sidecar coordinates: their actors, their checkpoints and their failures."""
+"""The operators that a sidecar coordinates: their actors, checkpoints and failures, and the calls that change them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import os
+import posixpath
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -56,7 +58,13 @@ from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.bridge.router import ConnectionRouter
-from spark_bridge.common.errors import CoordinatorStartError, NotSettled, OperatorBroken, SidecarError
+from spark_bridge.common.errors import (
+    CoordinatorStartError,
+    NotSettled,
+    OperatorBroken,
+    SidecarError,
+    SidecarNotRunning,
+)
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.observability.collector import ObservedOperator
@@ -71,10 +79,11 @@ from spark_bridge.storage import (
     StorageSession,
     read_file,
 )
-from spark_bridge.subtask.checks import overrides_handle_event
+from spark_bridge.subtask.parts import overrides_handle_event
 
-__all__ = ["Operator", "Operators"]
+__all__ = ["Operator", "Operators", "WholeCalls", "check_savepoint_directory"]
 
+T = TypeVar("T")
 log = get_logger("headgate.operators")
 
 BROKEN_ALONE = Supervision(on_failure=Directive.STOP)
@@ -82,6 +91,75 @@ BROKEN_ALONE = Supervision(on_failure=Directive.STOP)
 BROKEN_KNOWN_S = 5.0
 _ENDED = (ActorStopped, HandlerFailed)
 """What a question gets if the actors end: the second one, if it is the question that has broken them."""
+
+
+class WholeCalls:
+    """The calls of a sidecar that change which operators there are. Loop only. They end with ``system``.
+
+    Such a call takes several steps, and a cancellation cannot leave it halfway (H160). Each runs in a separate task, so
+    that a cancellation of the caller, even by ``asyncio``, reaches it only as a request: it undoes what it has done, or
+    goes on to its end. The caller waits for that, and then raises the cancellation. Calls for one name follow each
+    other.
+    """
+
+    def __init__(self, system: ActorSystem, require_running: Callable[[], None]) -> None:
+        """``require_running`` raises ``SidecarNotRunning`` if no call may begin any more."""
+        self._system = system
+        self._require_running = require_running
+        self._turns: dict[str, anyio.Lock] = {}
+
+    async def run(self, name: str, call: Callable[[], Awaitable[T]], *, certain: bool = False) -> T:
+        """Return the result of ``call``, which is the only one for ``name`` until it has ended.
+
+        If the caller is cancelled, so is ``call``, by a cancel scope, unless it is ``certain``: what it shields
+        continues. The cancellation is raised when ``call`` has ended. Raises ``SidecarNotRunning`` if the sidecar ends
+        first.
+        """
+        self._require_running()
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        scope = anyio.CancelScope()
+        self._system.start_task(self._carry_out, name, call, outcome, scope, name=f"call for {name}")
+        cancelled: asyncio.CancelledError | None = None
+        while not outcome.done():
+            try:
+                with anyio.CancelScope(shield=cancelled is not None):
+                    await asyncio.wait([outcome])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if not certain:
+                    scope.cancel()
+        if cancelled is not None:
+            raise cancelled from None if outcome.cancelled() else outcome.exception()
+        if outcome.cancelled():
+            raise SidecarNotRunning(
+                f"the sidecar was closed before the call for operator {name!r} had ended: leave the `with` block, or "
+                "stop the sidecar, only after the call has returned"
+            )
+        return outcome.result()
+
+    async def _carry_out(
+        self, name: str, call: Callable[[], Awaitable[T]], outcome: asyncio.Future[T], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                async with self._turn(name):
+                    self._require_running()
+                    outcome.set_result(await call())
+        except Exception as error:
+            outcome.set_exception(error)
+        finally:
+            if not outcome.done():  # it was cancelled
+                outcome.cancel()
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(name, anyio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked() and not turn.statistics().tasks_waiting:
+                self._turns.pop(name, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -646,3 +724,25 @@ def _not_settled(timeout_s: float, describe_waits: Callable[[], str]) -> Iterato
             f"a run and its final checkpoint did not end within {timeout_s:g} s (SidecarLimits.settle_timeout_s): "
             f"{waits or 'see the log for what is late'}"
         ) from error
+
+
+def check_savepoint_directory(directory: str | os.PathLike[str], roots: Collection[str | os.PathLike[str]]) -> None:
+    """Raise ``SidecarError`` unless ``directory`` is one of ``roots``, or lies below one.
+
+    Links in local paths are followed first, so a link below a root does not lead out of it. May block.
+    """
+    place = _resolved(directory)
+    if not any(place == root or place.startswith(root.rstrip("/") + "/") for root in map(_resolved, roots)):
+        allowed = ", ".join(sorted(os.fspath(root) for root in roots)) or "none"
+        raise SidecarError(
+            f"this sidecar does not write savepoints into {os.fspath(directory)}: its configuration allows {allowed}. "
+            "Add the directory to StorageDetails.savepoint_roots, or to --savepoint-root of a sidecar process"
+        )
+
+
+def _resolved(place: str | os.PathLike[str]) -> str:
+    text = os.fspath(place)
+    scheme, separator, path = text.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return os.path.realpath(path if separator else text)
+    return f"{scheme}://{posixpath.normpath(path)}"

@@ -38,33 +38,27 @@ class Runs(Protocol):
 
     def begin(self) -> str:
         """The action is about to be called, for the first time or again; returns the id of this call."""
-        ...
 
     def end(self) -> None:
         """Nothing more is asked about the action. Idempotent."""
-        ...
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
         """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
-        ...
 
     @property
     def fenced(self) -> Exception | None:
         """The error if this application may not continue at all, else None."""
-        ...
 
     @property
     def ran(self) -> bool:
         """Whether a task of a coordinated operator has run since the last ``begin``."""
-        ...
 
     async def settle(self) -> str:
         """Return when all runs are over and every final checkpoint has ended.
 
         The result says why some output is not committed; it is empty if all of it is.
         """
-        ...
 
 
 class OnLoop(Protocol):

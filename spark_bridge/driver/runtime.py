@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import anyio
 from pyspark.sql import SparkSession
@@ -43,26 +44,19 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns, StopActions
 from spark_bridge.bridge.relay import ApplicationLost, Relay, RelayError
-from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.certificates import Encryption, encryption
 from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
-from spark_bridge.driver.awaited import must_be_awaited
-from spark_bridge.driver.blocked_loop import BlockedLoopWatch
-from spark_bridge.driver.calls import WholeCalls
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.data_source import columns_of, register_source
-from spark_bridge.driver.frozen_heap import FrozenHeap
-from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle, PartFactories
+from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
-from spark_bridge.driver.operators import Operators
-from spark_bridge.driver.parts import PartFactories
+from spark_bridge.driver.operators import Operators, WholeCalls, check_savepoint_directory
 from spark_bridge.driver.restarts import run_with_restarts
-from spark_bridge.driver.savepoint_roots import check_savepoint_directory
-from spark_bridge.driver.spark_driver import SparkDriver
+from spark_bridge.driver.spark_driver import SparkDriver, columns_of, register_source
 from spark_bridge.driver.stream_port import Streams
 from spark_bridge.observability.collector import Process, StatusCollector
 from spark_bridge.observability.diagnosis import WAITING_S, explain
@@ -76,18 +70,19 @@ from spark_bridge.observability.spans import Spans, require_opentelemetry
 from spark_bridge.observability.spark_metrics import Forget, Publish, SparkGauges, SparkGaugesActor, close_gauges
 from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_tab
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
-from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Route, StatusServer
+from spark_bridge.observability.status_server import LoopCaller, RecentStatus, StatusServer
 from spark_bridge.observability.trace import Tracing, start_tracing
 from spark_bridge.primitives.chain import Chain, Composed, composed
 from spark_bridge.primitives.primitive import USES, Primitive
+from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.sources.source import Source
 from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 log = get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
@@ -97,6 +92,74 @@ CLOSED_WHILE_RUNNING = (
     "the sidecar was closed while this job was running; leave the `with` block, or stop the sidecar, only after the "
     "action has returned"
 )
+
+
+class _Call(Coroutine[Any, Any, Any]):
+    """A coroutine of a method of ``SidecarRuntime``. It logs if it is dropped before anything has run it."""
+
+    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_told")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str, at: str) -> None:
+        self._coroutine = coroutine
+        self._method = method
+        self._at = at
+        self._begun = False  # or closed
+        self._told = False  # the caller was, by an exception
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._begun = True
+        return self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._begun = True
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._begun = True
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith(("_", "cr_", "gi_")):  # asked for by tools, which expect to be refused
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._told = True
+        raise AttributeError(
+            f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
+            f"write `await sidecar.{self._method}(...)` at {self._at}"
+        )
+
+    def __del__(self) -> None:
+        if self._begun or sys.is_finalizing():
+            return
+        self._coroutine.close()  # Python would only name the coroutine, not the line
+        if self._told:
+            return
+        log.warning(
+            "sidecar method never awaited",
+            method=self._method,
+            at=self._at,
+            hint=f"nothing was done: write `await sidecar.{self._method}(...)`",
+        )
+
+
+def must_be_awaited(method: F) -> F:
+    """Decorate an ``async def`` of ``SidecarRuntime``: a forgotten ``await`` is then refused or logged, with its line.
+
+    Without this, the second line of a forgotten ``await`` fails with "'coroutine' object has no attribute 'subtask'",
+    and a call whose result is not used does nothing, silently.
+    The call returns a coroutine as before, which can be awaited, given to a task, or passed to ``asyncio.gather``.
+    """
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> _Call:
+        caller = sys._getframe(1)
+        at = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_name}"
+        return _Call(method(*args, **kwargs), method.__name__, at)
+
+    return cast(F, call)
 
 
 class SidecarRuntime(PartFactories):
@@ -111,7 +174,9 @@ class SidecarRuntime(PartFactories):
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
         self._driver = driver
         self._config = config
-        self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
+        self._router = ConnectionRouter(
+            partial(driver.keys.attempt_token, driver.identity), takes_over=driver.inherited is not None
+        )
         self._operators: Operators
         self._actions: Actions
         self._calls: WholeCalls
@@ -162,7 +227,7 @@ class SidecarRuntime(PartFactories):
             self._encryption = await DRIVER.run(encryption, config.tls, self._driver.keys)
             self._server = AuthenticatedServer(
                 self._router,
-                lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
+                partial(self._driver.keys.key, Purpose.TASKS),
                 task_dialect(self._wire_limits),
                 ServerConfig(
                     bind_host=bind_host,
@@ -285,7 +350,9 @@ class SidecarRuntime(PartFactories):
             host,
             port,
             self._encryption.context is not None,
-            lambda: RelayStatus(relay.kind, *_figures(relay.statistics)),
+            lambda: RelayStatus(
+                relay.kind, relay.statistics.records, relay.statistics.dropped, relay.statistics.reconnects
+            ),
             clock.now(),
             self._driver.cores,
         )
@@ -312,9 +379,11 @@ class SidecarRuntime(PartFactories):
         if config.watching.status_port is None:
             return
         call = LoopCaller(self._loop)
-        routes = self._status_routes(RecentStatus(call, self.status))
+        recent = RecentStatus(call, self.status)
+        routes = {"/metrics": metrics_route(recent), **page_routes(recent)}  # called on the server's threads
+        shown = {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
         server = StatusServer(
-            config.watching.status_host, config.watching.status_port, routes, config.watching.status_token
+            config.watching.status_host, config.watching.status_port, shown, config.watching.status_token
         )
         server.start()
         self._status_server = server
@@ -327,11 +396,6 @@ class SidecarRuntime(PartFactories):
         stack.push_async_callback(close)
         host, port = server.address
         log.info("status port opened", host=host, port=port)
-
-    def _status_routes(self, recent: RecentStatus) -> dict[str, Route]:
-        """What the status server shows, by path. The routes are called on its threads."""
-        routes = {"/metrics": metrics_route(recent), **page_routes(recent)}
-        return {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
 
     def _show_in_spark(self, stack: AsyncExitStack) -> None:
         context = self._driver.spark_context
@@ -554,9 +618,6 @@ class SidecarRuntime(PartFactories):
                 await self._release(name)
             raise
         return handle
-
-    def _token_of(self, operator_id: str, task_attempt_id: int) -> bytes:
-        return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
     @must_be_awaited
     @checked()
@@ -792,10 +853,6 @@ class SidecarRuntime(PartFactories):
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
-
-
-def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:
-    return statistics.records, statistics.dropped, statistics.reconnects
 
 
 def complain_of_output(why: str, exception: BaseException | None) -> None:

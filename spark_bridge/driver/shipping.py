@@ -46,8 +46,6 @@ _COMPILED = (
     "protocol/",
     "spark_bridge/__init__",
     "spark_bridge/common/",
-    "spark_bridge/connect/__init__",
-    "spark_bridge/connect/task",
     "spark_bridge/primitives/",
     "spark_bridge/sinks/",
     "spark_bridge/sources/",

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import os
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from actors.threads import DRIVER
+from protocol.describing import show
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
-from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
+from spark_bridge.bridge.runs import ActiveStage, InheritedRuns
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.actions import ActionMarks
@@ -26,67 +28,69 @@ from spark_bridge.driver.environment import (
     check_worker_python,
     driver_context,
     encrypts_files,
-    is_remote,
     task_failures_max,
     task_slots,
 )
 from spark_bridge.driver.shipping import ship_packages
 
-__all__ = ["LocalDriver", "RemoteDriver", "SparkDriver", "driver_of"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_bridge.driver.handle import OperatorHandle
+    from spark_bridge.sources.source import Source
+    from spark_bridge.streams.task import StreamClient
+    from spark_bridge.task_entry import SubtaskTask
+
+__all__ = ["LocalDriver", "RemoteDriver", "SparkDriver", "columns_of", "register_source"]
 
 
-class SparkDriver(Protocol):
-    """The Spark driver, as a ``SidecarRuntime`` uses it. For the runtime's loop."""
+class SparkDriver(ABC):
+    """The Spark driver, as a ``SidecarRuntime`` uses it. For the runtime's loop.
 
-    @property
-    def keys(self) -> KeyRing:
-        """The keys of the application (H76)."""
-        ...
+    A subclass overrides what its driver can do. A driver that cannot be asked says nothing about itself, is equipped,
+    and marks its actions itself.
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the driver is in this process, and not at the other end of a connection."""
-        ...
+    Attributes:
+        keys: the keys of the application (H76).
+        is_here: whether the driver is in this process, and not at the other end of a connection.
+        identity: tells this driver from the ones before it: task attempt ids begin again with each. Empty if the keys
+            are as new as the driver.
+        spark_context: the context, if it is in this process: it knows the jobs of an action (H65).
+        inherited: the runs of an earlier sidecar; None if there cannot have been one.
+    """
 
-    @property
-    def identity(self) -> bytes:
-        """Tells this driver from the ones before it: task attempt ids begin again with each."""
-        ...
-
-    @property
-    def spark_context(self) -> SparkContext | None:
-        """The context, if it is in this process: it knows the jobs of an action (H65)."""
-        ...
+    keys: KeyRing
+    is_here = True
+    identity = NO_IDENTITY
+    spark_context: SparkContext | None = None
+    inherited: InheritedRuns | None = None
 
     @property
     def session(self) -> SparkSession | None:
         """The session that the user has given, or the active one of the context, if it is in this process."""
-        ...
+        return None
 
-    @property
-    def inherited(self) -> InheritedRuns | None:
-        """The runs of an earlier sidecar; None if there cannot have been one."""
-        ...
-
+    @abstractmethod
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         """The host to listen on, and the one that tasks connect to.
 
         Raises ``SidecarError`` for a driver that cannot be served.
         """
-        ...
 
     async def task_failures_max(self) -> int | None:
         """How often Spark lets a task fail; None if that is not known here."""
-        ...
+        return None
 
     async def cores(self) -> int | None:
         """How many tasks the application can run at the same time; None if that is not known here."""
-        ...
+        return None
 
     async def encrypts_files(self) -> bool:
         """Whether Spark encrypts what it writes to the executors' directories. True if that is not known here."""
-        ...
+        return True
 
+    @abstractmethod
     def open_relay(
         self,
         on_fact: OnFact,
@@ -96,31 +100,21 @@ class SparkDriver(Protocol):
         tasks_at: tuple[str, int],
     ) -> Relay:
         """The relay, not started yet. ``tasks_at`` is the address that tasks connect to."""
-        ...
 
     async def equip(self) -> None:
         """Give the executors what a task needs."""
-        ...
+        return
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         """Within the block, the jobs of the calling thread belong to the action. Any thread; may block."""
-        ...
+        return nullcontext()
 
     async def forbid(self, action_id: str, reason: str) -> None:
-        """Have Spark refuse what the thread of the action submits from now on, as far as that is possible here."""
-        ...
+        """Have Spark refuse what the thread of the action submits from now on, as far as that is possible here.
 
-
-def driver_of(spark: Any) -> SparkDriver:
-    """The driver of a session or context, classic or of Spark Connect.
-
-    Raises ``TypeError`` for something else, and ``RelayStopped`` for a stopped context.
-    """
-    if is_remote(spark):
-        from spark_bridge.connect.driver import ConnectDriver
-
-        return ConnectDriver(spark)
-    return LocalDriver(spark)
+        Otherwise each job is cancelled when it has started.
+        """
+        return
 
 
 _inherited: SparkContext | None = None
@@ -135,7 +129,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_in_a_forked_process)
 
 
-class LocalDriver:
+class LocalDriver(SparkDriver):
     """The driver in this process. ``spark`` is a classic SparkSession or SparkContext.
 
     Raises as ``driver_context`` does, and ``SidecarError`` in a process that was forked from the driver.
@@ -152,9 +146,6 @@ class LocalDriver:
         self._marks = ActionMarks(self.spark_context)
         self._given = spark
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
-        self.is_here = True
-        self.identity = NO_IDENTITY  # the keys are as new as the driver
-        self.inherited: InheritedRuns | None = None
 
     @property
     def session(self) -> SparkSession:
@@ -204,30 +195,20 @@ class LocalDriver:
         await DRIVER.run(self._marks.forbid, action_id, reason)
 
 
-class RemoteDriver:
+class RemoteDriver(SparkDriver):
     """A driver in another process, which has attached to ``relay``, and has checked and equipped itself."""
+
+    is_here = False
 
     def __init__(self, relay: AwaitedRelay, keys: KeyRing, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
         self._relay = relay
-        self.spark_context: SparkContext | None = None
-        self.session: SparkSession | None = None
         self.keys = keys
-        self.is_here = False
         self.identity = relay.driver or NO_IDENTITY
-        self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
+        self.inherited = InheritedRuns(stages, resume=resume)
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         bind_host = config.host or "127.0.0.1"
         return bind_host, config.addresses.advertised_host or bind_host
-
-    async def task_failures_max(self) -> int | None:
-        return None
-
-    async def cores(self) -> int | None:
-        return None
-
-    async def encrypts_files(self) -> bool:
-        return True
 
     def open_relay(
         self,
@@ -240,11 +221,43 @@ class RemoteDriver:
         self._relay.connect(on_fact, on_lost)
         return self._relay
 
-    async def equip(self) -> None:
-        """Done by the driver, before it attached."""
 
-    def marked(self, action_id: str) -> AbstractContextManager[None]:
-        return nullcontext()  # the driver does it
+# --- a source as a format of the session --------------------------------------------------------------------------
 
-    async def forbid(self, action_id: str, reason: str) -> None:
-        """Each job is cancelled when it has started."""
+
+def columns_of(source: Source, schema: Any) -> StructType:
+    """Return the columns of a source as Spark has them. May read the head of a file, and blocks.
+
+    ``schema``: a ``StructType``, a ``pyarrow.Schema`` or Spark's text for one; None for what the source knows itself.
+
+    Raises ``ValueError`` if nobody knows them.
+    """
+    from pyspark.sql.types import StructType
+
+    known = getattr(source, "schema", None) if schema is None else schema
+    if known is None:
+        raise ValueError(f"{show(source)} does not know its columns: pass schema=")
+    if isinstance(known, StructType):
+        return known
+    if isinstance(known, str):
+        parsed = StructType.fromDDL(known)
+        if not isinstance(parsed, StructType):
+            raise ValueError(
+                f"{show(known)} is a type without column names: pass a schema such as 'id long, name string'"
+            )
+        return parsed
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(known)
+
+
+def register_source(
+    session: SparkSession, columns: StructType, task: SubtaskTask, stream: StreamClient, handle: OperatorHandle
+) -> None:
+    """Make ``session.read.format(name)`` read with ``task``; ``name`` is that of the operator. Blocks.
+
+    ``stream`` plans the micro-batches of ``session.readStream.format(name)``.
+    """
+    from spark_bridge.task_source import source_format
+
+    session.dataSource.register(source_format(handle.operator_id, columns, task, stream, handle.parallelism))

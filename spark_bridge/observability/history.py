@@ -22,7 +22,7 @@ from shutil import which
 from typing import IO, Any, NamedTuple
 
 from protocol.describing import as_json, line, plain, show
-from spark_bridge.common import option_types, terminal
+from spark_bridge.common import command_line
 from spark_bridge.common.regular_files import open_regular
 
 _READ, _NO_NOTES, _UNREADABLE = 0, 1, 2
@@ -80,9 +80,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog="Exit status: 0 printed, 1 there are no notes of Headgate in it, 2 it cannot be read.",
     )
     parser.add_argument(
-        "log", type=option_types.path, metavar="EVENTLOG", help="the file, or the directory of a rolling event log"
+        "log", type=command_line.path, metavar="EVENTLOG", help="the file, or the directory of a rolling event log"
     )
-    parser.add_argument("--operator", type=option_types.label, metavar="NAME", help="only this operator's notes")
+    parser.add_argument("--operator", type=command_line.label, metavar="NAME", help="only this operator's notes")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each entry")
     parser.set_defaults(run=run)
 
@@ -91,21 +91,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         timeline = read_timeline(Path(arguments.log))
     except Unreadable as error:
-        terminal.tell(sys.stderr, f"headgate: {error}")
+        command_line.tell(sys.stderr, f"headgate: {error}")
         return _UNREADABLE
     entries = [one for one in timeline.entries if arguments.operator in (None, one.operator)]
     for text in _as_json(entries) if arguments.json else _as_text(timeline.application, entries):
-        terminal.tell(sys.stdout, text)
+        command_line.tell(sys.stdout, text)
     if timeline.problem:
-        terminal.tell(sys.stderr, f"headgate: {timeline.problem}")
+        command_line.tell(sys.stderr, f"headgate: {timeline.problem}")
     if timeline.skipped:
-        terminal.tell(
+        command_line.tell(
             sys.stderr,
             f"headgate: skipped lines that are not as Spark writes them: {timeline.skipped}, the first of which is "
             f"{timeline.first_skipped}",
         )
     if not timeline.notes:
-        terminal.tell(
+        command_line.tell(
             sys.stderr,
             "headgate: there are no notes of Headgate in this event log: the application used no sidecar, or one with "
             'relay="py4j" or in its own process',
@@ -358,9 +358,9 @@ def _as_text(application: dict[str, Any], entries: list[Entry]) -> Iterator[str]
     when = datetime.fromtimestamp(began, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     name = line(f"{application.get('id', '?')} {application.get('name', '')}")
     yield f"{name}, Spark {application.get('spark', '?')}, started {when}"
-    width = max((len(terminal.cell(entry.operator)) for entry in entries), default=0)
+    width = max((len(command_line.cell(entry.operator)) for entry in entries), default=0)
     for entry in entries:
-        yield f"{entry.at - began:+10.3f} s  {terminal.cell(entry.operator):{width}}  {entry.text}".rstrip()
+        yield f"{entry.at - began:+10.3f} s  {command_line.cell(entry.operator):{width}}  {entry.text}".rstrip()
 
 
 def _as_json(entries: list[Entry]) -> Iterator[str]:

@@ -16,10 +16,8 @@ from protocol.arguments import checked
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
-from spark_bridge.subtask.checks import check_operator
-from spark_bridge.subtask.function import operator_factory
-from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.parts import COUNTERS
+from spark_bridge.subtask.operator import SubtaskOperator, operator_factory
+from spark_bridge.subtask.parts import COUNTERS, check_operator
 
 StageOperator = Callable[..., SubtaskOperator | Iterable[Any] | None]
 """The class of an operator, a function that makes one, or a function of the records that reach it."""

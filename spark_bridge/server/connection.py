@@ -21,20 +21,23 @@ import asyncio
 import secrets
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, cast, get_args
 
 from actors.logs import LINES_MAX, LimitedLog, get_logger
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields
+from protocol.describing import type_name
 from protocol.errors import RemoteProtocolError
+from protocol.wire.codec import decode_message, encode_message
 from protocol.wire.fragments import FragmentDecoder, Outbox
-from protocol.wire.framing import FrameDecoder, WireLimits
+from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from protocol.wire.messages import Message, UpMessage
 from spark_bridge.common.tls import TlsStream
-from spark_bridge.server.incomplete import IncompleteFrames
-from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
 
 log = get_logger("headgate.server")
 
@@ -42,6 +45,17 @@ FRAMES_TOGETHER = 16
 """This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""
 WRITE_PAUSE_BYTES = 256 * 1024
 """So many bytes that a peer has not read pause the writing to it."""
+FLUSHED_TOGETHER = 64
+"""So many connections write in one turn: together they take less than a millisecond."""
+SHARE = 16
+"""The number of messages that one turn of the loop takes from the connections that have many."""
+LIGHT = 4
+"""A read of up to this many messages does not wait for a share."""
+READ_BYTES_MAX = 64 * 1024
+"""The largest read of a connection. It bounds what a backlog holds, and the time to divide it into frames."""
+PROGRESS_BYTES = 2**20
+TIMEOUTS_MAX = 20
+"""With the usual 60 s, 20 minutes: a state of 1 GiB needs a megabyte in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +95,8 @@ class ServerConfig:
 
     Frames of which only a part has arrived take about ``incomplete_bytes_max`` bytes, those of all connections
     together. Beyond that, only the connection whose frame began first is read. Such a frame has to grow by a
-    mebibyte in each ``frame_timeout_s``, or be completed, and be completed within 20 times as long. See ``incomplete``.
+    mebibyte in each ``frame_timeout_s``, or be completed, and be completed within 20 times as long; see
+    ``IncompleteFrames``.
 
     A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
     ``WRITE_PAUSE_BYTES`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
@@ -123,15 +138,12 @@ class ConnectionHandler(Protocol):
 
     def connected(self, connection: Connection) -> None:
         """The peer has authenticated. Call ``identified()`` before its deadline."""
-        ...
 
     def messages_received(self, connection: Connection, messages: list[Any]) -> None:
         """One or more messages, in the order in which they were sent. Not called after ``close``."""
-        ...
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         """The last call for a connection, exactly once for each that was ``connected``."""
-        ...
 
 
 class ConnectionState(Enum):
@@ -146,6 +158,178 @@ class ConnectionState(Enum):
 
 
 _TALKING = (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
+_UPWARD = frozenset(get_args(UpMessage))
+
+
+class Turns:
+    """Divides the turns of the loop among the connections of a server (H65). Loop only.
+
+    What one read delivers may be a thousand messages of a task that floods. Handled in one go, they would delay every
+    other connection by milliseconds. So a read of more than ``LIGHT`` messages is handled in shares of ``SHARE``, and
+    all connections together get one share in a turn of the loop, each in its turn. A connection that still has messages
+    is not read meanwhile, so its peer waits at its own socket. A read of few messages is handled immediately: a peer
+    that sends little waits for at most one share of the others.
+
+    What a turn sends leaves at its end, for all connections together, but at most ``FLUSHED_TOGETHER`` of them in one
+    turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Connection] = deque()
+        self._unsent: deque[Connection] = deque()
+        self._taken = False  # this turn's share; the next turn begins with ``_next``
+
+    def wait(self, connection: Connection) -> None:
+        """Give the connection its turns until it has no backlog; the first one now if this turn's share is left."""
+        self._waiting.append(connection)
+        if not self._taken:
+            self._taken = True
+            self._loop.call_soon(self._next)
+            self._serve()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has no backlog any more. Idempotent."""
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+
+    def flush_at_end(self, connection: Connection) -> None:
+        """Have the connection write when this turn has ended, after those that have asked before."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush_some)
+        self._unsent.append(connection)
+
+    def _flush_some(self) -> None:
+        unsent = self._unsent
+        for _ in range(min(FLUSHED_TOGETHER, len(unsent))):
+            unsent.popleft().flush()
+        if unsent:
+            self._loop.call_soon(self._flush_some)
+
+    def _next(self) -> None:
+        if self._waiting:
+            self._loop.call_soon(self._next)
+            self._serve()
+        else:
+            self._taken = False
+
+    def _serve(self) -> None:
+        connection = self._waiting.popleft()
+        if connection.take_share():
+            self._waiting.append(connection)
+
+
+@dataclass(slots=True)
+class _Frame:
+    """``checked_bytes``: its size at the last check; None if it began later, or was not read at that time.
+
+    ``checks``: how often it had grown enough.
+    """
+
+    size: int = 0
+    checked_bytes: int | None = None
+    checks: int = 0
+
+
+class IncompleteFrames:
+    """Bounds the frames of a server's connections of which only a part has arrived (H62, H157). Loop only.
+
+    Their bytes wait in memory, and a peer need not send the rest. So there are two limits. All of them together take
+    about ``bytes_max``: beyond that, only the connection whose frame began first is read, until enough frames are
+    complete. The others wait at their own sockets and lose nothing, because a thousand honest tasks may send their
+    states at the same time. And each frame has to grow by ``PROGRESS_BYTES`` in each ``timeout_s``, or be completed. A
+    fixed time for a whole frame alone would either be too short for a large state on a slow network, or long enough to
+    hold much memory. A whole frame may take ``TIMEOUTS_MAX`` times ``timeout_s``, however it grows (H158). A connection
+    that the server itself does not read is given time. If the frames exceed the limit for a whole ``timeout_s``, the
+    largest one is dropped, so that a slow peer cannot keep out the others.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int, timeout_s: float) -> None:
+        self._loop = loop
+        self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
+        self._frames: dict[Connection, _Frame] = {}  # in the order in which they began
+        self._total = 0
+        self._over = False
+        self._over_at_check = False  # and never below the limit since
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes that wait for the rest of their frames."""
+        return self._total
+
+    def changed(self, connection: Connection, size: int, *, another: bool) -> None:
+        """``size`` bytes of the connection's incomplete frame have arrived; ``another`` if one was completed before.
+
+        With 0, the connection has none any more.
+        """
+        if another or not size:
+            self.forget(connection)
+        if not size:
+            return
+        frame = self._frames.setdefault(connection, _Frame())
+        self._total += size - frame.size
+        frame.size = size
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._check)
+        if self._total <= self._bytes_max:
+            return
+        first, *others = self._frames if not self._over else (next(iter(self._frames)), connection)
+        self._over = True
+        for other in others:
+            if other is not first:
+                other.hold()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has no incomplete frame any more. Idempotent."""
+        frame = self._frames.pop(connection, None)
+        if frame is None:
+            return
+        self._total -= frame.size
+        if not self._over:
+            return
+        self._over = self._total > self._bytes_max
+        self._over_at_check &= self._over
+        connection.release()
+        for waiting in list(self._frames):
+            waiting.release()
+            if self._over:  # only the first one
+                return
+
+    def close(self) -> None:
+        """Stop checking."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        assert self._timer is not None
+        late_s = self._loop.time() - self._timer.when()
+        held_up = late_s > self._timeout_s / 2  # the loop itself was: nothing could arrive in that time
+        found = [(one, self._why_too_slow(one, frame, held_up)) for one, frame in self._frames.items()]
+        largest = max(self._frames, key=lambda c: self._frames[c].size) if self._over and self._over_at_check else None
+        self._over_at_check = self._over
+        self._timer = self._loop.call_later(self._timeout_s, self._check) if self._frames else None
+        for connection, why in found:
+            if why:
+                connection.drop(why)
+        if largest is not None and self._over:
+            largest.drop(
+                f"the incomplete frames of all peers exceeded {self._bytes_max} bytes for {self._timeout_s:g} s, and "
+                "this one is the largest"
+            )
+
+    def _why_too_slow(self, connection: Connection, frame: _Frame, held_up: bool) -> str:
+        """Why the rest of a frame is not waited for any longer, as this check finds; empty if it is."""
+        before, frame.checked_bytes = frame.checked_bytes, frame.size if connection.is_read else None
+        if before is None or frame.checked_bytes is None or held_up:
+            return ""
+        frame.checks += 1
+        if frame.size - before < PROGRESS_BYTES:
+            return f"the rest of a frame did not arrive: less than {PROGRESS_BYTES} bytes in {self._timeout_s:g} s"
+        if frame.checks >= TIMEOUTS_MAX:
+            return f"the rest of a frame did not arrive within {TIMEOUTS_MAX} times {self._timeout_s:g} s"
+        return ""
 
 
 class Connection(asyncio.Protocol):
@@ -652,3 +836,15 @@ def _tune(sock: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def task_dialect(limits: WireLimits = DEFAULT_LIMITS) -> Dialect:
+    """What tasks and the sidecar say to each other: ``UpMessage`` in, ``Downward`` out, within these limits."""
+
+    def decode(body: bytes | Message) -> Message:
+        message = decode_message(body, limits) if type(body) is bytes else cast(Message, body)
+        if type(message) not in _UPWARD:
+            raise RemoteProtocolError(f"unexpected message: tasks do not send {type_name(message)}")
+        return message
+
+    return Dialect(decode, partial(encode_message, limits=limits), fragments=limits)

@@ -24,9 +24,15 @@ from protocol.wire.handshake import FindKey
 from spark_bridge.common.addresses import written
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.common.forks import let_go_in_forks
-from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
-from spark_bridge.server.incomplete import IncompleteFrames
-from spark_bridge.server.turns import Turns
+from spark_bridge.server.connection import (
+    Connection,
+    ConnectionHandler,
+    ConnectionState,
+    Dialect,
+    IncompleteFrames,
+    ServerConfig,
+    Turns,
+)
 
 __all__ = [
     "AuthenticatedServer",

@@ -27,18 +27,17 @@ from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import SPARK, check_worker_python, driver_context, is_remote
-from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle, StaysOnDriver
 from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
-from spark_bridge.driver.stays import StaysOnDriver
 from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.html import WITHIN_S, sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.primitives.elsewhere import task_parts_of
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
-from spark_bridge.standalone.driver_end import DriverEnd, SidecarElsewhere
+from spark_bridge.standalone.driver_end import ANSWER_TIMEOUT_S, DriverEnd, SidecarElsewhere
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
@@ -48,9 +47,6 @@ __all__ = ["AttachedSidecar"]
 T = TypeVar("T")
 log = get_logger("headgate.attached")
 
-ANSWER_TIMEOUT_S = 150.0
-"""For answers that come immediately, or as soon as the sidecar's operators have started."""
-RENEW_TIMEOUT_S = 5.0
 PART_FACTORIES = ("shared", "permits", "work_queue", "group")
 IN_THE_FACTORY = ("coordinate", "release", "source", "for_each_batch")
 """What ``Sidecar`` has and this class has not: the first make parts, the others coordinate operators."""
@@ -95,9 +91,13 @@ class AttachedSidecar(StaysOnDriver):
         context = None if is_remote(spark) else driver_context(spark)
         host, port = parse_address(address)
         secret = read_secret(secret_file)
-        self._end: DriverEnd = (
-            _DriverHere(context) if context is not None else _session_end(spark, secret, relay_installed)
-        )
+        self._end: DriverEnd
+        if context is not None:
+            self._end = _DriverHere(context)
+        else:
+            from spark_bridge.connect.driver import AttachedSession
+
+            self._end = AttachedSession(spark, secret if relay_installed else None)
         self._keys = KeyRing(secret)
         self._address = ControlAddress(host, port, self._keys, certificate_digest(tls, self._keys))
         self._connect_timeout_s = connect_timeout_s
@@ -118,7 +118,7 @@ class AttachedSidecar(StaysOnDriver):
                 {"at": self._address.host, **place},
                 key,
                 self._address.certificate_sha256,
-                _Asking(self._ask, self._end.lease_s),
+                SidecarElsewhere(self._ask, self._end.lease_s),
             )
             for operator_id, endpoint in self._ask("operators").items():
                 self._operators[operator_id] = self._handle(endpoint)
@@ -326,20 +326,6 @@ class AttachedSidecar(StaysOnDriver):
             return ask(self._address, self._driver, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
 
 
-class _Asking:
-    """A ``SidecarElsewhere``."""
-
-    def __init__(self, ask: Callable[..., Any], lease_s: float | None) -> None:
-        self._ask = ask
-        self._lease_s = lease_s
-
-    def joined(self, within_s: float) -> bool:
-        return bool(self._ask("joined", within_s, timeout_s=within_s + ANSWER_TIMEOUT_S))
-
-    def renew(self) -> None:
-        self._ask("renew", self._lease_s, timeout_s=RENEW_TIMEOUT_S, connect_timeout_s=0.0)
-
-
 class _DriverHere:
     """A driver in this process. ``context`` is a SparkContext."""
 
@@ -370,12 +356,6 @@ class _DriverHere:
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
         return ActionMarks(self._context).marked(action_id)
-
-
-def _session_end(session: Any, secret: bytes, relay_installed: bool) -> DriverEnd:
-    from spark_bridge.connect.attached import AttachedSession
-
-    return AttachedSession(session, secret if relay_installed else None)
 
 
 class _NotAgain(BaseException):

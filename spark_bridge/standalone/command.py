@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
-from spark_bridge.common import option_types, terminal
+from spark_bridge.common import command_line
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
@@ -39,86 +39,69 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "sidecar", help="run the sidecar in this process; drivers attach to it", description=__doc__, epilog=EPILOG
     )
-    parser.add_argument(
-        "factory", type=option_types.text, metavar="MODULE:FACTORY", help="what coordinates the operators, see below"
-    )
-    parser.add_argument(
+    add, path, port = parser.add_argument, command_line.path, command_line.port
+    add("factory", type=command_line.text, metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
+    add(
         "--secret-file",
-        type=option_types.path,
+        type=path,
         required=True,
         metavar="FILE",
         help="shared with the drivers; created if it does not exist",
     )
-    parser.add_argument(
+    add(
         "--host",
-        type=option_types.host,
+        type=command_line.host,
         default="127.0.0.1",
         help="to listen on, and for tasks to connect to (default: loopback)",
     )
-    parser.add_argument(
-        "--port", type=option_types.port, default=DEFAULT_PORT, help=f"for drivers' requests (default: {DEFAULT_PORT})"
-    )
-    parser.add_argument(
-        "--relay-port", type=option_types.port, metavar="PORT", help="for the driver's JVM (default: --port + 1)"
-    )
-    parser.add_argument(
-        "--task-port", type=option_types.port, metavar="PORT", help="for the tasks (default: --port + 2)"
-    )
-    parser.add_argument(
-        "--storage",
-        type=option_types.path,
-        metavar="URL",
-        help="for checkpoints (default: in memory, lost with the process)",
-    )
-    parser.add_argument(
+    add("--port", type=port, default=DEFAULT_PORT, help=f"for drivers' requests (default: {DEFAULT_PORT})")
+    add("--relay-port", type=port, metavar="PORT", help="for the driver's JVM (default: --port + 1)")
+    add("--task-port", type=port, metavar="PORT", help="for the tasks (default: --port + 2)")
+    add("--storage", type=path, metavar="URL", help="for checkpoints (default: in memory, lost with the process)")
+    add(
         "--savepoint-root",
-        type=option_types.path,
+        type=path,
         action="append",
         metavar="URL",
         help="savepoints may be written here and below (default: --storage); may be given several times",
     )
-    parser.add_argument(
-        "--status-port",
-        type=option_types.port,
-        metavar="PORT",
-        help="show the status over HTTP (default: off; 0 takes a free port)",
+    add(
+        "--status-port", type=port, metavar="PORT", help="show the status over HTTP (default: off; 0 takes a free port)"
     )
-    parser.add_argument(
+    add(
         "--status-host",
-        type=option_types.host,
+        type=command_line.host,
         metavar="HOST",
         help="where the status is shown (default: loopback); any other address needs a token",
     )
-    parser.add_argument(
+    add(
         "--status-token-file",
-        type=option_types.path,
+        type=path,
         metavar="FILE",
         help=f"holds the token that those who look must show (default: the environment variable {STATUS_TOKEN}; none)",
     )
-    parser.add_argument(
-        "--config", type=option_types.text, metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings"
-    )
-    parser.add_argument(
+    add("--config", type=command_line.text, metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
+    add(
         "--tls",
         action="store_true",
         help="encrypt every connection, with a certificate made from the secret; drivers pass tls=True to "
         "AttachedSidecar (needs pip install 'headgate[tls]' at both ends, nothing on executors)",
     )
-    parser.add_argument(
+    add(
         "--takeover",
         choices=("resume", "fail"),
         default="resume",
         help="for the running jobs of a sidecar that died: resume continues from the last checkpoint if Spark can run "
         "everything after it again, and fails the job otherwise; fail always fails it (default: resume)",
     )
-    parser.add_argument(
+    add(
         "--lost-after",
-        type=option_types.seconds,
+        type=command_line.seconds,
         default=60.0,
         metavar="SECONDS",
         help="give up a driver after this time (default: 60)",
     )
-    parser.add_argument("--once", action="store_true", help="exit after the first application")
+    add("--once", action="store_true", help="exit after the first application")
     parser.set_defaults(run=run)
 
 
@@ -217,7 +200,7 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     import anyio
 
     from actors.logs import ROOT, get_logger
-    from spark_bridge.driver.bounded_selector import bounded_loop
+    from spark_bridge.driver.loop import bounded_loop
     from spark_bridge.server.server import ServerStartError
 
     headgate = logging.getLogger(ROOT)
@@ -255,7 +238,7 @@ def tell_port(port: int) -> None:
 
 
 def complain(text: str) -> None:
-    terminal.tell(sys.stderr, f"sidecar: {text}")
+    command_line.tell(sys.stderr, f"sidecar: {text}")
 
 
 def first_of(group: ExceptionGroup[ServerStartError]) -> BaseException:

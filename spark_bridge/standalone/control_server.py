@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -64,7 +65,7 @@ async def serve_control(
     async with anyio.create_task_group() as tasks:
         server = AuthenticatedServer(
             _Requests(answer, tasks),
-            lambda identity: keys.key(purpose, identity),
+            partial(keys.key, purpose),
             _CONTROL,
             config,
             purpose=purpose.name.lower(),

@@ -20,7 +20,7 @@ from protocol.describing import describe, name_of, show, text_of
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 from spark_bridge.common.certificates import encryption
 from spark_bridge.common.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig
@@ -264,7 +264,7 @@ class SidecarProcess:
             case "stop", [str(action_id), str(cause)]:
                 return await runtime._actions.stop(action_id, cause)
             case "end", str(action_id):
-                return runtime._actions.end(action_id)
+                return runtime._actions.jobs.end_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -282,17 +282,19 @@ class SidecarProcess:
     async def _answer_for_action(
         self, runtime: SidecarRuntime, method: str, action_id: str, operator_ids: list[str] | None
     ) -> Any:
+        actions, named = runtime._actions, None if operator_ids is None else frozenset(operator_ids)
         if method == "begin":
-            runtime._actions.begin(action_id, _frozen(operator_ids))
+            actions.begin(action_id, named)
             return self._instance
-        self._find_action(runtime, action_id, operator_ids)
-        return self._failures(runtime, action_id) if method == "failures" else await runtime._actions.settle(action_id)
+        if not actions.jobs.knows(action_id):  # it began under an earlier sidecar, and continues
+            actions.begin(action_id, named, found=True)
+        return self._failures(runtime, action_id) if method == "failures" else await actions.settle(action_id)
 
     def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
-        count, cause = runtime._actions.failures(action_id)
+        count, cause = runtime._actions.jobs.failures_of(action_id)
         error = runtime._actions.fenced
         fenced = None if error is None else [isinstance(error, StorageFenced), str(error)]
-        ran = runtime._actions.ran(action_id)
+        ran = runtime._actions.jobs.ran(action_id)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
 
     async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
@@ -402,15 +404,12 @@ class SidecarProcess:
     def _refusal(self, driver: bytes) -> SidecarError:
         """Why this driver is not served."""
         if (why := self._not_served.get(driver)) is None:
-            return _not_attached()
+            return SidecarError(
+                "this driver is no longer attached to the sidecar, which serves another one now: enter a new "
+                "`with AttachedSidecar(...)` block when that one has left"
+            )
         self._told.set()
         return SidecarError(why)
-
-    @staticmethod
-    def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:
-        """Continue an action that began under an earlier sidecar."""
-        if not runtime._actions.knows(action_id):
-            runtime._actions.begin(action_id, _frozen(operator_ids), found=True)
 
     @staticmethod
     def _handle(runtime: SidecarRuntime, name: str) -> OperatorHandle:
@@ -425,19 +424,8 @@ async def _packed_status(runtime: SidecarRuntime) -> bytes:
     return await DRIVER.run(pack_status, await runtime.status())
 
 
-def _not_attached() -> SidecarError:
-    return SidecarError(
-        "this driver is no longer attached to the sidecar, which serves another one now: enter a new "
-        "`with AttachedSidecar(...)` block when that one has left"
-    )
-
-
 def _text_of(error: BaseException | None) -> str | None:
     return None if error is None else describe(error)
-
-
-def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:
-    return None if operator_ids is None else frozenset(operator_ids)
 
 
 def described(handle: OperatorHandle) -> dict[str, Any]:

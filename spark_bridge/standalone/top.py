@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import line
-from spark_bridge.common import option_types, terminal
+from spark_bridge.common import command_line
 
 if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus, LatencyStatus, OperatorStatus, SidecarStatus
@@ -69,20 +69,20 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--secret-file",
-        type=option_types.path,
+        type=command_line.path,
         required=True,
         metavar="FILE",
         help="the file that was given to the sidecar",
     )
     parser.add_argument(
-        "--host", type=option_types.host, default="127.0.0.1", help="of the sidecar (default: loopback)"
+        "--host", type=command_line.host, default="127.0.0.1", help="of the sidecar (default: loopback)"
     )
     parser.add_argument(
-        "--port", type=option_types.open_port, default=DEFAULT_PORT, help=f"of the sidecar (default: {DEFAULT_PORT})"
+        "--port", type=command_line.open_port, default=DEFAULT_PORT, help=f"of the sidecar (default: {DEFAULT_PORT})"
     )
     parser.add_argument("--tls", action="store_true", help="the sidecar was started with --tls")
     parser.add_argument(
-        "--interval", type=option_types.seconds, default=1.0, metavar="SECONDS", help="between tables (default: 1)"
+        "--interval", type=command_line.seconds, default=1.0, metavar="SECONDS", help="between tables (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="print one table and exit")
     parser.set_defaults(run=run)
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             _show_live(fetch, options.interval)
     except (SidecarError, ValueError) as error:
-        terminal.tell(sys.stderr, f"top: {error}")
+        command_line.tell(sys.stderr, f"top: {error}")
         return 1
     except (KeyboardInterrupt, _Terminated):
         pass
@@ -128,7 +128,7 @@ def _print_tables(fetch: Fetch, interval_s: float, *, once: bool) -> None:
     while True:
         lines = lines_of(fetch(), COLUMNS_PLAIN, subtasks_max=SUBTASKS_PLAIN)
         for one in [*lines, *([] if once else [""])]:
-            terminal.tell(sys.stdout, one)
+            command_line.tell(sys.stdout, one)
         sys.stdout.flush()
         if once:
             return

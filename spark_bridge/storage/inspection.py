@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from protocol.describing import line, plain
-from spark_bridge.common import option_types, terminal
+from spark_bridge.common import command_line
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.interface import CheckpointInfo, describe
 from spark_bridge.storage.layout import SUFFIX
@@ -34,11 +34,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument(
         "directory",
-        type=option_types.path,
+        type=command_line.path,
         metavar="DIR|URL",
         help=f"the directory, or one file that ends with {SUFFIX}",
     )
-    parser.add_argument("--operator", type=option_types.label, metavar="NAME", help="only this operator's")
+    parser.add_argument("--operator", type=command_line.label, metavar="NAME", help="only this operator's")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object for each checkpoint")
     parser.set_defaults(run=run)
 
@@ -47,14 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         checkpoints, savepoints = _look(arguments.directory, arguments.operator)
     except StorageError as error:
-        terminal.tell(sys.stderr, f"headgate: {error}")
+        command_line.tell(sys.stderr, f"headgate: {error}")
         return _NO_STORAGE
     infos = [*checkpoints, *savepoints]
     if arguments.json:
         sys.stdout.write(json.dumps(plain([asdict(info) for info in infos]), indent=2) + "\n")
     else:
         for text in _as_text(infos, with_files=bool(savepoints)):
-            terminal.tell(sys.stdout, text)
+            command_line.tell(sys.stdout, text)
     return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_INTACT
 
 
@@ -77,7 +77,7 @@ def _as_text(infos: Sequence[CheckpointInfo], *, with_files: bool) -> list[str]:
     """One line for each, and ``with_files`` the file, because two savepoints may have the same operator and id."""
     if not infos:
         return ["no checkpoints"]
-    rows = [_COLUMNS, *(tuple(map(terminal.cell, _row(info))) for info in infos)]
+    rows = [_COLUMNS, *(tuple(map(command_line.cell, _row(info))) for info in infos)]
     if with_files:
         rows = [(*row, line(file)) for row, file in zip(rows, ("FILE", *(info.file for info in infos)), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]

@@ -4,23 +4,29 @@
 
 Two threads use it. The task's own thread submits events, takes items out of the mailbox and writes to the socket
 itself, so an event leaves without waiting for another thread. Between records, it also reads what has arrived. The I/O
-thread (``io_loop``) reads when the task does not: it fills the mailbox and confirms what came (H23), however long the
+thread (``runner``) reads when the task does not: it fills the mailbox and confirms what came (H23), however long the
 task computes. It also writes what the socket did not take, reconnects (H24), and keeps the machine's deadlines.
 
 Every use of the machine, the connection and the mailbox happens under one lock, so the bytes on the socket follow the
 order of the machine's effects. Nothing waits while it holds the lock, except on the lock's own condition.
 
-A third thread handles urgent events (``urgent_thread``). If its handler raises, the task's thread raises the same error
+A third thread handles urgent events (``UrgentThread``). If its handler raises, the task's thread raises the same error
 when it next uses the channel.
 
 However an attempt ends, ``over`` becomes the reason, every waiting thread is woken, and the I/O thread ends.
+
+Spark reuses workers, so globals, threads and sockets outlive a task (spark-facts 18), and operators may fork. A list of
+the attempts of the process holds everything that must be gone before the next task starts. It is keyed by task attempt
+and has a lock, because tests run several attempts in one process.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -67,24 +73,16 @@ from protocol.wire.messages import (
     describe_wait,
 )
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.attached import attach, detach
-from spark_bridge.subtask.connection import Connection
-from spark_bridge.subtask.current_connection import CurrentConnection
+from spark_bridge.subtask.connection import WATCH_S, Connection, CurrentConnection, OwnReads, Waker, register
 from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, TimedOut
-from spark_bridge.subtask.mailbox import OperatorMailbox
-from spark_bridge.subtask.own_reads import WATCH_S, OwnReads
-from spark_bridge.subtask.registration import register
-from spark_bridge.subtask.urgent_thread import UrgentThread
-from spark_bridge.subtask.waker import Waker
+from spark_bridge.subtask.mailbox import OperatorMailbox, UrgentThread
 
-__all__ = ["ChannelStatistics", "SubtaskChannel"]
+__all__ = ["ChannelStatistics", "SubtaskChannel", "attached_keys"]
 
 _log = logging.getLogger(__name__)
 
 JOIN_S: Final = 10.0
 POLL_S: Final = 0.0001  # between two reads of a computing task: one read of nothing costs about a microsecond
-
-
 DECLINED_WHILE_WAITING: Final = (
     "the operator was waiting for its coordinator inside a call, and the coordinator for this snapshot: use "
     "wait_for_event() instead of request(), send fewer events at a time, or set snapshot_anywhere"
@@ -165,7 +163,7 @@ class SubtaskChannel:
 
         Raises what ``register`` raises, after releasing everything.
         """
-        attach(self, self.endpoint.switch_interval_s)
+        _attach(self, self.endpoint.switch_interval_s)
         try:
             connection, registered, rest = register(self.endpoint, self._identity, self.waker)
             with self._lock:
@@ -789,4 +787,91 @@ class SubtaskChannel:
     def _release(self) -> None:
         self.waker.close()
         self._own_reads.close()
-        detach(self)
+        _detach(self)
+
+
+# --- the attempts of this process ----------------------------------------------------------------------------------
+
+
+_Whose = tuple[tuple[int, str], tuple[str, int]]
+"""An attempt, and the address of its sidecar: two of them may have operators of one name."""
+
+
+class _Process:
+    """The list of one process, and what its attempts share: the interpreter's switch interval.
+
+    It is a class so that a forked child can start with a fresh instance.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.attached: dict[_Whose, SubtaskChannel] = {}
+        self.usual_interval_s: float | None = None
+        self.our_interval_s = 0.0
+
+
+_process = _Process()
+
+
+def _attach(attempt: SubtaskChannel, switch_interval_s: float) -> None:
+    """List ``attempt``, and close what an earlier task of the same thread has left behind.
+
+    While anything is attached, the switch interval is at most ``switch_interval_s`` seconds; 0 leaves it alone. The
+    I/O thread must confirm events while the task computes in pure Python. With CPython's 5 ms it would wait for the
+    interpreter lock twice, 10 ms.
+
+    Raises ``RuntimeError`` if the task already runs a subtask of the same operator.
+    """
+    me = threading.get_ident()
+    with _process.lock:
+        left_behind = [
+            other for other in _process.attached.values() if other.owner_thread == me and other.key[0] != attempt.key[0]
+        ]
+    for other in left_behind:
+        other.close()  # which detaches it
+    whose = attempt.key, attempt.sidecar
+    with _process.lock:
+        if whose in _process.attached:
+            raise RuntimeError(
+                f"task {attempt.key[0]} already runs a subtask of operator {attempt.key[1]!r}, and an operator has one "
+                "in each task: coordinate() another operator for the second function, or put both functions into one "
+                "operator with headgate.chain()"
+            )
+        _process.attached[whose] = attempt
+        if switch_interval_s > 0 and _process.usual_interval_s is None:
+            usual = sys.getswitchinterval()
+            if switch_interval_s < usual:
+                _process.usual_interval_s = usual
+                sys.setswitchinterval(switch_interval_s)
+                _process.our_interval_s = sys.getswitchinterval()
+
+
+def _detach(attempt: SubtaskChannel) -> None:
+    """Remove ``attempt`` from the list. The last one restores the switch interval, unless it was changed meanwhile."""
+    with _process.lock:
+        whose = attempt.key, attempt.sidecar
+        if _process.attached.get(whose) is attempt:
+            del _process.attached[whose]
+        if not _process.attached and _process.usual_interval_s is not None:
+            if sys.getswitchinterval() == _process.our_interval_s:
+                sys.setswitchinterval(_process.usual_interval_s)
+            _process.usual_interval_s = None
+
+
+def attached_keys() -> list[tuple[int, str]]:
+    """The ``(task_attempt_id, operator_id)`` of each attempt that is attached in this process, sorted."""
+    with _process.lock:
+        return sorted(key for key, _ in _process.attached)
+
+
+def _in_the_child() -> None:
+    """A forked child has copies of the sockets but none of the threads: it closes the copies silently."""
+    global _process
+    inherited, _process = _process, _Process()
+    for attempt in inherited.attached.values():
+        attempt.forget_after_fork()
+    if inherited.usual_interval_s is not None:
+        sys.setswitchinterval(inherited.usual_interval_s)
+
+
+os.register_at_fork(after_in_child=_in_the_child)

@@ -1,38 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One socket to the sidecar: connect, encrypt, prove the key, send the first message, read the answer.
+"""The socket of a task: how it is opened, how the task registers over it, and what reads and writes it then.
 
-These steps wait, each within a deadline, and can be interrupted. After them the socket is non-blocking and belongs to
-the channel (``channel``).
+To open one means to connect, encrypt, prove the key, send the first message and read the answer. These steps wait, each
+within a deadline, and a ``Waker`` can interrupt them. After them the socket is non-blocking, and the channel's
+``CurrentConnection`` holds it: it sends and receives what the socket takes and has, and never waits. ``OwnReads``
+decides which of the task's two threads waits for the next bytes.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
+import platform
+import select
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, cast, get_args
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from protocol.describing import type_name
-from protocol.errors import HandshakeFailed, RemoteProtocolError
-from protocol.wire.fragments import FragmentDecoder, encode_whole
+from protocol.errors import AttemptOver, HandshakeFailed, RemoteProtocolError
+from protocol.wire.fragments import FragmentDecoder, Outbox, encode_frames, encode_whole
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from protocol.wire.keys import Key
-from protocol.wire.messages import Downward, Message
-from spark_bridge.common.endpoint import TaskEndpoint
-from spark_bridge.subtask.waker import Waker
+from protocol.wire.messages import AttemptEnded, Downward, Message, Refused, Register, Registered, UpMessage
+from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused
 
 if TYPE_CHECKING:
     from spark_bridge.common.tls import TlsStream
 
-__all__ = ["Connection", "ConnectionBroken"]
+__all__ = ["Connection", "ConnectionBroken", "CurrentConnection", "Interrupted", "OwnReads", "Waker", "register"]
 
 READ_BYTES = 64 * 1024  # from 128 KiB on, the C library may map and unmap memory for each read: 14 µs
+WRITE_BYTES = 256 * 1024
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+REFUSED_TIMEOUT_S = 2.0
+"""How long to retry a refused connection. Short, because the driver is up before its tasks are."""
+SOON_S: Final = 0.005  # after a wait shorter than this, the task reads during the next one
+IDLE_S: Final = 0.02  # after this long without news, the I/O thread reads again
+WATCH_S: Final = (
+    0.001  # while the task reads, the I/O thread checks on it this often; at the second check it takes over
+)
 _DOWNWARD = get_args(Downward)
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+
+
+class Interrupted(Exception):
+    """The attempt is being closed: the thread must stop waiting."""
+
+
+class Waker:
+    """Lets one thread wake another that waits for a socket: one more socket, which becomes readable on ``wake()``.
+
+    ``stopping`` tells whether the waiting thread must end.
+
+    Any thread may call ``wake``, even after ``close``. Everything else belongs to the thread that waits.
+    """
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """The file descriptor for a selector."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """End the thread's current wait, or its next one."""
+        with suppress(OSError):  # full: a wake-up is pending; closed: nothing waits any more
+            self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Consume the wake-ups so far. Raises ``Interrupted`` if the thread must end; otherwise its wait continues."""
+        with suppress(BlockingIOError, InterruptedError):
+            self._reader.recv(4096)
+        if self._stopping():
+            raise Interrupted
+
+    def close(self) -> None:
+        """Close both ends. Safe to call twice."""
+        self._reader.close()
+        self._writer.close()
 
 
 class ConnectionBroken(OSError):
@@ -229,3 +286,282 @@ def _wait(sock: socket.socket, events: int, deadline: float, waker: Waker | None
                 waker.drain()
             if sock in ready:
                 return
+
+
+def register(
+    endpoint: TaskEndpoint, identity: TaskIdentity, waker: Waker
+) -> tuple[Connection, Registered, list[Downward]]:
+    """Connect, authenticate and register. Return the connection, the answer, and the messages that came with it.
+
+    Raises:
+        CannotReachSidecar: no connection within ``connect_timeout_s``.
+        RegistrationRefused: the sidecar refused the task; the message says why.
+        RegistrationFailed: no answer within ``register_timeout_s``, or the connection broke meanwhile.
+        HandshakeFailed, VersionMismatch: without a second try, which could not help.
+        AttemptOver: Spark or the driver ended this attempt meanwhile.
+    """
+    connection = _reach(endpoint, waker)
+    try:
+        answer, *rest = _introduce(connection, endpoint, identity)
+        match answer:
+            case Registered():
+                return connection, answer, rest
+            case Refused(code=code, message=message):
+                raise RegistrationRefused(code, message)
+            case AttemptEnded(reason=reason):
+                raise AttemptOver(f"task {identity.task_attempt_id} was ended before it began: {reason}")
+            case other:
+                raise RemoteProtocolError(f"the sidecar answered a registration with {type_name(other)}")
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
+    began = time.monotonic()
+    deadline = began + endpoint.connect_timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return Connection.open(endpoint, deadline, waker)
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError):  # an answer, not silence: nothing listens there
+                deadline = min(deadline, began + REFUSED_TIMEOUT_S)
+            if time.monotonic() + pause_s >= deadline:
+                raise CannotReachSidecar(
+                    f"cannot reach the sidecar at {endpoint.host}:{endpoint.port} from {socket.gethostname()} "
+                    f"within {deadline - began:g} s: {error}. Check that the sidecar is still running (its `with` "
+                    "block has not ended), and that its log does not say `event loop blocked`. If executors reach the "
+                    "driver by another name or port, set advertised_host and advertised_port. If there is a firewall "
+                    "between them, set a fixed port and open it"
+                ) from error
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIdentity) -> list[Downward]:
+    message = Register(
+        task_attempt_id=identity.task_attempt_id,
+        operator_id=endpoint.operator_id,
+        subtask=identity.subtask,
+        run_id=identity.run_id,
+        attempt_number=identity.attempt_number,
+        mode=int(endpoint.mode),
+        parallelism=endpoint.parallelism,
+        location=f"{socket.gethostname()}/{os.getpid()}",
+        python_version=platform.python_version(),
+        action=identity.action,
+    )
+    who = f"task {identity.task_attempt_id} (subtask {identity.subtask} of {endpoint.operator_id!r})"
+    try:
+        return connection.exchange(message, time.monotonic() + endpoint.register_timeout_s)
+    except ConnectionBroken as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise RegistrationFailed(
+                f"{who} reached the sidecar, which did not accept it within {endpoint.register_timeout_s:g} s. The "
+                "sidecar holds a task back while an older attempt of the same subtask is alive, or while the "
+                "coordinator is being reset. The driver's log says which; raise register_timeout_s to wait longer"
+            ) from error
+        raise RegistrationFailed(
+            f"{who}: the connection broke before the sidecar accepted it: {error}. Look into the log of the "
+            "driver for this task"
+        ) from error
+    except OSError as error:
+        raise RegistrationFailed(
+            f"{who}: the connection broke before the sidecar accepted it: {error}. Look into the log of the "
+            "driver for this task"
+        ) from error
+
+
+class CurrentConnection:
+    """At most one connection, and the bytes that it has not taken yet. Not thread-safe: the channel locks it.
+
+    The task's own thread and the I/O thread both use it; the first one to arrive reads. Bytes that were not sent when
+    the connection breaks are discarded: the machine has the messages, and sends them again (H24).
+    """
+
+    __slots__ = ("_limits", "_outbox", "_outgoing", "connection")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self.connection: Connection | None = None
+        self._limits = limits
+        self._outgoing = bytearray()
+        self._outbox = Outbox(limits)
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether bytes are waiting for the socket to take them."""
+        return bool(self._outgoing) or self._outbox.busy
+
+    def attach(self, connection: Connection) -> None:
+        """Replace the connection, closing the previous one."""
+        self.drop()
+        self.connection = connection
+
+    def drop(self) -> None:
+        """Close the connection, if there is one."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self._outgoing.clear()
+        self._outbox.clear()
+
+    def break_off(self) -> None:
+        """Shut the connection down, so that the I/O thread notices and drops it."""
+        if self.connection is not None:
+            with suppress(OSError):
+                self.connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def encode(self, message: UpMessage) -> bytes:
+        """Return what ``send`` has to be given for the message: nothing if it leaves later, by itself.
+
+        Raises ``LocalProtocolError`` for a message that cannot be encoded.
+        """
+        if self.connection is None:
+            encode_frames(message, self._limits)
+            return b""
+        return self._outbox.put(message)
+
+    def send(self, data: bytes) -> bool:
+        """Write what the socket takes now and keep the rest. False if the I/O thread has to finish it.
+
+        Of a large message, this writes the beginning.
+        """
+        if self.connection is None:
+            return True
+        if not data and not self._outgoing:
+            data = self._outbox.next()
+        return self._write(data, self.connection) and not self._outbox.busy
+
+    def _write(self, data: bytes, connection: Connection) -> bool:
+        if not data:
+            return not self._outgoing
+        data = connection.encode(data)
+        if not self._outgoing:
+            try:
+                sent = connection.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return False  # the I/O thread reads the same error
+            if sent == len(data):
+                return True
+            data = data[sent:]
+        self._outgoing += data
+        return False
+
+    def flush(self) -> None:
+        """Write what was kept, as far as the socket takes it. Raises ``OSError`` if the connection is broken."""
+        if self.connection is None:
+            return
+        if not self._outgoing and self._outbox.busy:
+            self._outgoing += self.connection.encode(self._outbox.next())
+        if self._outgoing:
+            with suppress(BlockingIOError, InterruptedError):
+                sent = self.connection.sock.send(memoryview(self._outgoing)[:WRITE_BYTES])
+                del self._outgoing[:sent]
+
+    def receive(self) -> list[Downward]:
+        """Return the messages that have arrived, often none.
+
+        Raises ``OSError`` at the end of the connection, ``RemoteProtocolError`` for a bad frame.
+        """
+        if self.connection is None:
+            return []
+        try:
+            data = self.connection.sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        if not data:
+            raise ConnectionResetError("the sidecar closed the connection")
+        return self.connection.decode(data)
+
+
+class OwnReads:
+    """Lets the task's own thread read the socket while it waits, instead of being woken by the I/O thread.
+
+    Being woken by the I/O thread costs a second wake-up and a hand-over of the interpreter lock for each event. So a
+    task that waits again soon after something arrived takes over the reading. It gives it back when nothing arrives for
+    a while, or when the I/O thread notices that the task is doing something else. A task that waits rarely never takes
+    it over.
+
+        the I/O thread reads --(news came soon, and the task waits again)--> the task reads
+                             <--(no news for IDLE_S; the task went away; the connection broke)--
+
+    If the previous wait took less than ``spin_s``, the next one starts by polling: a sleeping processor takes longer to
+    wake than the other end takes to answer. On a single core there is no polling, because the other end may need the
+    core.
+
+    Used under the channel's lock, except ``wait``.
+
+    ``active``: the task's thread reads, and the I/O thread leaves the socket alone. ``waiting``: the task's thread is
+    waiting now, and only ``wake`` can wake it.
+    """
+
+    __slots__ = ("_last_wait_s", "_poller", "_registered", "_seen", "_spin_s", "_waits", "_waker", "active", "waiting")
+
+    def __init__(self, spin_s: float) -> None:
+        self.active = False
+        self.waiting = False
+        self._spin_s = spin_s if _has_several_cores() else 0.0
+        self._last_wait_s = math.inf
+        self._waits = self._seen = 0
+        self._waker = Waker(lambda: False)
+        self._poller = select.poll()
+        self._poller.register(self._waker.fileno(), select.POLLIN)
+        self._registered = -1
+
+    @property
+    def are_worthwhile(self) -> bool:
+        """Whether the next wait is likely to be short."""
+        return self.active or self._last_wait_s < SOON_S
+
+    def was_told(self, waited_s: float) -> None:
+        """How long the task waited until the I/O thread woke it; ``math.inf`` if it was not woken."""
+        self._last_wait_s = waited_s
+
+    def begin(self, sock: socket.socket) -> None:
+        """The task is about to call ``wait``."""
+        if sock.fileno() != self._registered:
+            if self._registered >= 0:
+                self._poller.unregister(self._registered)
+            self._registered = sock.fileno()
+            self._poller.register(self._registered, select.POLLIN)
+        self.active = self.waiting = True
+        self._waits += 1
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait, without the lock, until data arrives or ``wake`` is called. False after ``IDLE_S`` or ``timeout_s``."""
+        poll, began = self._poller.poll, time.monotonic()
+        timeout_s = IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)
+        ready: list[tuple[int, int]] = []
+        if self._last_wait_s < self._spin_s:
+            spin_until = began + min(self._spin_s, timeout_s)
+            while not (ready := poll(0)) and time.monotonic() < spin_until:
+                pass
+        if not ready:
+            ready = poll(math.ceil(1000 * timeout_s))
+        self._last_wait_s = time.monotonic() - began if ready else math.inf
+        if ready and ready != [(self._registered, select.POLLIN)]:
+            with suppress(OSError):  # closed meanwhile: the channel knows why
+                self._waker.drain()
+        return bool(ready)
+
+    def has_been_away(self) -> bool:
+        """Whether the task has not waited at all since the previous call."""
+        away = not self.waiting and self._waits == self._seen
+        self._seen = self._waits
+        return away
+
+    def wake(self) -> None:
+        """Wake the task's thread."""
+        self._waker.wake()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._waker.close()
+
+
+def _has_several_cores() -> bool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores > 1

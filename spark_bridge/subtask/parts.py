@@ -36,8 +36,10 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
-from protocol.describing import a_type, name_of, type_name
+from protocol.arguments import AT_LEAST_1, POSITIVE, check_settings
+from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
+from protocol.overrides import NeverCalled, errors_in_overrides, names_never_called
 from protocol.parts import join_states, split_states
 from protocol.subtask.types import (
     MailboxAborted,
@@ -50,12 +52,10 @@ from protocol.subtask.types import (
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.calls import Calls, Counters
-from spark_bridge.subtask.checks import check_operator
-from spark_bridge.subtask.closing import close_quietly
-from spark_bridge.subtask.context import SubtaskContext, index_of
+from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
-from spark_bridge.subtask.operator import SubtaskOperator, iterated
+from spark_bridge.subtask.operator import SubtaskOperator, close_quietly, iterated
+from spark_bridge.subtask.source import SplitReader
 from spark_bridge.subtask.task_channel import TaskChannel
 
 __all__ = [
@@ -65,7 +65,9 @@ __all__ = [
     "PartInTask",
     "TaskAccess",
     "TaskPart",
+    "check_operator",
     "current_part",
+    "overrides_handle_event",
     "runs_in_task",
 ]
 
@@ -551,3 +553,47 @@ class PartInTask:
 
 ON_DRIVER = frozenset({"coordinator", "name", "outside_checkpoints", "task_part"})
 """Names that no part has in tasks."""
+
+
+# --- mistakes in the class of an operator, found before it runs ----------------------------------------------------
+
+_MISTAKEN = {
+    "handle_event_from_operator": "handle_event",
+    "handle_event_from_coordinator": "handle_event",
+    "handle_operator_event": "handle_event",
+    "checkpoint_coordinator": "snapshot_state",
+    "reset_to_checkpoint": "open",
+}
+
+
+def overrides_handle_event(operator_class: type) -> bool:
+    """Whether the operator handles the coordinator's events, urgent ones or others."""
+    return (
+        getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+        or getattr(operator_class, "handle_urgent", None) is not SubtaskOperator.handle_urgent
+    )
+
+
+def check_operator(operator: object) -> list[NeverCalled]:
+    """Check an operator or its class; return the methods whose names may be misspelt.
+
+    Raises ``TypeError`` or ``ValueError`` for a setting of the class with a wrong value, and
+    ``TypeError`` if it is not a ``SubtaskOperator``, if a method is ``async def`` or a generator where that
+    cannot work, and if a method's name is clearly a misspelling of one that the framework calls.
+    """
+    subject_class = operator if isinstance(operator, type) else type(operator)
+    if not issubclass(subject_class, SubtaskOperator):
+        raise TypeError(f"{show(operator)} is not a SubtaskOperator: derive its class from SubtaskOperator")
+    check_settings(operator, SubtaskOperator)
+    if issubclass(subject_class, SplitReader):
+        check_settings(operator, SplitReader, splits_open_max=AT_LEAST_1, rate_limit_per_s=POSITIVE)
+    errors, doubtful = errors_in_overrides(operator), []
+    interface = next(one for one in subject_class.__mro__ if one.__module__.startswith("spark_bridge."))
+    for finding in names_never_called(operator, interface, _MISTAKEN):
+        if finding.certain:
+            errors.append(str(finding))
+        else:
+            doubtful.append(finding)
+    if errors:
+        raise TypeError("; ".join(errors))
+    return doubtful

@@ -49,8 +49,8 @@ from spark_bridge.bridge.messages import AddOperator, BridgeMessage
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
 
 HONEST, VICTIM = "honest", "victim"
 STAGES = {HONEST: 1, VICTIM: 2}

@@ -10,7 +10,7 @@ CALLS = catalogue(r"""
 later-job-of-a-cancelled-action-runs [found; H160]
   A job that a cancelled action submits afterwards is left alone.
   @ spark_bridge.bridge.actor:BridgeActor._hear
-  - self._commands.ask(context, CancelJobs((job_id,), why))
+  - self._commands.ask(CancelJobs((job_id,), why))
   + pass
 queued-job-of-a-cancelled-action-runs [found; H160]
   Only the jobs whose tasks have registered end with their action.
@@ -44,7 +44,7 @@ savepoint-of-a-cancelled-call-stays [found; H160 H176]
   + self._writes.kept(checkpoint_id)
 call-is-left-halfway [found; H160]
   A cancellation reaches the caller while its call still goes on.
-  @ spark_bridge.driver.calls:WholeCalls.run
+  @ spark_bridge.driver.operators:WholeCalls.run
   - cancelled = error
   + raise
 release-is-cut-short [found; H160]

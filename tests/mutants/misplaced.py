@@ -37,7 +37,7 @@ a-pipe-is-waited-for [found; H157]
   By: tests/spark_bridge/test_standalone.py::test_what_is_not_a_regular_file_is_neither_waited_for_nor_read_without_end
 a-long-name-widens-all-rows [found; H157]
   A table is as wide as its longest name.
-  @ spark_bridge.common.terminal:cell
+  @ spark_bridge.common.command_line:cell
   - line(text, CELL_CHARS_MAX)
   + line(text)
 a-log-is-kept-whole [found; H157]

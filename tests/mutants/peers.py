@@ -90,9 +90,9 @@ a-byte-keeps-a-place [found; H158]
   + deadline = time.monotonic() + LINGER_S
 a-frame-may-grow-for-ever [found; H158]
   A frame has as many minutes as mebibytes.
-  @ spark_bridge.server.incomplete:IncompleteFrames._check
-  - elif frame.checks >= TIMEOUTS_MAX:
-  + elif False:
+  @ spark_bridge.server.connection:IncompleteFrames._why_too_slow
+  - if frame.checks >= TIMEOUTS_MAX:
+  + if False:
 a-drivers-deadline-moves-with-each-byte [found; H158]
   A driver waits for as long as its peer sends a byte now and then.
   @ spark_bridge.common.control:_allow_until

@@ -125,12 +125,12 @@ whole-reads [X9; H65]
   + False
 no-bound-over-incomplete-frames [X11; H62]
   Each connection may have an incomplete frame of the largest size at the same time.
-  @ spark_bridge.server.incomplete:IncompleteFrames.changed
+  @ spark_bridge.server.connection:IncompleteFrames.changed
   - self._total <= self._bytes_max
   + True
 no-deadline-of-a-frame [X11; H62]
   A peer that never sends the rest of a frame is kept.
-  @ spark_bridge.server.incomplete:IncompleteFrames._check
+  @ spark_bridge.server.connection:IncompleteFrames._why_too_slow
   - frame.size - before < PROGRESS_BYTES
   + False
 small-ones-are-progress [new; H113]

@@ -123,12 +123,12 @@ event-is-changed-by-its-post-init [found; H97]
   + if False:
 close-fails-a-success [found; H178]
   What an operator raises in close fails a task whose outputs are complete.
-  @ spark_bridge.subtask.closing:close_quietly
+  @ spark_bridge.subtask.operator:close_quietly
   - except BaseException:
   + except SystemExit:
 exit-in-close-ends-the-process [found; H178]
   An exit in close takes the place of the result.
-  @ spark_bridge.subtask.closing:close_quietly
+  @ spark_bridge.subtask.operator:close_quietly
   - except BaseException:
   + except Exception:
 text-replaces-the-error [found; H178]

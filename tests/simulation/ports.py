@@ -20,7 +20,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.storage import StoragePort, StorageSession
-from spark_bridge.storage.writes import PendingWrite
+from spark_bridge.storage.port import PendingWrite
 from tests.simulation.application import Application
 from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant_monitor import InvariantMonitor

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 import headgate
 from headgate import OperatorHandle, SidecarConfig, SidecarLimits
-from spark_bridge.driver.leaving import leave
+from spark_bridge.driver.sidecar import leave
 from tests.spark.actions import one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, start_spark
 from tests.spark.operators import Listening

@@ -25,7 +25,8 @@ from headgate import Sidecar, SidecarConfig, SidecarLimits
 from headgate.errors import OutputNotCommitted, SidecarError
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.common.errors import SidecarNotRunning
-from spark_bridge.driver import leaving, started
+from spark_bridge.driver import started
+from spark_bridge.driver.sidecar import Leaver
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.cluster import ROOT
 from tests.spark.conftest import LOCAL, SparkOn
@@ -158,16 +159,16 @@ def test_stop_raises_if_the_last_output_is_not_committed_and_frees_the_name(
 def test_ctrl_c_while_the_stop_begins_is_raised_when_all_is_closed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H70, H120
-    call = leaving.Leaver.call
+    call = Leaver.call
 
-    def call_and_interrupt(leaver: leaving.Leaver, close: Any) -> Any:
+    def call_and_interrupt(leaver: Leaver, close: Any) -> Any:
         outcome = call(leaver, close)
         os.kill(os.getpid(), signal.SIGINT)
         return outcome
 
     recorder = Recorder()
     headgate.start(spark).coordinate("op", recorder, parallelism=1)
-    monkeypatch.setattr(leaving.Leaver, "call", call_and_interrupt)
+    monkeypatch.setattr(Leaver, "call", call_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         headgate.stop()
     assert recorder.story == [("start",), ("close",)]
@@ -181,10 +182,10 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
             await super().run_ended(run_id, succeeded, reason)
             await anyio.sleep_forever()
 
-    call = leaving.Leaver.call
-    interrupted: list[leaving.Leaver] = []
+    call = Leaver.call
+    interrupted: list[Leaver] = []
 
-    def call_and_interrupt(leaver: leaving.Leaver, close: Any) -> Any:
+    def call_and_interrupt(leaver: Leaver, close: Any) -> Any:
         outcome = call(leaver, close)
         if not interrupted:
             interrupted.append(leaver)
@@ -199,7 +200,7 @@ def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
         assert collect(spark, handle, Copying) == [0]
         while recorder.story[-1] != ("run_ended", True):  # which comes after the action has returned
             time.sleep(0.02)
-    monkeypatch.setattr(leaving.Leaver, "call", call_and_interrupt)
+    monkeypatch.setattr(Leaver, "call", call_and_interrupt)
     started._stop_all()
     assert len(interrupted) == 1
     for recorder in recorders:

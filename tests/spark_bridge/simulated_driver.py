@@ -24,15 +24,19 @@ class SimulatedSession:
 
 
 class SimulatedDriver(PretendedDriver):
-    """A ``SparkDriver``. ``cancelled``: the jobs that were cancelled, with the reasons."""
+    """A driver with a session. ``cancelled``: the jobs that were cancelled, with the reasons."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.session = SimulatedSession()
+        self._session = SimulatedSession()
         self.cancelled: list[tuple[int, str]] = []
         self.opened = self.closed = 0
         self.marked_actions: list[str] = []
         self.forbidden: list[str] = []
+
+    @property
+    def session(self) -> Any:
+        return self._session
 
     async def start(self) -> None:
         self.opened += 1

@@ -103,8 +103,8 @@ async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method
         with pytest.raises(SidecarError, match="this driver is no longer attached to the sidecar, which serves anoth"):
             await PlayedDriver(served.address).ask(method, argument)
         (runtime,), (coordinator,) = served.runtimes, served.coordinators
-        assert runtime._actions.knows(ACTION)
-        assert not runtime._actions.knows("another action")
+        assert runtime._actions.jobs.knows(ACTION)
+        assert not runtime._actions.jobs.knows("another action")
         assert await driver.ask("request", [HONEST, "from its own", 1.0, None]) == "from its own"
         assert coordinator.requests == ["from its own"]
 

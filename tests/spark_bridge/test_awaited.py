@@ -15,8 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.waiting_at import waiting_at
-from spark_bridge.driver.awaited import must_be_awaited
-from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.driver.runtime import SidecarRuntime, must_be_awaited
 
 NEVER_AWAITED = "sidecar method never awaited"
 
@@ -137,4 +136,4 @@ async def test_tools_that_look_at_it_are_refused_as_usual_and_see_where_it_waits
 )
 def test_every_method_of_the_runtime_that_users_await_says_so(method: str) -> None:
     assert inspect.iscoroutinefunction(inspect.unwrap(getattr(SidecarRuntime, method)))
-    assert getattr(SidecarRuntime, method).__code__.co_filename.endswith("awaited.py")
+    assert getattr(SidecarRuntime, method).__code__.co_filename.endswith("runtime.py")

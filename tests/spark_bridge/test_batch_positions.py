@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from actors.coordination.engine.inputs import BatchInput, InputPosition, UnnamedInput
-from spark_bridge.driver.batch_positions import BatchDecision, decide, why_refused
+from spark_bridge.driver.micro_batches import BatchDecision, decide, why_refused
 
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
 

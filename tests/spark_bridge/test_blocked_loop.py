@@ -16,9 +16,8 @@ import uvloop
 from structlog.testing import capture_logs
 
 import actors
-from spark_bridge.driver import blocked_loop
-from spark_bridge.driver.blocked_loop import BlockedLoopWatch
-from spark_bridge.driver.loop import SidecarLoop
+from spark_bridge.driver import loop
+from spark_bridge.driver.loop import BlockedLoopWatch, SidecarLoop
 from spark_bridge.observability.meters import LoopLag
 
 LOOPS = pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop, SidecarLoop])
@@ -70,7 +69,7 @@ def test_a_loop_without_code_of_the_user_is_not_reported(
     # It looks as if it did not turn, as on a machine that is too busy to let it, or it works for Headgate.
     looked: list[list[str]] = []
     looked_twice = threading.Event()
-    frames_on_loop = blocked_loop._frames_on_loop
+    frames_on_loop = loop._frames_on_loop
 
     def looking(frame: Any) -> Any:
         frames = frames_on_loop(frame)
@@ -87,8 +86,8 @@ def test_a_loop_without_code_of_the_user_is_not_reported(
             await anyio.sleep(0.2)
         watch.close()
 
-    monkeypatch.setattr(blocked_loop, "_frames_on_loop", looking)
-    monkeypatch.setattr(blocked_loop, "LOOK_S", 0.02)
+    monkeypatch.setattr(loop, "_frames_on_loop", looking)
+    monkeypatch.setattr(loop, "LOOK_S", 0.02)
     with capture_logs() as logs, asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
     assert ("wait" in looked[0]) is busy
@@ -97,6 +96,6 @@ def test_a_loop_without_code_of_the_user_is_not_reported(
 
 def test_what_is_blamed_is_the_code_of_users_and_of_libraries_that_block() -> None:
     blamed = [pyspark.__file__, __file__, "/app/job.py", "<stdin>"]
-    assert list(filter(blocked_loop._is_others, blamed)) == blamed
+    assert list(filter(loop._is_others, blamed)) == blamed
     ours = [anyio.__file__, actors.__file__, threading.__file__, "<frozen importlib._bootstrap>"]
-    assert list(filter(blocked_loop._is_others, ours)) == []
+    assert list(filter(loop._is_others, ours)) == []

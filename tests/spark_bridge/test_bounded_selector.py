@@ -17,9 +17,8 @@ import pytest
 
 from actors.logs import ROOT
 from protocol.wire.keys import KeyRing
-from spark_bridge.driver.bounded_selector import READY_MAX, BoundedSelector
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.loop import SidecarLoop
+from spark_bridge.driver.loop import READY_MAX, BoundedSelector, SidecarLoop
 from spark_bridge.standalone.command import serve
 from spark_bridge.standalone.process import Ports, SidecarProcess
 

@@ -23,13 +23,14 @@ from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import ApplicationLost, RelayError
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import ConnectRefused, RestartsExhausted, ServerLost, SidecarError
-from spark_bridge.connect import attached, relay, sessions
-from spark_bridge.connect.attached import LOOKS_PER_RENEWAL, AttachedSession
-from spark_bridge.connect.opening import Wanted
+from spark_bridge.connect import driver, relay, sessions
+from spark_bridge.connect.driver import LOOKS_PER_RENEWAL, AttachedSession
+from spark_bridge.connect.opening import Opening, Wanted
 from spark_bridge.connect.relay import PINGS_PER_LEASE, ConnectRelay
 from spark_bridge.connect.remote_session import HERE, RemoteSession
 from spark_bridge.connect.sessions import run_across_sessions
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.standalone.driver_end import SidecarElsewhere
 from spark_bridge.subtask import TaskEndpoint
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_jvm_link import FakeJvm
@@ -98,7 +99,7 @@ class Opened:
         return f"silent at {address[0]}:{address[1]}"
 
 
-class Sidecar:
+class Sidecar(SidecarElsewhere):
     """In place of the sidecar elsewhere. ``at_renewal`` is called each time."""
 
     def __init__(self, joins: bool = True, at_renewal: Callable[[], None] = lambda: None) -> None:
@@ -117,8 +118,8 @@ KEY = KEYS.key(Purpose.RELAY, b"i" * 16)
 
 
 def an_attached(server: Server, monkeypatch: pytest.MonkeyPatch, secret: bytes | None = None) -> AttachedSession:
-    monkeypatch.setattr(attached, "LOOK_PAUSE_S", 0.0)
-    monkeypatch.setattr(attached, "RemoteSession", lambda session, listener: server)
+    monkeypatch.setattr(driver, "LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(driver, "RemoteSession", lambda session, listener: server)
     return AttachedSession(None, secret)
 
 
@@ -212,7 +213,7 @@ def test_executors_are_looked_at_one_time_for_each_place_of_the_operators(monkey
 # --- the relay of a session ---------------------------------------------------------------------------------------
 
 
-class Dialling:
+class Dialling(Opening):
     """The way to open a relay: it has a JVM connect, whose commands are answered as long as ``answers``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

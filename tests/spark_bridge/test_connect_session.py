@@ -22,9 +22,8 @@ from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import remote_session
 from spark_bridge.connect.opening import OPEN_TAG, Artifact, Installed, Wanted, opening_of
 from spark_bridge.connect.remote_session import BESIDE, HERE, RemoteSession
-from spark_bridge.connect.task import ExecutorLook
 from spark_bridge.driver import shipping
-from spark_bridge.task_entry import ACTION_TAG
+from spark_bridge.task_entry import ACTION_TAG, ExecutorLook
 
 
 class Policy:

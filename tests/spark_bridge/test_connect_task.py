@@ -8,7 +8,7 @@ import socket
 
 import pyarrow
 
-from spark_bridge.connect.task import ExecutorLook
+from spark_bridge.task_entry import ExecutorLook
 
 
 def look(host: str, port: int) -> list[str]:

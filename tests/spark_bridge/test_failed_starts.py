@@ -18,7 +18,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from spark_bridge.bridge.relay import RelayRefused, jvm_relay
-from spark_bridge.bridge.relay.jvm_commands import JvmCommands
+from spark_bridge.bridge.relay.jvm_link import JvmCommands
 from spark_bridge.bridge.relay.jvm_relay import JvmRelay
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
 from spark_bridge.common.certificates import Encryption

@@ -17,7 +17,7 @@ from protocol.attempts import RunEnded, RunStarted
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver import runtime
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
-from spark_bridge.driver.frozen_heap import SUBTASKS_MIN, FrozenHeap
+from spark_bridge.driver.loop import SUBTASKS_MIN, FrozenHeap
 from spark_bridge.driver.runtime import SidecarRuntime
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 

@@ -9,7 +9,7 @@ import secrets
 
 import pytest
 
-from spark_bridge.connect.key_agreement import PRIME, KeyAgreement
+from spark_bridge.connect.opening import PRIME, KeyAgreement
 
 VALUE_BYTES = 256
 

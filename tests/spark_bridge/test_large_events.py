@@ -36,8 +36,8 @@ from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AddOperator
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.subtask import RequestFailed, SubtaskOperator, TaskEndpoint, TaskIdentity, run_subtask
 from tests.fuzz.driver_half import HONEST, STAGES, PlayedSpark
 

@@ -11,7 +11,7 @@ import pytest
 
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
-from spark_bridge.driver.savepoint_roots import check_savepoint_directory
+from spark_bridge.driver.operators import check_savepoint_directory
 
 
 def test_a_root_and_what_lies_below_it_are_allowed(tmp_path: Path) -> None:

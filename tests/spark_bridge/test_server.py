@@ -33,9 +33,8 @@ from protocol.wire.messages import (
     Resumed,
     UpMessage,
 )
-from spark_bridge.server.connection import FRAMES_TOGETHER, ConnectionState
+from spark_bridge.server.connection import FRAMES_TOGETHER, ConnectionState, task_dialect
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig, ServerStartError
-from spark_bridge.server.task_frames import task_dialect
 
 HELLO_BYTES, CHALLENGE_BYTES = 54, 38
 KEYS = KeyRing(b"a secret of this application!!!!")

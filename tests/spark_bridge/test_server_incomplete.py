@@ -17,9 +17,7 @@ from structlog.testing import capture_logs
 from protocol.wire.codec import DEFAULT_LIMITS, encode_message
 from protocol.wire.fragments import encode_whole
 from protocol.wire.messages import Confirm, EventMessage
-from spark_bridge.server.connection import Connection
-from spark_bridge.server.incomplete import PROGRESS_BYTES, TIMEOUTS_MAX, IncompleteFrames
-from spark_bridge.server.turns import READ_BYTES_MAX
+from spark_bridge.server.connection import PROGRESS_BYTES, READ_BYTES_MAX, TIMEOUTS_MAX, Connection, IncompleteFrames
 from tests.spark_bridge.test_server import CONFIG, Peer, RunningServer, a_running_server
 
 FRAME = encode_whole(EventMessage(7, 1, bytes(3 * PROGRESS_BYTES)), DEFAULT_LIMITS)

@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 from protocol.wire.codec import encode_message
 from protocol.wire.messages import AttemptEnded, Confirm, UpMessage
 from spark_bridge.common.certificates import encryption
-from spark_bridge.server.connection import Connection
-from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE
+from spark_bridge.server.connection import LIGHT, READ_BYTES_MAX, SHARE, Connection
 from tests.fuzz.line import Line
 from tests.spark_bridge.test_server import CONFIG, KEY, KEYS, NONCE, RunningServer, a_running_server
 

@@ -9,13 +9,19 @@ from typing import Any, cast
 import pytest
 
 from actors import Actor, ActorContext
+from actors.logs import LimitedLog
 from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, LedgerConfig, QueryStatus
 from protocol.facts import TaskPlace
-from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.messages import UnknownAttemptResumed
+from spark_bridge.bridge.actor import BridgeActor, SparkCommands
+from spark_bridge.bridge.messages import (
+    CancelCommand,
+    CommandFailed,
+    KillCommand,
+    UnknownAttemptResumed,
+    WatchCommand,
+)
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
-from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands, WatchCommand
 
 
 class Spark:
@@ -47,16 +53,20 @@ class Asker(Actor[Any]):
     """The part of the bridge that commands concern."""
 
     def __init__(self, spark: Spark) -> None:
-        self.commands = SparkCommands(lambda: cast(Relay, spark))
+        self._spark = spark
+
+    async def started(self, context: ActorContext[Any]) -> None:
+        log = LimitedLog(context.log, context.clock)
+        self._commands = SparkCommands(lambda: cast(Relay, self._spark), context, log)
 
     async def receive(self, context: ActorContext[Any], message: Any) -> None:
         match message:
             case KillTask() | CancelJobs() | QueryStatus():
-                self.commands.ask(context, message)
+                self._commands.ask(message)
             case (stage_id, task_attempt_id):
-                self.commands.watch(context, stage_id, task_attempt_id)
+                self._commands.watch(stage_id, task_attempt_id)
             case CommandFailed() | KillCommand() | CancelCommand() | WatchCommand():
-                self.commands.handle(context, message)
+                self._commands.handle(message)
 
 
 async def asked_of(

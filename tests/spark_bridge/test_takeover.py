@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
+from spark_bridge.bridge.runs import ActiveStage, InheritedRuns
 
 
 def test_a_run_without_successes_continues() -> None:

@@ -41,8 +41,8 @@ from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.common.tls import HANDSHAKE_BYTES_MAX, TlsStream, client_context
 from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.subtask.connection import Connection as TaskConnection
 from tests.fuzz.line import Line as HostileLine
 from tests.fuzz.records import (

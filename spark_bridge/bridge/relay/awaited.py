@@ -15,10 +15,9 @@ from actors.logs import get_logger
 from protocol.facts import ApplicationEnded
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatistics, RelayStopped
-from spark_bridge.bridge.relay.jvm_commands import JvmCommands
-from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
+from spark_bridge.bridge.relay.jvm_link import JvmCommands, RelayServer, deliver
 from spark_bridge.bridge.relay.records import RelayedFact
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 
 __all__ = ["AwaitedRelay"]
 

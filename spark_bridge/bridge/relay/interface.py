@@ -58,12 +58,10 @@ class Relay(Protocol):
     @property
     def kind(self) -> str:
         """``"jvm"`` or ``"py4j"``."""
-        ...
 
     @property
     def statistics(self) -> RelayStatistics:
         """Counted up in place while the relay is open."""
-        ...
 
     async def start(self) -> None:
         """Attach to the listener bus. Events that Spark posted before are not seen.

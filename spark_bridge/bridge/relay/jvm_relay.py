@@ -25,8 +25,7 @@ from spark_bridge.bridge.relay.interface import (
     RelayStopped,
     require_driver,
 )
-from spark_bridge.bridge.relay.jvm_commands import JvmCommands
-from spark_bridge.bridge.relay.jvm_link import RelayServer
+from spark_bridge.bridge.relay.jvm_link import JvmCommands, RelayServer
 from spark_bridge.bridge.relay_jar import DRIVER_CLASS, jar
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.server.server import ServerStartError

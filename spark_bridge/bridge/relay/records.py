@@ -32,7 +32,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.values import value
-from spark_bridge.bridge.takeover import ActiveStage
+from spark_bridge.bridge.runs import ActiveStage
 
 # In the order of the codes that the relay writes.
 OUTCOMES = (

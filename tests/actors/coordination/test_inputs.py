@@ -18,8 +18,7 @@ from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.subtask.context import SubtaskContext
-from spark_bridge.subtask.function import FunctionOperator
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator
 from tests.actors.coordination import operator_world
 
 

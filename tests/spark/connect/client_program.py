@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from headgate import Addresses, AttachedSidecar, Sidecar, SidecarConfig, SidecarLimits
-from spark_bridge.connect import attached
+from spark_bridge.connect.driver import AttachedSession
 from tests.spark.connect import jobs
 
 
@@ -37,7 +37,7 @@ def main(url: str, lease_s: str, *sidecar_elsewhere: str) -> None:
 
 
 def wait_attached(spark: Any, lease_s: float, address: str, secret_file: str) -> None:
-    attached.AttachedSession.lease_s = lease_s
+    AttachedSession.lease_s = lease_s
     with AttachedSidecar(spark, address, secret_file=secret_file, tls=True):
         print("waiting", flush=True)
         threading.Event().wait()

@@ -24,7 +24,7 @@ from protocol.wire.keys import Holder, KeyRing, Purpose
 from spark_bridge import command
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.common.errors import ConnectRefused
-from spark_bridge.connect import attached
+from spark_bridge.connect import driver
 from spark_bridge.connect import relay as connect_relay
 from spark_bridge.connect.opening import Installed, Wanted
 from spark_bridge.connect.relay import ConnectRelay
@@ -260,7 +260,7 @@ def test_a_sidecar_beside_the_server_whose_secret_the_server_does_not_have_is_re
     server: ConnectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = sidecar_program(tmp_path, "00" * 32)
-    monkeypatch.setattr(attached, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(driver, "CONNECT_TIMEOUT_S", 1.0)
     session = server.session()
     try:
         with pytest.raises(ConnectRefused, match=r"did not connect to .*a secret that is not in its file.*--host"):

@@ -27,7 +27,7 @@ from protocol.barrier_tracker import CheckpointTriggered, NotifyCheckpointAborte
 from protocol.describing import as_json
 from protocol.ids import ExecutionAttempt
 from spark_bridge.command import main
-from spark_bridge.common import terminal
+from spark_bridge.common import command_line
 from spark_bridge.observability.event_log import note_of
 from spark_bridge.observability.history import NOTES, read_timeline
 from spark_bridge.observability.journal import Journal
@@ -287,6 +287,6 @@ def test_checkpoints_prints_lines_that_a_terminal_does_not_obey(number: Any, tex
 
     stream: Any = Ascii()
     for one in _as_text(infos, with_files=True):
-        terminal.tell(stream, one)
+        command_line.tell(stream, one)
     assert harmless(stream.written)
     assert stream.written.count("\n") == (4 if text else 3), "the heads, two rows, and what is wrong with one"

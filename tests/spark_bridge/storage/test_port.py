@@ -26,8 +26,7 @@ from spark_bridge.storage import (
     WriteOptions,
     read_file,
 )
-from spark_bridge.storage.port import StoragePort
-from spark_bridge.storage.writes import PendingWrite, WriteStopped
+from spark_bridge.storage.port import PendingWrite, StoragePort, WriteStopped
 from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, failing, hooked
 
 STREAMING = RestoreMode.STREAMING

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spark_bridge.subtask import attached, own_reads
-from spark_bridge.subtask.own_reads import OwnReads
+from spark_bridge.subtask import channel, connection
+from spark_bridge.subtask.connection import OwnReads
 from tests.spark_bridge.descriptors import open_descriptors, opened_since
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import Peer
@@ -26,8 +26,8 @@ def nothing_survives_the_test() -> Iterator[None]:
     sockets, interval_s = open_descriptors(*SOCKETS), sys.getswitchinterval()
     yield
     gc.collect()
-    left_behind = attached.attached_keys()
-    for attempt in tuple(attached._process.attached.values()):
+    left_behind = channel.attached_keys()
+    for attempt in tuple(channel._process.attached.values()):
         attempt.close()  # otherwise the next test would fail as well
     assert left_behind == []
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate-", "task-"))] == []
@@ -48,7 +48,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     Anything that must end such a wait therefore has to wake the task: it never notices by chance.
     """
     monkeypatch.setattr(OwnReads, "are_worthwhile", True)
-    monkeypatch.setattr(own_reads, "IDLE_S", NEVER_S)
+    monkeypatch.setattr(connection, "IDLE_S", NEVER_S)
 
 
 @pytest.fixture(params=["the I/O thread reads", "the task reads"])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spark_bridge.subtask.own_reads import OwnReads
+from spark_bridge.subtask.connection import OwnReads
 from tests.spark_bridge.subtask.operators import Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, Peer, PeerConnection, RunningTask
 

@@ -15,8 +15,7 @@ import pytest
 
 from protocol.wire.messages import Opened, Register
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TaskIdentity, run_subtask
-from spark_bridge.subtask.attached import attached_keys
-from spark_bridge.subtask.channel import SubtaskChannel
+from spark_bridge.subtask.channel import SubtaskChannel, attached_keys
 from tests.spark_bridge.subtask.operators import Calling, Recorder, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
 

@@ -25,9 +25,9 @@ from protocol.wire.messages import (
     RequestCancelled,
     RequestMessage,
 )
-from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, channel, own_reads
+from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, channel, connection
 from spark_bridge.subtask.channel import SubtaskChannel
-from spark_bridge.subtask.own_reads import OwnReads
+from spark_bridge.subtask.connection import OwnReads
 from tests.spark_bridge.subtask.operators import Calling, EventSource, channel_of
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer
 from tests.spark_bridge.subtask.reading import NEVER_S, begin, reads_of, until, until_it_reads_itself
@@ -131,7 +131,7 @@ def test_the_io_thread_that_is_about_to_wait_learns_that_the_reading_was_given_b
         return seen[-1]
 
     def watch_late(of: SubtaskChannel) -> float | None:
-        if once and not seen[-1]:  # it has seen that the task reads, and how long it waits is decided after that
+        if once and seen and not seen[-1]:  # it has seen that the task reads, and then decides how long it waits
             once.clear()
             until(lambda: not reads.active, "the reading is given back")
         return watch(of)
@@ -449,7 +449,7 @@ Pair = tuple[socket.socket, socket.socket]
 
 def test_only_a_short_wait_promises_another_one(reads: OwnReads, pair: Pair) -> None:
     promises = [reads.are_worthwhile]
-    for waited_s in (own_reads.SOON_S / 2, 2 * own_reads.SOON_S):
+    for waited_s in (connection.SOON_S / 2, 2 * connection.SOON_S):
         reads.was_told(waited_s)
         promises.append(reads.are_worthwhile)
     reads.begin(pair[0])

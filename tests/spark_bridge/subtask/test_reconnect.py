@@ -27,7 +27,7 @@ from protocol.wire.messages import (
     Resume,
     UpMessage,
 )
-from spark_bridge.subtask import AttemptOver, SubtaskContext, io_loop
+from spark_bridge.subtask import AttemptOver, SubtaskContext, runner
 from tests.fuzz.samples import message
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import TASK_ID, TOKEN, Peer
@@ -160,10 +160,10 @@ def test_a_hole_in_the_stream_costs_the_connection_and_is_filled_by_the_next(
 def test_a_peer_that_only_breaks_the_protocol_is_given_up(
     peer: Peer, until_it_waits: Callable[[Recorder], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H48
-    monkeypatch.setattr(io_loop, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner, "LONGEST_PAUSE_S", 0.01)
     operator = EventSource()
     task, connection = peer.run(operator)
-    for broken in range(io_loop.BROKEN_IN_A_ROW_MAX):
+    for broken in range(runner.BROKEN_IN_A_ROW_MAX):
         if broken:
             connection, _ = peer.resume(received_seq=1)
         until_it_waits(operator)

@@ -17,8 +17,7 @@ from protocol.wire.handshake import PROTOCOL_VERSION
 from protocol.wire.keys import KeyRing
 from protocol.wire.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
 from spark_bridge.subtask import AttemptOver, CannotReachSidecar, RegistrationFailed, RegistrationRefused
-from spark_bridge.subtask.connection import Connection, ConnectionBroken, _wait
-from spark_bridge.subtask.waker import Interrupted, Waker
+from spark_bridge.subtask.connection import Connection, ConnectionBroken, Interrupted, Waker, _wait
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, PeerConnection, RunningTask, registered
 

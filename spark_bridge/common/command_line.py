@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Check the options of ``python -m headgate`` as the arguments of functions are checked (H165).
+"""What the commands of ``python -m headgate`` read and print.
 
-Each of these is a ``type`` for argparse, which then prints the option, what was given and what is expected.
+Their options are checked as the arguments of functions are (H165): each is a ``type`` for argparse, which then prints
+the option, what was given and what is expected. No text that they print makes a terminal do anything, and none is an
+error.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from protocol.arguments import LABEL, PORT, SECONDS, TEXT, Rule, between, given
+from protocol.describing import line
 from spark_bridge.common.addresses import HOST
 
-__all__ = ["host", "label", "open_port", "path", "port", "seconds", "text"]
+__all__ = ["cell", "host", "label", "open_port", "path", "port", "seconds", "tell", "text"]
+
+CELL_CHARS_MAX = 100
 
 
 def _option(convert: Callable[[str], Any], rule: Rule) -> Callable[[str], Any]:
@@ -39,3 +44,14 @@ host = _option(str, HOST)
 label = _option(str, LABEL)
 text = _option(str, Rule("a text that is not empty", lambda value: bool(value) and TEXT.accepts(value)))
 path = _option(str, Rule("a path that is not empty", lambda value: bool(value) and "\0" not in value))
+
+
+def cell(text: str) -> str:
+    """A text for a cell of a table: one long name must not widen all rows."""
+    return line(text, CELL_CHARS_MAX)
+
+
+def tell(stream: TextIO, text: str) -> None:
+    """Write one line. What the terminal would obey, or the stream cannot encode, is escaped."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(line(text, len(text)).encode(encoding, "backslashreplace").decode(encoding) + "\n")
